@@ -8,6 +8,8 @@ import pytest
 
 import gp_orff  # noqa: F401  with the modules whose functions dispatch
 
+collect_ignore = ["gp_orff/botorch.py"]  # BoTorch changes settings of gpytorch: see its test
+
 
 def dispatching():
     """The functions of the package that others may register their own types with."""

@@ -140,8 +140,8 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`gp_orff.plotting` and `gp_orff.regression`, when they are asked for."""
-    if name in ("plotting", "regression"):
+    """`gp_orff.plotting`, `gp_orff.regression` and `gp_orff.botorch`, when they are asked for."""
+    if name in ("plotting", "regression", "botorch"):
         return import_module(f"gp_orff.{name}")
     raise AttributeError(f"module 'gp_orff' has no attribute {name!r}")
 

@@ -42,6 +42,7 @@ LEAVES = {
     "threads": {"settings"},
     "versions": set(),
     "spectra": {"kernels"},
+    "botorch": {"kernels", "features", "data", "exact_gp", "fitting"},
 }
 
 

@@ -1,0 +1,256 @@
+"""`FieldGP`: a field of vectors as a model of BoTorch, to choose where to measure next."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import ConstantMean, Mean, MultitaskMean
+from gpytorch.models import ExactGP
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.likelihoods import default_likelihood
+from gp_orff.data.units import optional
+from gp_orff.exact_gp.orff_kernel import ORFFKernel
+from gp_orff.features.draws import Rule
+from gp_orff.fitting.starting_values import with_amplitude
+from gp_orff.kernels.tree import num_outputs
+
+optional("botorch", "botorch")
+
+from botorch.models import transforms  # noqa: E402  an error that names the extra comes before
+from botorch.models.gpytorch import GPyTorchModel  # noqa: E402
+from botorch.models.model import FantasizeMixin  # noqa: E402
+from botorch.models.transforms.outcome import OutcomeTransform  # noqa: E402
+from botorch.posteriors.gpytorch import GPyTorchPosterior  # noqa: E402
+
+
+class Standardize(transforms.Standardize):
+    """Outcomes with mean zero, all divided by the same number.
+
+    BoTorch's transform divides each output by the standard deviation of that output. A field
+    without divergence, or curl, would get some. This one divides all of them by the root of the
+    mean of their variances.
+
+    Args:
+        m: the number of outputs p.
+        outputs: None; a field has to keep the proportions of all.
+        batch_shape: of the observations.
+        min_stdv: the number is 1 if it would be smaller, as for constant outcomes.
+
+    Raises:
+        ValueError: some of the outputs are chosen.
+
+    Example:
+        >>> import torch
+        >>> from gp_orff.botorch import Standardize
+        >>> y = torch.tensor([[1.0, 30.0], [3.0, 10.0]], dtype=torch.float64)
+        >>> standardized, _ = Standardize(2)(y)
+        >>> (standardized[:, 1] / standardized[:, 0]).tolist()  # as the deviations 10 and 1 are
+        [-10.0, -10.0]
+    """
+
+    def __init__(
+        self,
+        m: int,
+        outputs: list[int] | None = None,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008
+        min_stdv: float = 1e-8,
+    ):
+        if outputs is not None:
+            raise ValueError(
+                f"expected outputs=None, got {outputs}: the components of a field are divided by "
+                "one number; use botorch.models.transforms.Standardize for independent outputs"
+            )
+        super().__init__(m, None, batch_shape, min_stdv)
+
+    def forward(
+        self,
+        Y: Float[Tensor, "*b n p"],
+        Yvar: Float[Tensor, "*b n p"] | None = None,
+        X: Float[Tensor, "*b n d"] | None = None,
+    ) -> tuple[Float[Tensor, "*b n p"], Float[Tensor, "*b n p"] | None]:
+        """The outcomes and their noise variances in the scale of the model; in training, the means
+        and the number are those of these outcomes."""
+        if not self.training:
+            return super().forward(Y, Yvar, X)
+        super().forward(Y, Yvar, X)
+        squares = (Y - self.means).square().nanmean(-2, keepdim=True)
+        count = (~Y.isnan()).sum(-2, keepdim=True)
+        squares = squares * count / (count - 1).clamp_min(1)
+        stdv = squares.mean(-1, keepdim=True).sqrt()
+        stdv = stdv.where(stdv >= self._min_stdv, torch.ones_like(stdv))
+        self.stdvs = stdv.expand_as(self.means).clone()
+        self._stdvs_sq = self.stdvs.square()
+        return (Y - self.means) / self.stdvs, None if Yvar is None else Yvar / self._stdvs_sq
+
+
+class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
+    """A Gaussian process of vectors with a kernel of this package, as a model of BoTorch.
+
+    All acquisition functions take it: `posterior` is joint over points and components,
+    `condition_on_observations` and `fantasize` add observations, `subset_output` gives some of the
+    components, and a `ModelListGP` may contain it. Fit it by `botorch.fit.fit_gpytorch_mll`, and
+    condition a `gp_orff.VectorFieldGP` where there are more than some thousand observations.
+
+    Positions are to be those of space, or divided by one number: scaled axis by axis, a field
+    without divergence would have some. So there is no `input_transform`.
+
+    Args:
+        train_X: points (n, d).
+        train_Y: vectors (n, p), p ≥ 2, before any transform.
+        kernel: any kernel that `ORFFKernel` accepts; it is wrapped in a `ScaleKernel` if it has no
+            amplitude.
+        likelihood: as of an `ExactGP`; if None, Gaussian with one noise variance, which is learned.
+        mean_module: of p outputs; if None, a constant for each.
+        frequencies: a rule, such as `Grid.for_data(box)` of the whole box of the search, by which
+            the kernel is approximated; None for the exact kernel.
+        outcome_transform: a transform of BoTorch; "standardize" for `Standardize`, which divides
+            all components by the same number; None for none.
+
+    Raises:
+        ImportError: BoTorch is not installed; `pip install gp_orff[botorch]`.
+        ValueError: shapes that do not fit each other or the kernel, or a single output.
+
+    Example:
+        >>> import gp_orff, gpytorch, torch
+        >>> from botorch.fit import fit_gpytorch_mll
+        >>> from gp_orff.botorch import FieldGP
+        >>> x = torch.rand(12, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> _ = fit_gpytorch_mll(mll)
+        >>> model.posterior(x[:4]).mean.shape
+        torch.Size([4, 2])
+    """
+
+    _supports_cache_root = False  # of joint posteriors of several outputs
+
+    def __init__(
+        self,
+        train_X: Float[Tensor, "n d"],
+        train_Y: Float[Tensor, "n p"],
+        kernel: Kernel,
+        *,
+        likelihood: Likelihood | None = None,
+        mean_module: Mean | None = None,
+        frequencies: Rule | None = None,
+        outcome_transform: OutcomeTransform | str | None = "standardize",
+    ):
+        p = num_outputs(kernel)
+        self._validate_tensor_args(train_X, train_Y)
+        if train_Y.shape != (*train_X.shape[:-1], p) or p < 2:
+            raise ValueError(
+                f"FieldGP expects train_Y of shape {(*train_X.shape[:-1], p)}, with p ≥ 2 outputs "
+                f"as the kernel has, got {tuple(train_Y.shape)}; for one output use "
+                "botorch.models.SingleTaskGP"
+            )
+        if outcome_transform == "standardize":
+            outcome_transform = Standardize(p, batch_shape=train_X.shape[:-2])
+        if outcome_transform is not None:
+            outcome_transform.train()
+            train_Y, _ = outcome_transform(train_Y, X=train_X)
+        likelihood = default_likelihood(p) if likelihood is None else likelihood
+        super().__init__(train_X, train_Y, likelihood)
+        self.mean_module = MultitaskMean(ConstantMean(), p) if mean_module is None else mean_module
+        scaled = with_amplitude(kernel)
+        self.covar_module = scaled if frequencies is None else ORFFKernel(scaled, frequencies)
+        self._num_outputs, self._outputs = p, None
+        if outcome_transform is not None:
+            self.outcome_transform = outcome_transform
+        self.to(train_X)
+
+    def forward(self, x: Float[Tensor, "*b n d"]) -> MultitaskMultivariateNormal:
+        """The prior distribution at points x, in the scale of the outcome transform."""
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of components, of those that `subset_output` has chosen."""
+        return self._num_outputs if self._outputs is None else len(self._outputs)
+
+    def posterior(
+        self,
+        X: Float[Tensor, "*b q d"],
+        output_indices: Sequence[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: Any = None,
+    ) -> Any:
+        """The joint posterior of all components, or of some, at q points.
+
+        Args:
+            X: points (*b, q, d).
+            output_indices: the components; all if None.
+            observation_noise: True for the distribution of observations.
+            posterior_transform: of BoTorch.
+        """
+        posterior = super().posterior(X, observation_noise)
+        chosen = self._outputs if output_indices is None else self._chosen(output_indices)
+        if chosen is not None:
+            posterior = GPyTorchPosterior(_of_components(posterior, chosen))
+        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def condition_on_observations(
+        self,
+        X: Float[Tensor, "*b n d"],
+        Y: Float[Tensor, "*b n p"],
+        noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> "FieldGP":
+        """This model with further observations of all components, and the same hyperparameters."""
+        if self._outputs is not None:
+            raise NotImplementedError(
+                f"expected a model of all {self._num_outputs} components, got the components "
+                f"{list(self._outputs)} of subset_output; condition the whole model first"
+            )
+        if self.prediction_strategy is None:  # of the caches that the new ones extend
+            self.eval()
+            self(self.train_inputs[0][..., :1, :])
+        return super().condition_on_observations(X, Y, noise, **kwargs)
+
+    def subset_output(self, idcs: Sequence[int]) -> "FieldGP":
+        """A copy whose `posterior` is that of some components, in this order."""
+        chosen = self._chosen(idcs)
+        subset = deepcopy(self)
+        subset._outputs = chosen
+        return subset
+
+    def _chosen(self, indices: Sequence[int]) -> tuple[int, ...]:
+        """The components of these numbers, which count those that were chosen before."""
+        present = range(self._num_outputs) if self._outputs is None else self._outputs
+        if any(not -len(present) <= i < len(present) for i in indices):
+            raise ValueError(
+                f"expected numbers of the {len(present)} components, got {list(indices)}"
+            )
+        return tuple(present[i] for i in indices)
+
+    def _extract_targets_and_noise(self) -> tuple[Tensor, None]:
+        """The observations (n, p), as `load_state_dict` transforms them anew."""
+        return self.train_targets, None
+
+    def _restore_targets_and_noise(self, Y: Tensor, Yvar: None, strict: bool) -> None:
+        self.set_train_data(targets=Y, strict=strict)
+
+
+def _of_components(posterior: Any, chosen: Sequence[int]) -> MultivariateNormal:
+    """The distribution of some components."""
+    joint = getattr(posterior, "distribution", None)
+    if not isinstance(joint, MultitaskMultivariateNormal):
+        raise NotImplementedError(
+            f"expected a normal posterior, whose components can be chosen, got a "
+            f"{type(posterior).__name__}; use outcome_transform=None or Standardize"
+        )
+    n, p = joint.event_shape
+    rows = torch.arange(n * p, device=joint.loc.device).reshape(n, p)[:, list(chosen)]
+    covariance = joint.covariance_matrix
+    if not joint._interleaved:
+        raise NotImplementedError("expected components next to each other in each point")
+    covariance = covariance[..., rows.flatten(), :][..., rows.flatten()]
+    mean = joint.mean[..., list(chosen)]
+    if len(chosen) == 1:
+        return MultivariateNormal(mean.squeeze(-1), covariance)
+    return MultitaskMultivariateNormal(mean, covariance)
