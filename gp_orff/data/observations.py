@@ -166,7 +166,23 @@ def of_constants(
     symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], constants: Float[Tensor, "p k"]
 ) -> Float[Tensor, "n q k"]:
     """Q (1⊗c)(x): the image of k constant fields under a symbol, linear in x for potentials."""
-    value, slope = symbol.of_affine(constants, constants.new_zeros(len(space), *constants.shape))
+    return of_affine(affine_image(symbol, space, constants), symbol, x, space)
+
+
+Affine = tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]
+"""The value at x = 0, and the slopes along the directions of space, of k affine fields."""
+
+
+def affine_image(symbol: Symbol, space: Sequence[int], constants: Float[Tensor, "p k"]) -> Affine:
+    """Q (1⊗c), which is affine."""
+    return symbol.of_affine(constants, constants.new_zeros(len(space), *constants.shape))
+
+
+def of_affine(
+    affine: Affine, symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int]
+) -> Float[Tensor, "n q k"]:
+    """The values of affine images at x, less those at the reference of the symbol."""
+    value, slope = affine
 
     def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
         return value + torch.einsum("nj,jqp->nqp", points[:, list(space)], slope)

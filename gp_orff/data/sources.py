@@ -244,7 +244,7 @@ def base_means(mean: Mean) -> list[Mean]:
 def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float[Tensor, "n p"]:
     """The values of a mean that is not learned here; zero where it is constant."""
     if is_constant(mean):
-        return x.new_zeros(len(x), num_outputs)
+        return x.new_zeros(*x.shape[:-1], num_outputs)
     values = mean(x).detach()
     if values.numel() != len(x) * num_outputs:
         raise ValueError(

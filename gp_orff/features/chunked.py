@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.features.phases import Phases
+from gp_orff.kernels.base import is_traced
 
 # Products with the N×2D matrix φ(x) = [cos θ(x) ; sin θ(x)], without storing it.
 #
@@ -54,6 +55,8 @@ def apply(
     x: Float[Tensor, "*b N d"], phases: Phases, w: Float[Tensor, "*b 2*D k"]
 ) -> Float[Tensor, "*b N k"]:
     """φ w."""
+    if is_traced():
+        return trig(x, phases) @ w
     x, w, *tensors = _broadcast_batches(x, w, *phases.tensors)
     return _Apply.apply(x, w, phases.rebuild, *tensors)
 

@@ -23,6 +23,7 @@ from gp_orff import nufft
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.phases import LinearPhases
+from gp_orff.kernels.base import is_traced
 
 # How sums over N points avoid the N×M matrix φ(x), M = 2D:
 #
@@ -148,7 +149,7 @@ class LatticeColumns(TrigColumns):
         return _Adjoint.apply(self, x, y.double())
 
     def apply(self, x: Tensor, w: Tensor) -> Tensor:
-        if x.requires_grad or self._is_small(x):
+        if x.requires_grad or is_traced() or self._is_small(x):
             return super().apply(self._centre(x), w)
         return _Apply.apply(self, x, w.double())
 

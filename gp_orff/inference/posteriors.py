@@ -21,7 +21,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.noise import independent
-from gp_orff.data.observations import less_reference, of_constants
+from gp_orff.data.observations import Affine, affine_image, less_reference, of_affine
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
@@ -169,11 +169,17 @@ class WithMean(FieldDistribution):
     def num_outputs(self) -> int:
         return self.distribution.num_outputs
 
+    @cached_property
+    def _affine(self) -> Affine:
+        """The image of unit constants, value and slopes."""
+        eye = torch.eye(len(self.constant)).to(self.constant)
+        return affine_image(self.symbol, self.space, eye)
+
     def _image(
         self, x: Float[Tensor, "n d"], constants: Float[Tensor, "p k"]
     ) -> Float[Tensor, "n q k"]:
         """h(x) times k constants."""
-        image = of_constants(self.symbol, x.double(), self.space, constants)
+        image = of_affine(self._affine, self.symbol, x.double(), self.space) @ constants
         return image if self.includes_mean else torch.zeros_like(image)
 
     def effect(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:

@@ -192,12 +192,23 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         )
     if x.shape[-2] == 0:
         raise ValueError(f"{name} expects at least one point, got an empty set")
-    invalid = int((~torch.isfinite(x)).any(-1).sum())
+    invalid = 0 if is_traced() else int((~torch.isfinite(x)).any(-1).sum())
     if invalid:
         raise ValueError(
             f"{name} expects finite inputs, got {invalid} points with NaN or infinite "
             "coordinates; drop them"
         )
+
+
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func`, such as `jacrev` or `vmap`, is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_traced() -> bool:
+    """Whether a transform, or `torch.export`, sees every operation, so that none may depend on the
+    values of tensors."""
+    return is_transformed() or torch.compiler.is_exporting()
 
 
 def refuse_tracing(kernel: Kernel) -> None:

@@ -14,6 +14,7 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.autograd import Function
 
+from gp_orff.kernels.base import is_traced
 from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.tree import (
     Factor,
@@ -124,6 +125,8 @@ def collected(products: Iterable[tuple[Form, Float[Tensor, "*b #n #m"]]]) -> Pro
 
 def total(products: Products) -> Float[Tensor, "*b q r n m"]:
     """Σ c Φ, differentiable any number of times."""
+    if is_traced():
+        return _added(products)
     return _Total.apply(products, *_tensors(products))
 
 
@@ -141,14 +144,18 @@ class _Total(Function):
     @staticmethod
     def forward(ctx, products: Products, *tensors: Tensor) -> Tensor:
         ctx.products = products
-        value = tensors[0].new_zeros(())
-        for form, number in products.items():
-            value = form.added(value, number)
-        return value
+        return _added(products)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
         return None, *_gradients(ctx.products, gradient)
+
+
+def _added(products: Products) -> Float[Tensor, "*b q r n m"]:
+    value = next(iter(products.values())).new_zeros(())
+    for form, number in products.items():
+        value = form.added(value, number)
+    return value
 
 
 def _tensors(products: Products) -> list[Tensor]:
@@ -307,7 +314,7 @@ Cut = Callable[[Tensor], Tensor]
 """Replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FieldTerm:
     """A field whose potential has a scaled scalar kernel, with its hyperparameters as tensors."""
 

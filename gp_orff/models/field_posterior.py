@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,13 +10,14 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gp_orff.data.checks import in_column_units
 from gp_orff.data.noise import mixture_quantile
 from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.operators import posterior_covariance
 from gp_orff.inference.posteriors import FieldDistribution
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import cholesky, is_transformed
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.models.derived import (
@@ -28,6 +30,7 @@ from gp_orff.models.derived import (
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
+from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Symbol
 from gp_orff.threads import chosen_threads
 
@@ -156,15 +159,33 @@ class FieldPosterior(NamedSymbols):
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
         """Return the posterior mean (n, q) of the field, or of a `symbol` of it, at points `x`."""
+        if is_transformed():
+            return pointwise(partial(self.mean, symbol=symbol), x)
+        if torch.compiler.is_exporting():
+            return self._exported_mean(x, symbol)
         points, distribution = self._at(x, symbol)
         mean = distribution.mean(points) + self._snapshot.trend(points, symbol)
         return mean[: len(x)].to(_device(x), _dtype(x))
+
+    def _exported_mean(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None
+    ) -> Float[Tensor, "n q"]:
+        """The mean in a program of `torch.export`: NaN outside the domain of a frequency grid."""
+        points, snapshot = x.to(self._snapshot.device, torch.float64), self._snapshot
+        with _disable_current_modes():  # what does not depend on x is computed, and not traced
+            _, distribution = self._at(snapshot.data_point, symbol)
+            distribution.mean(snapshot.data_point)
+        inside = snapshot.inside(self._field, points)
+        mean = distribution.mean(points) + snapshot.trend(points, symbol)
+        return torch.where(inside.unsqueeze(-1), mean, torch.nan).to(x)
 
     @chosen_threads()
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
         """Return the variance (n, q) of the field, or of a `symbol` of it, at points `x`."""
+        if is_transformed():
+            return pointwise(partial(self.variance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
         return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -174,6 +195,8 @@ class FieldPosterior(NamedSymbols):
     ) -> Float[Tensor, "n q q"]:
         """Return the covariance (n, q, q) between the outputs of the field, or of a `symbol` of it,
         at each of the points `x`; `plotting.plot_uncertainty` draws it."""
+        if is_transformed():
+            return pointwise(partial(self.pointwise_covariance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
         return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
 
@@ -413,6 +436,11 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
         """Checked points (a point of the data if there are none), and the distribution there."""
+        if is_transformed():
+            raise NotImplementedError(
+                "expected plain points, got those of a transform of torch.func, under which mean, "
+                "variance, pointwise_covariance and sample paths are available"
+            )
         points = in_column_units(x, self.units, "x")
         points = as_places(points, self._snapshot.num_inputs).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.data_point

@@ -12,7 +12,7 @@ import torch
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import ExactGP
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Dataset
@@ -150,6 +150,23 @@ class Snapshot(ABC):
         """Whether the distribution is valid at these points, and has an image under the symbol."""
         inference = field.inference
         return inference.serves(symbol) and inference.in_domain(self.kernel, points)
+
+    def inside(self, field: FieldOnDomain, points: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
+        """The points where the distribution is valid, without a check that depends on values.
+
+        Raises:
+            NotImplementedError: the exact kernel, whose covariances depend on values, or waves.
+        """
+        draws = getattr(field.inference, "draws", [])
+        if not draws or any(draw.decays for draw in draws):
+            raise NotImplementedError(
+                "torch.export expects a model on features of waves that do not decay, got the "
+                "exact kernel or those of a HarmonicKernel; condition a model with frequencies="
+                "gp_orff.Auto(exact_values=0)"
+            )
+        if field.inference.has_shared_columns:
+            return ~draws[0].shared.outside(points)
+        return torch.ones_like(points[:, 0], dtype=torch.bool)
 
     def require(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> None:
         """Check that the data's frequencies serve these points and the symbol.

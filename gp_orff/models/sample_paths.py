@@ -22,10 +22,12 @@ from gp_orff.features.grid import Grid
 from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact_posterior import ExactPosterior
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
+from gp_orff.kernels.base import is_transformed
 from gp_orff.kernels.symbol_covariance import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
+from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
@@ -308,6 +310,8 @@ class SamplePaths:
             NotImplementedError: a symbol of paths of an exact model, or of a grid that sums the
                 frequencies along a constant input.
         """
+        if is_transformed():
+            return pointwise(lambda at: self(at, symbol).movedim(0, 1), x).movedim(1, 0)
         points, snapshot = torch.as_tensor(in_column_units(x, self._units, "x")), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
         device = points.device
