@@ -51,6 +51,7 @@ from gp_orff.models.cross_validation import CrossValidation
 from gp_orff.models.energy_spectrum import EnergySpectrum
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fit_plan import FitPlan
+from gp_orff.models.prior_samples import sample_prior
 from gp_orff.models.report import FitReport
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols.base import Symbol
@@ -129,6 +130,7 @@ __all__ = [
     "plotting",
     "radial_derivatives",
     "regression",
+    "sample_prior",
     "settings",
     "show_versions",
     "spectra",

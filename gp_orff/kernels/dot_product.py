@@ -508,6 +508,7 @@ class DotProductSpectrum:
     coefficients: Coefficients
     scale: Float[Tensor, "*b 1 d"]
     offset: Float[Tensor, "*b 1 q"]
+    is_weighted = False
 
     @property
     def isotropic_lengthscale(self) -> None:
