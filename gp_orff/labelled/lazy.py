@@ -153,6 +153,10 @@ class OnAxes(Protocol):
     """Variables on the product of axes."""
 
     @property
+    def leading(self) -> "Mapping[str, xarray.Variable]":
+        """Coordinates of dimensions before those of the axes, which blocks do not divide."""
+
+    @property
     def attributes(self) -> Mapping[str, Mapping[str, Any]]:
         """Those of each variable, by name and in order."""
 
@@ -183,8 +187,14 @@ def by_blocks(
         tuple(chunks.get(name, -1) for name in dims), shape, dtype=np.float64
     )
     empty = arrays.zeros(shape, chunks=sizes)
-    variables = {name: (dims, empty, dict(own)) for name, own in on_axes.attributes.items()}
-    template = xr.Dataset(variables, coords)
+    leading = on_axes.leading
+    lengths = tuple(own.size for own in leading.values())
+    whole = arrays.broadcast_to(
+        empty, (*lengths, *shape), chunks=(*((n,) for n in lengths), *sizes)
+    )
+    every = [*leading, *dims]
+    variables = {name: (every, whole, dict(own)) for name, own in on_axes.attributes.items()}
+    template = xr.Dataset(variables, {**leading, **coords})
     columns = {f"{name}{_NUMBER}": (name, axis) for name, axis in zip(dims, axes, strict=True)}
     grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**coords, **columns}, dims)
     return xr.map_blocks(_block, grid, [_on_every_worker(on_axes)], template=template)
@@ -209,6 +219,7 @@ def _block(grid: "xarray.DataArray", held: "xarray.DataArray") -> "xarray.Datase
     dims = list(grid.dims)
     values = on_axes([grid.coords[f"{name}{_NUMBER}"].to_numpy() for name in dims])
     pairs = zip(on_axes.attributes.items(), values, strict=True)
-    variables = {name: (dims, own, dict(note)) for (name, note), own in pairs}
-    coords = {name: grid.coords[name].variable for name in dims}
+    every, coords = [*on_axes.leading, *dims], dict(on_axes.leading)
+    variables = {name: (every, own, dict(note)) for (name, note), own in pairs}
+    coords |= {name: grid.coords[name].variable for name in dims}
     return optional("xarray", "xarray").Dataset(variables, coords)

@@ -25,7 +25,7 @@ from gp_orff.labelled.attributes import (
     optional,
 )
 from gp_orff.labelled.lazy import by_blocks
-from gp_orff.labelled.plane import Field, LocalPlane, ProjectedField
+from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -47,6 +47,8 @@ def on_grid(
     epoch: object = None,
     project: LocalPlane | None = None,
     chunks: Mapping[str, object] | None = None,
+    paths: int | None = None,
+    seed: int = 0,
 ) -> "xarray.Dataset":
     """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
 
@@ -69,6 +71,10 @@ def on_grid(
             Then variables are Dask arrays, which are computed block by block where they are used:
             by `compute`, or by `to_zarr` without holding the map. The field travels to each worker
             once.
+        paths: in place of means and standard deviations, so many functions drawn from the
+            posterior, along the dimension `realization`: an ensemble, as particle-tracking and
+            forecast software reads it.
+        seed: of these functions.
 
     Raises:
         ImportError: xarray is not installed, pyproj to project, or dask for chunks.
@@ -123,11 +129,13 @@ def on_grid(
     outline = _outline(axes, columns)
     if project is not None:
         project.check_extent(outline[:, columns])
-    symbols = _derivatives(field, outline) if symbols is None else symbols
+    values = field if paths is None else field.sample_paths(paths, seed=seed)
+    symbols = _derivatives(values, outline, field.num_outputs) if symbols is None else symbols
     requests = [(None, _names(field, names))]
     requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
     means = [name for _, outputs in requests for name in outputs]
-    _check_names([*coords, *means, *(f"{name}_sd" for name in means)])
+    others = ["realization"] if paths is not None else [f"{name}_sd" for name in means]
+    _check_names([*coords, *means, *others])
     if everything:
         _warn_of_other_names(attrs, list(coords), requests[0][1])
     unknown = sorted(set(attrs) - {*coords, *means})
@@ -141,7 +149,7 @@ def on_grid(
     in_space = [inputs[column] for column in field.space]
     layers = []
     for symbol, outputs in requests:
-        field.mean(outline, symbol)  # so that all chunks have one domain
+        _evaluated(values, outline, symbol)  # so that all chunks have one domain
         found = []
         for name in outputs:
             factor, own = 1.0, attrs.get(name, {})
@@ -149,12 +157,14 @@ def on_grid(
                 factor, own = of_symbol(name, symbol, of_field, in_space, own)
             found.append(Output(name, factor, of_moments(name, own)))
         layers.append((symbol, found))
-    on_axes = MapOf(field, layers)
+    on_axes = MapOf(field, layers) if paths is None else EnsembleOf(values, layers)
     if chunks is not None:
         return by_blocks(on_axes, coords, axes, chunks)
     variables = zip(on_axes.attributes.items(), on_axes(axes), strict=True)
+    dims = [*on_axes.leading, *coords]
     return xr.Dataset(
-        {name: xr.Variable(list(coords), own, note) for (name, note), own in variables}, coords
+        {name: xr.Variable(dims, own, note) for (name, note), own in variables},
+        {**on_axes.leading, **coords},
     )
 
 
@@ -175,6 +185,11 @@ class MapOf:
     layers: Sequence[tuple[Symbol | None, Sequence[Output]]]
 
     @property
+    def leading(self) -> "dict[str, xarray.Variable]":
+        """Coordinates of further dimensions, before those of the axes: none."""
+        return {}
+
+    @property
     def attributes(self) -> dict[str, Attributes]:
         """The attributes of all variables, by name and in order."""
         pairs = [
@@ -192,6 +207,51 @@ class MapOf:
             for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
                 found += [own.factor * values for values in moments]
         return found
+
+
+@dataclass(frozen=True)
+class EnsembleOf:
+    """The values of outputs and symbols of S functions drawn from a field."""
+
+    paths: Paths
+    layers: Sequence[tuple[Symbol | None, Sequence[Output]]]
+
+    @property
+    def leading(self) -> "dict[str, xarray.Variable]":
+        """The numbers of the functions, with the names of the CF conventions."""
+        attributes = {"standard_name": "realization", "units": "1", "axis": "E"}
+        number = np.arange(len(self.paths), dtype=np.int32)
+        return {
+            "realization": optional("xarray", "xarray").Variable("realization", number, attributes)
+        }
+
+    @property
+    def attributes(self) -> dict[str, Attributes]:
+        """The attributes of all variables, by name and in order: those of means, less what refers
+        to standard deviations."""
+        pairs = {}
+        for _, outputs in self.layers:
+            for output in outputs:
+                mean, _ = output.attributes
+                kept = {key: own for key, own in mean.items() if key != "ancillary_variables"}
+                if kept["long_name"] == f"posterior mean of {output.name}":
+                    kept["long_name"] = f"{output.name} drawn from the posterior"
+                pairs[output.name] = kept
+        return pairs
+
+    def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "S *grid"]]:
+        """The variables on the product of the axes."""
+        shape, values = tuple(map(len, axes)), []
+        for symbol, outputs in self.layers:
+            parts = [self.paths(x, symbol) for _, x in _points(axes, shape)]
+            joined = torch.cat(parts, dim=1).numpy().reshape(len(self.paths), *shape, -1)
+            values += [out.factor * joined[..., i] for i, out in enumerate(outputs)]
+        return values
+
+
+def _evaluated(values: "Field | Paths", x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor:
+    """The mean of a field, or functions drawn from it, at some points."""
+    return values(x, symbol) if hasattr(values, "__len__") else values.mean(x, symbol)
 
 
 def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
@@ -296,17 +356,19 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _derivatives(field: Field, x: Float[Tensor, "n d"]) -> dict[str, Symbol]:
+def _derivatives(
+    values: "Field | Paths", x: Float[Tensor, "n d"], num_outputs: int
+) -> dict[str, Symbol]:
     """Divergence and vorticity of a planar field, where they exist."""
-    symbols = {"divergence": Divergence(), "vorticity": Curl()} if field.num_outputs == 2 else {}
-    return {name: symbol for name, symbol in symbols.items() if _exists(field, symbol, x)}
+    symbols = {"divergence": Divergence(), "vorticity": Curl()} if num_outputs == 2 else {}
+    return {name: symbol for name, symbol in symbols.items() if _exists(values, symbol, x)}
 
 
-def _exists(field: Field, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
+def _exists(values: "Field | Paths", symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
     try:
-        field.mean(x, symbol)
+        _evaluated(values, x, symbol)
     except (ValueError, NotImplementedError):
-        field.mean(x, None)  # raises if the points are to blame
+        _evaluated(values, x, None)  # raises if the points are to blame
         return False
     return True
 

@@ -274,9 +274,21 @@ class Field(Protocol):
 
     def variance(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]: ...
 
+    def sample_paths(self, num_paths: int, *, seed: int = 0) -> "Paths": ...
+
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> Float[Tensor, "n q q"]: ...
+
+
+class Paths(Protocol):
+    """Functions drawn from a field."""
+
+    def __call__(
+        self, x: Float[Tensor, "n d"], symbol: Symbol | None
+    ) -> Float[Tensor, "S n q"]: ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -316,11 +328,11 @@ class ProjectedField:
         ]
 
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
-        mean, turn = self.field.mean(self._points(x), symbol), self._turn(x, symbol)
+        mean, turn = self.field.mean(self.points(x), symbol), self.turn(x, symbol)
         return mean if turn is None else (turn @ mean.unsqueeze(-1)).squeeze(-1)
 
     def variance(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]:
-        points, turn = self._points(x), self._turn(x, symbol)
+        points, turn = self.points(x), self.turn(x, symbol)
         if turn is None:
             return self.field.variance(points, symbol)
         covariance = self.field.pointwise_covariance(points, symbol)
@@ -329,20 +341,23 @@ class ProjectedField:
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> Float[Tensor, "n q q"]:
-        covariance = self.field.pointwise_covariance(self._points(x), symbol)
-        turn = self._turn(x, symbol)
+        covariance = self.field.pointwise_covariance(self.points(x), symbol)
+        turn = self.turn(x, symbol)
         return covariance if turn is None else turn @ covariance @ turn.mT
+
+    def sample_paths(self, num_paths: int, *, seed: int = 0) -> "ProjectedPaths":
+        return ProjectedPaths(self, self.field.sample_paths(num_paths, seed=seed))
 
     def _places(self, x: Float[Tensor, "n d"]) -> Float[np.ndarray, "n 2"]:
         return x[:, list(self.columns)].numpy()
 
-    def _points(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    def points(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         """The inputs of the model: km in the plane, and other columns as they are."""
         points = x.clone()
         points[:, list(self.columns)] = torch.from_numpy(self.plane.forward(self._places(x)))
         return points
 
-    def _turn(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor | None:
+    def turn(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor | None:
         """The matrices (n, q, q) from the outputs in the plane to those of the east and north.
 
         p outputs are a vector, p·d the derivatives of one, along the d columns of space. With two
@@ -374,3 +389,23 @@ class ProjectedField:
         along = torch.eye(space, dtype=torch.float64).repeat(len(x), 1, 1)
         along[:, :2, :2] = vector[:, :2, :2] / scale[:, None, None]
         return factor * torch.einsum("nij,nkl->nikjl", vector, along).reshape(len(x), q, q)
+
+
+@dataclass(frozen=True)
+class ProjectedPaths:
+    """Functions drawn from a field, at longitude and latitude, with vectors to the east and north.
+
+    Args:
+        field: the field at longitude and latitude.
+        paths: the functions on the plane.
+    """
+
+    field: ProjectedField
+    paths: Paths
+
+    def __call__(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "S n q"]:
+        values, turn = self.paths(self.field.points(x), symbol), self.field.turn(x, symbol)
+        return values if turn is None else (turn @ values.unsqueeze(-1)).squeeze(-1)
+
+    def __len__(self) -> int:
+        return len(self.paths)

@@ -391,11 +391,14 @@ class FieldPosterior(NamedSymbols):
         epoch: object = None,
         project: LocalPlane | None = None,
         chunks: Mapping[str, object] | None = None,
+        paths: int | None = None,
+        seed: int = 0,
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
         The grid is the product of the coordinates. The variables `<name>` and `<name>_sd` are the
-        mean and the standard deviation of an output or symbol.
+        mean and the standard deviation of an output or symbol; with `paths`, `<name>` are so many
+        functions drawn from the posterior, along the dimension `realization`.
 
         Args:
             coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
@@ -406,6 +409,8 @@ class FieldPosterior(NamedSymbols):
                 of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
             time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
             project, chunks: for degrees, and for Dask arrays; see `gp_orff.labelled.on_grid`.
+            paths, seed: the number of functions of an ensemble, and the seed of `sample_paths`.
+                Derivatives of these need a model on features.
 
         Raises:
             ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
@@ -419,8 +424,12 @@ class FieldPosterior(NamedSymbols):
             >>> ds = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]})
             >>> ds["vorticity_sd"].dims, ds["vorticity_sd"].shape
             (('x', 'y'), (3, 2))
+            >>> ensemble = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}, paths=32)
+            >>> dict(ensemble["u"].sizes)
+            {'realization': 32, 'x': 3, 'y': 2}
         """
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
+        how |= {"paths": paths, "seed": seed}
         return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
 
     def _warn_once(self, symbol: Symbol) -> None:
