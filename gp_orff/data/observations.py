@@ -272,17 +272,26 @@ def _at_each_point(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
 
 @dataclass(frozen=True)
 class SymbolObservations(LinearObservations):
-    """m observations y = (Q f)(x) + ε of a symbol Q, with noise ε ~ N(0, `noise`) at each point."""
+    """m observations y = (Q f)(x) + ε of a symbol Q, with noise ε ~ N(0, `noise`) at each point; or
+    y = uᵀ(Q f)(x) + ε along a direction u of each."""
 
     symbol: Symbol = field()
     x: Float[Tensor, "m d"]
     y: Float[Tensor, "m q"]
     noise: Float[Tensor, "q q"]
     space: tuple[int, ...] = field()
+    direction: Float[Tensor, "m r"] | None = None  # then q = 1 of r outputs of the symbol
 
     @classmethod
     def of(
-        cls, kernel: Kernel, num_inputs: int, x: object, y: object, symbol: Symbol, noise: object
+        cls,
+        kernel: Kernel,
+        num_inputs: int,
+        x: object,
+        y: object,
+        symbol: Symbol,
+        noise: object,
+        directions: object = None,
     ) -> "SymbolObservations":
         """Validated copies of what the user gives, on the kernel's device.
 
@@ -299,13 +308,22 @@ class SymbolObservations(LinearObservations):
         require(symbol, kernel, space)
         symbol = decided(symbol, kernel)
         x, y = as_points(x, num_inputs).detach(), as_matrix(y, "observations y (m, q)").detach()
-        q = symbol.num_outputs(num_outputs(kernel))
+        q, direction = symbol.num_outputs(num_outputs(kernel)), None
+        if directions is not None:
+            direction = as_matrix(directions, "directions (m, q)").detach()
+            if direction.shape != (len(x), q) or not torch.isfinite(direction).all():
+                raise ValueError(
+                    f"expected finite directions of shape {(len(x), q)}, one for each observation "
+                    f"of {type(symbol).__name__}, got shape {tuple(direction.shape)}"
+                )
+            q = 1
         if y.shape != (len(x), q) or not torch.isfinite(y).all():
             raise ValueError(
                 f"expected finite observations of {type(symbol).__name__} of shape {(len(x), q)}, "
                 f"got shape {tuple(y.shape)}{'' if torch.isfinite(y).all() else ' with NaN'}"
             )
-        observations = cls(symbol, x.clone(), y.clone(), _covariance(noise, q), space)
+        parts = symbol, x.clone(), y.clone(), _covariance(noise, q), space, direction
+        observations = cls(*parts)
         return observations.to(next(kernel.parameters()).device)
 
     @property
@@ -317,14 +335,17 @@ class SymbolObservations(LinearObservations):
         return self.y.flatten()
 
     def rows(self, values: Tensor) -> Tensor:
-        return values
+        if self.direction is None:
+            return values
+        return torch.einsum("mq,mqk->mk", self.direction, values.unflatten(0, (len(self.x), -1)))
 
     def noise_covariance(self, noises: Noises, truncated: TruncatedVariance = None) -> Tensor:
-        count = len(self.x)
+        count, noise = len(self.x), independent(self.noise, len(self.x))
         if truncated is None:
-            return independent(self.noise, count)
+            return noise
         delta, common = truncated
-        return independent(self.noise + delta, count) + common.repeat(count, count)
+        missing = independent(delta, count) + common.repeat(count, count)
+        return noise + self.rows(self.rows(missing).mT)
 
     @property
     def box(self) -> tuple[tuple[float, float], ...]:
@@ -333,7 +354,9 @@ class SymbolObservations(LinearObservations):
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
     def to(self, device: torch.device) -> "SymbolObservations":
-        return replace(self, x=self.x.to(device), y=self.y.to(device), noise=self.noise.to(device))
+        direction = None if self.direction is None else self.direction.to(device)
+        tensors = {name: getattr(self, name).to(device) for name in ("x", "y", "noise")}
+        return replace(self, **tensors, direction=direction)
 
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:

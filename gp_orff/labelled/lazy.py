@@ -188,12 +188,12 @@ def by_blocks(
     )
     empty = arrays.zeros(shape, chunks=sizes)
     leading = on_axes.leading
-    lengths = tuple(own.size for own in leading.values())
-    whole = arrays.broadcast_to(
+    lengths = tuple(variable.size for variable in leading.values())
+    joined = arrays.broadcast_to(
         empty, (*lengths, *shape), chunks=(*((n,) for n in lengths), *sizes)
     )
     every = [*leading, *dims]
-    variables = {name: (every, whole, dict(own)) for name, own in on_axes.attributes.items()}
+    variables = {name: (every, joined, dict(own)) for name, own in on_axes.attributes.items()}
     template = xr.Dataset(variables, {**leading, **coords})
     columns = {f"{name}{_NUMBER}": (name, axis) for name, axis in zip(dims, axes, strict=True)}
     grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**coords, **columns}, dims)

@@ -233,10 +233,10 @@ class EnsembleOf:
         for _, outputs in self.layers:
             for output in outputs:
                 mean, _ = output.attributes
-                kept = {key: own for key, own in mean.items() if key != "ancillary_variables"}
-                if kept["long_name"] == f"posterior mean of {output.name}":
-                    kept["long_name"] = f"{output.name} drawn from the posterior"
-                pairs[output.name] = kept
+                note = {key: text for key, text in mean.items() if key != "ancillary_variables"}
+                if note["long_name"] == f"posterior mean of {output.name}":
+                    note["long_name"] = f"{output.name} drawn from the posterior"
+                pairs[output.name] = note
         return pairs
 
     def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "S *grid"]]:

@@ -137,5 +137,5 @@ def _drawn(
 
 def _num_inputs(kernel: Kernel) -> int:
     """The number of inputs, as far as a kernel knows it."""
-    known = [len(leaf.dims) for spectrum in term_spectra(kernel) for leaf in spectrum.leaves]
-    return max(known)
+    counts = [len(leaf.dims) for spectrum in term_spectra(kernel) for leaf in spectrum.leaves]
+    return max(counts)

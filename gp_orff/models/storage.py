@@ -573,12 +573,15 @@ def unpack_data(content: Mapping) -> Data:
 
 def _pack_symbol_data(part: SymbolObservations) -> dict:
     tensors = {name: getattr(part, name).cpu().clone() for name in ("x", "y", "noise")}
+    if part.direction is not None:
+        tensors["direction"] = part.direction.cpu().clone()
     return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
 
 
 def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
     symbol, space = build_symbol(content["symbol"]), tuple(content["space"])
-    return SymbolObservations(symbol, content["x"], content["y"], content["noise"], space)
+    tensors = (content[name] for name in ("x", "y", "noise"))
+    return SymbolObservations(symbol, *tensors, space, content.get("direction"))
 
 
 def _pack_observations(part: Observations) -> dict:

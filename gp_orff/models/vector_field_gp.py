@@ -54,6 +54,7 @@ from gp_orff.models.calibration import (
     oscillation_along_tracks,
     warn_of_calibration,
 )
+from gp_orff.models.coasts import coast_observations
 from gp_orff.models.cross_validation import CrossValidation, Predictor, blocks_of
 from gp_orff.models.derived import take_heights
 from gp_orff.models.field_posterior import FieldPosterior
@@ -78,7 +79,7 @@ from gp_orff.models.storage import (
     unpack_state,
 )
 from gp_orff.settings import check_calibration
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
 
 _KIND = "gp_orff.VectorFieldGP"
@@ -414,6 +415,7 @@ class VectorFieldGP(torch.nn.Module):
         symbol: Symbol,
         *,
         noise: float | Float[Tensor, "q"] | Float[Tensor, "q q"],
+        directions: Float[Tensor, "m q"] | None = None,
     ) -> "VectorFieldGP":
         """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
 
@@ -429,6 +431,7 @@ class VectorFieldGP(torch.nn.Module):
             y: observed values (m, q), or (m,) if q = 1.
             symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
             noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
+            directions: (m, q), where y, (m,), has the components of Q f along them.
 
         Raises:
             RuntimeError: the model has no observations of the field.
@@ -455,12 +458,61 @@ class VectorFieldGP(torch.nn.Module):
         space = space_of(self.kernel, held.data.num_inputs)
         units = self._units.of_symbol(getattr(symbol, "length_power", None), space)
         x, y, noise, _ = units.convert(x, y, noise, None)
-        symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, x, y, symbol, noise)
+        parts = x, y, symbol, noise, directions
+        symbol_data = SymbolObservations.of(self.kernel, held.data.num_inputs, *parts)
         key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
         warn_of_sentinels([Observations(key, symbol_data.x, symbol_data.y)])
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
         state = held.current(self.kernel, self._every_likelihood)
         return self._assign_with_posterior(state.observing(symbol_data))
+
+    def observe_coast(
+        self,
+        polygon: object,
+        *,
+        spacing: float | None = None,
+        noise: float | None = None,
+        at: Float[Tensor, "t k"] | None = None,
+    ) -> "VectorFieldGP":
+        """Add observations of no flow through a coast, and return self.
+
+        At points along the coast, f(x)·n = 0 with the normal n. The flow along the coast stays
+        free. Error bars next to coasts are not to be trusted: in simulations, 95 % intervals cover
+        74 to 88 % there, with these observations and without, since a flow near a coast is not
+        like the flow elsewhere.
+
+        Args:
+            polygon: the vertices (v, 2) of a ring, in the coordinates of the model; a list of
+                rings, of the coast and of islands; or an object with `__geo_interface__`, such as
+                a polygon of shapely. Of longitudes and latitudes give `plane.forward(polygon)`,
+                with the `gp_orff.labelled.LocalPlane` of the data.
+            spacing: of the points along the coast; half of the shortest lengthscale if None.
+            noise: the variance of the flow through the coast; a ten-thousandth of the prior
+                variance of the flow if None.
+            at: (t, k), the further inputs of the model, such as times; the coast is observed at
+                each row.
+
+        Raises:
+            RuntimeError: the model has no observations of the field.
+            ValueError: a field that is not two-dimensional, a polygon without an edge near the
+                data, or inputs `at` that do not fit the model.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> y = torch.sin(6 * x.flip(-1))
+            >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+            >>> model = model.condition(x, y)
+            >>> square = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]
+            >>> field = model.observe_coast(square, spacing=0.1).posterior()
+            >>> bool((field.mean(torch.tensor([[0.0, 0.55]]))[0, 0].abs() < 0.05))
+            True
+        """
+        data = self._held.data
+        parts = polygon, spacing, noise, at
+        x, normals, variance = coast_observations(self.kernel, data.num_inputs, data.box, *parts)
+        zeros = torch.zeros(len(x), dtype=torch.float64)
+        return self.observe(x, zeros, Identity(), noise=variance, directions=normals)
 
     # what follows from the data
 

@@ -1,0 +1,149 @@
+"""Coasts, which no flow crosses, as observations of the component along their normals."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from jaxtyping import Float
+from torch import Tensor
+
+from gp_orff.data.validation import as_points
+from gp_orff.features.chunked import Box
+from gp_orff.kernels.derivatives import at_zero
+from gp_orff.kernels.tree import space_of, terms
+from gp_orff.models.cross_validation import lengthscales_of_terms
+
+_NOISE = 1e-4  # the variance of the flow through a coast, over that of the flow
+
+
+def coast_observations(
+    kernel: Kernel,
+    num_inputs: int,
+    box: Box,
+    polygon: object,
+    spacing: float | None,
+    noise: float | None,
+    at: object,
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], float]:
+    """Points along a coast near the data, the normals there, and the variance of the flow across.
+
+    Args:
+        kernel, num_inputs, box: of the model and of its data.
+        polygon, spacing, noise, at: as for `VectorFieldGP.observe_coast`.
+    """
+    space = space_of(kernel, num_inputs)
+    if len(space) != 2 or terms(kernel)[0].num_outputs != 2:
+        raise ValueError(
+            f"expected a field of two components in two dimensions for a coast, got "
+            f"{terms(kernel)[0].num_outputs} components in {len(space)}"
+        )
+    lengths = np.array(
+        [scales[list(space)] for scales in lengthscales_of_terms(kernel, num_inputs)]
+    )
+    positive = lengths[lengths > 0]
+    if spacing is None:
+        if not len(positive):
+            raise ValueError("expected spacing= for a kernel without a lengthscale, got None")
+        spacing = 0.5 * positive.min()
+    if not spacing > 0:
+        raise ValueError(f"expected a positive spacing, got {spacing}")
+    along = [points_along(ring, closed, spacing) for ring, closed in _rings(polygon)]
+    x, normals = (np.concatenate(parts) for parts in zip(*along, strict=True))
+    low, high = np.array(box)[list(space)].T
+    reach = positive.max() if len(positive) else (high - low).max()
+    near = ((x >= low - reach) & (x <= high + reach)).all(-1)
+    if not near.any():
+        raise ValueError(
+            f"expected a coast near the data, in {low.tolist()} to {high.tolist()}, got one in "
+            f"{x.min(0).tolist()} to {x.max(0).tolist()}; give it in the coordinates of the model, "
+            "such as plane.forward(polygon)"
+        )
+    points = _with_others(torch.from_numpy(x[near]), at, space, num_inputs)
+    copies = len(points) // int(near.sum())
+    if noise is None:
+        variances = [at_zero(term).diagonal(dim1=-1, dim2=-2) for term in terms(kernel)]
+        noise = _NOISE * torch.stack(variances).sum(0).mean().item()
+    return points, torch.from_numpy(normals[near]).repeat(copies, 1), noise
+
+
+def points_along(
+    ring: Float[np.ndarray, "v 2"], closed: bool, spacing: float
+) -> tuple[Float[np.ndarray, "m 2"], Float[np.ndarray, "m 2"]]:
+    """Points at equal distances of at most `spacing` along each edge, and the unit normals."""
+    ends = np.concatenate([ring[1:], ring[:1]]) if closed else ring[1:]
+    starts = ring if closed else ring[:-1]
+    edges = ends - starts
+    lengths = np.linalg.norm(edges, axis=-1)
+    starts, edges, lengths = (values[lengths > 0] for values in (starts, edges, lengths))
+    counts = np.ceil(lengths / spacing - 1e-6).astype(int)  # not one more by rounding
+    edge = np.repeat(np.arange(len(edges)), counts)
+    number = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
+    share = (number + 0.5) / counts[edge]  # in the middle of equal parts, away from corners
+    tangents = edges / lengths[:, None]
+    normals = np.stack([tangents[:, 1], -tangents[:, 0]], -1)
+    return starts[edge] + share[:, None] * edges[edge], normals[edge]
+
+
+def _with_others(
+    x: Float[Tensor, "m 2"], at: object, space: tuple[int, ...], num_inputs: int
+) -> Float[Tensor, "m d"]:
+    """The points with the other inputs of the model, at each of their rows."""
+    others = [column for column in range(num_inputs) if column not in space]
+    if not others and at is None:
+        return x
+    if at is None or not others:
+        raise ValueError(
+            f"expected at= with the {len(others)} inputs of the model beside the two of space, got "
+            f"{'None' if at is None else 'some'}"
+        )
+    rows = as_points(at, len(others))
+    points = x.new_empty(len(rows), len(x), num_inputs)
+    points[..., list(space)] = x
+    points[..., others] = rows[:, None]
+    return points.flatten(0, 1)
+
+
+def _rings(polygon: object) -> Iterator[tuple[Float[np.ndarray, "v 2"], bool]]:
+    """The vertices of each ring or line, and whether it is closed."""
+    shape: Any = getattr(polygon, "__geo_interface__", polygon)
+    if isinstance(shape, Mapping):
+        yield from _of_geometry(shape)
+        return
+    try:
+        array = np.asarray(shape, dtype=np.float64)
+    except (TypeError, ValueError):  # rings of different lengths
+        array = np.empty(0)
+    rings = [array] if array.ndim == 2 else list(polygon)
+    for ring in rings:
+        yield _vertices(ring), True
+
+
+def _of_geometry(shape: Mapping[str, Any]) -> Iterator[tuple[Float[np.ndarray, "v 2"], bool]]:
+    """Those of a geometry as of GeoJSON."""
+    kind, vertices = shape.get("type"), shape.get("coordinates", ())
+    if kind in ("GeometryCollection", "FeatureCollection"):
+        for part in shape.get("geometries", shape.get("features", ())):
+            yield from _rings(part)
+    elif kind == "Feature":
+        yield from _rings(shape["geometry"])
+    elif kind == "Polygon":
+        yield from ((_vertices(ring), True) for ring in vertices)
+    elif kind == "MultiPolygon":
+        yield from ((_vertices(ring), True) for part in vertices for ring in part)
+    elif kind in ("LineString", "MultiLineString"):
+        lines = [vertices] if kind == "LineString" else vertices
+        yield from ((_vertices(line), False) for line in lines)
+    else:
+        raise ValueError(f"expected a polygon or line as a coast, got a geometry of type {kind!r}")
+
+
+def _vertices(ring: object) -> Float[np.ndarray, "v 2"]:
+    array = np.asarray(ring, dtype=np.float64)
+    if array.ndim != 2 or array.shape[-1] != 2 or len(array) < 2 or not np.isfinite(array).all():
+        raise ValueError(
+            "expected a coast as finite vertices (v, 2) of a ring, or a list of rings, got shape "
+            f"{array.shape}"
+        )
+    return array
