@@ -545,20 +545,21 @@ class SymbolPosterior(InChunks):
         values = partial(absorbed_by, self.expansion, self.posterior.response_to())
         return less_reference(values, x, self.symbol, self.space)
 
-    def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
+    def features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n*q F"]:
+        """Φ_Q(x), with Q f(x) = Φ_Q(x) θ."""
         return less_reference(self.expansion.features, x.double(), self.symbol, self.space)
 
     def root(self, x: Tensor) -> Tensor:
-        return self.posterior.root_of(self._features(x))
+        return self.posterior.root_of(self.features(x))
 
     def covariance(self, x: Tensor) -> Tensor:
-        return self.posterior.covariance_of(self._features(x))
+        return self.posterior.covariance_of(self.features(x))
 
     def _variance(self, x: Tensor) -> Tensor:
-        return self.posterior.variance_of(self._features(x)).unflatten(-1, (-1, self.num_outputs))
+        return self.posterior.variance_of(self.features(x)).unflatten(-1, (-1, self.num_outputs))
 
     def _blocks(self, x: Tensor) -> Tensor:
-        return self.posterior.blocks_of(self._features(x), self.num_outputs)
+        return self.posterior.blocks_of(self.features(x), self.num_outputs)
 
 
 class FeatureWarning(UserWarning):

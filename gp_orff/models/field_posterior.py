@@ -27,6 +27,7 @@ from gp_orff.models.derived import (
     directions_unknown,
     warn_of_derivatives,
 )
+from gp_orff.models.design import Design, Redundancy, design, redundancy
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -350,6 +351,81 @@ class FieldPosterior(NamedSymbols):
             NotImplementedError: a symbol of an exact model; see `SamplePaths`.
         """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
+
+    @chosen_threads()
+    def design(
+        self,
+        candidates: Float[Tensor, "C d"],
+        count: int = 1,
+        *,
+        target: Symbol | None = None,
+        region: object = None,
+        directions: Float[Tensor, "C p"] | None = None,
+        noise: object = None,
+        cost: Float[Tensor, "C"] | None = None,
+    ) -> Design:
+        """Choose where to measure next, so that a target is known best in a region.
+
+        One candidate after another is chosen: the one that decreases the mean over the region of
+        the posterior variance of the target most, for its cost, given those before it. The decrease
+        is exact, and does not depend on what will be observed; the hyperparameters are the learned
+        ones. See `gp_orff.models.design`.
+
+        Args:
+            candidates: points (C, d) where vectors may be observed.
+            count: how many of them are chosen, each at most once.
+            target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
+            region: points (m, d), or a box ((low, high), ...) for 256 quasi-random points in it;
+                the box of the data if None. A target with a path of its own has one point, zero.
+            directions: (C, p), where candidates observe the components along them.
+            noise: the variance of an observation, (C,) of each, (p,) of each component, or
+                covariances (p, p) or (C, p, p); that which was learned if None.
+            cost: (C,), by which decreases are divided before they are compared.
+
+        Raises:
+            ValueError: shapes that do not fit, or noise of several groups of which none is chosen.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+            >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
+            >>> chosen = field.design(torch.rand(50, 2).double(), 3, target=gp_orff.Curl())
+            >>> chosen.indices.shape, bool((chosen.gains > 0).all())
+            (torch.Size([3]), True)
+        """
+        points = in_column_units(candidates, self.units, "candidates")
+        return design(self._snapshot, points, count, target, region, directions, noise, cost)
+
+    @chosen_threads()
+    def redundancy(
+        self, stations: object = None, *, target: Symbol | None = None, region: object = None
+    ) -> Redundancy:
+        """Say which observations could be removed, by what a target would lose without them.
+
+        Args:
+            stations: a label of each observation, in the order of the data; observations with the
+                same label are removed together. None for those at the same position.
+            target, region: as for `design`.
+
+        Returns:
+            A `Redundancy`, with the increase of the mean variance of the target without each
+            station alone; `order` has the most redundant one first.
+
+        Raises:
+            NotImplementedError: observations along tracks, a model that holds only statistics, or
+                labels for observations of several groups or with missing components.
+            ValueError: labels that do not fit the data.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.01]]).double()
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> field = model.condition(x, torch.ones(3, 2)).posterior()
+            >>> int(field.redundancy().order[-1])  # the one that is far from the others
+            0
+        """
+        return redundancy(self._snapshot, stations, target, region)
 
     @torch.no_grad()
     def energy_spectrum(

@@ -144,6 +144,24 @@ class Snapshot(ABC):
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
         return FieldOnDomain(inference, posterior.field(fixed=self.fixed_mean is not None))
 
+    @torch.no_grad()
+    def learned_field(
+        self,
+        points: Float[Tensor, "n d"],
+        symbol: Symbol | None = None,
+        inference: Inference | None = None,
+    ) -> FieldOnDomain:
+        """The field under the learned hyperparameters alone, at any points; by a given inference,
+        or that of the data where it serves the points and the symbol."""
+        if inference is not None:
+            return self._field_by(inference)
+        field = FieldOnDomain(
+            self.inference, self.posterior.field(fixed=self.fixed_mean is not None)
+        )
+        if self.in_domain(field, points, symbol):
+            return field
+        return self._field_by(self.inference_at(points, symbol))
+
     def in_domain(
         self, field: FieldOnDomain, points: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> bool:

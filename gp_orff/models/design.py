@@ -1,0 +1,462 @@
+"""Where to measure next, and which observations are redundant, by the posterior variance.
+
+The aim is the mean over a region of the posterior variance of a target, such as the field, its
+vorticity or a transport: v = Σ_m tr Var[t(r_m)] / M. An observation y = H f(x) + ε, with noise of
+the covariance N, decreases it by
+
+    tr( (B + N)⁻¹ W Wᵀ ) / M ,    B = Cov[H f(x)],    W = Cov[H f(x), (t(r_1), …, t(r_M))] ,
+
+whatever its value, with the covariances given all data. Without an observation that is among the
+data, v is larger by tr((N − B)⁻¹ W Wᵀ) / M.
+
+1. `Side` has what covariances between points of two distributions need: features, or the whitened
+   covariance with the data under the exact kernel.
+2. `design` chooses the candidate of the largest decrease for its cost. Then the covariances of all
+   others are those given this one too: W − C A⁻¹ W_*, with C = Cov[H f, H_* f] and A = B_* + N_*.
+   This is exact for each choice; the set of choices is greedy, and decreases v by at least 63 % of
+   what the best set would if the decrease is submodular (Nemhauser et al. 1978).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.noise import GroupNoise, group_noise
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.validation import as_matrix, as_points
+from gp_orff.inference.exact_posterior import ExactPosterior, prior_covariance
+from gp_orff.inference.posteriors import (
+    FieldDistribution,
+    Plus,
+    SymbolPosterior,
+    WeightPosterior,
+    WithMean,
+)
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, cholesky
+from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
+from gp_orff.symbols.base import Identity, Symbol
+
+_REGION = 256  # quasi-random points of a region that is given as a box
+
+
+class Design(NamedTuple):
+    """Chosen candidates, in the order of their choice.
+
+    Attributes:
+        indices: (count,), the numbers of the candidates.
+        points: (count, d), where they are.
+        gains: (count,), by how much each decreases the mean variance of the target, given those
+            before it.
+        variance: the mean variance of the target before.
+        candidates: (C, d), all candidates.
+        first: (C,), by how much each candidate alone would decrease it.
+    """
+
+    indices: Int[Tensor, "k"]
+    points: Float[Tensor, "k d"]
+    gains: Float[Tensor, "k"]
+    variance: float
+    candidates: Float[Tensor, "C d"]
+    first: Float[Tensor, "C"]
+
+
+class Redundancy(NamedTuple):
+    """Stations, and what the target would lose without each alone.
+
+    Attributes:
+        labels: (s,), of the stations: those given, or the numbers of distinct positions.
+        points: (s, d), the mean position of each.
+        losses: (s,), by how much the mean variance of the target is larger without the station.
+        variance: the mean variance of the target with all of them.
+    """
+
+    labels: np.ndarray
+    points: Float[Tensor, "s d"]
+    losses: Float[Tensor, "s"]
+    variance: float
+
+    @property
+    def order(self) -> Int[Tensor, "s"]:
+        """The stations from the most redundant on."""
+        return self.losses.argsort()
+
+
+# Covariances between two sets of points.
+
+
+@dataclass(frozen=True)
+class Side:
+    """Points under a distribution of the field, or of a symbol of it."""
+
+    core: WeightPosterior | ExactPosterior  # given the mean
+    x: Float[Tensor, "n d"]
+    rows: Tensor  # features (n·q, F), or L⁻¹ Cov[H f, t(x)], (M, n·q)
+    effect: Float[Tensor, "n*q k"]  # of the unknown constant mean
+
+    @classmethod
+    def of(cls, distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> "Side":
+        """Of any layers of a distribution; what is white, or common to all points, is of no use."""
+        inner, effect = distribution, x.new_zeros(1, 0)
+        while isinstance(inner, Plus | WithMean):
+            if isinstance(inner, WithMean):
+                effect = inner.effect(x).flatten(0, 1)
+            inner = inner.distribution
+        core, rows = _given(inner, x)
+        return cls(core, x, rows, effect)
+
+    def take(self, points: Int[Tensor, "k"]) -> "Side":
+        """Some of the points."""
+        q, along = self.core_outputs, isinstance(self.core, ExactPosterior)
+        rows = (points.unsqueeze(-1) * q + torch.arange(q).to(points)).flatten()
+        chosen = self.rows[:, rows] if along else self.rows[rows]
+        effect = self.effect[rows] if self.effect.shape[-1] else self.effect
+        return replace(self, x=self.x[points], rows=chosen, effect=effect)
+
+    @property
+    def core_outputs(self) -> int:
+        """q."""
+        return self.rows.shape[1 if isinstance(self.core, ExactPosterior) else 0] // len(self.x)
+
+    def covariance(self, other: "Side") -> Float[Tensor, "n*q m*r"]:
+        """Cov[t(x), s(z)] given the data."""
+        return _between(self.core, self, other) + self.effect @ other.effect.mT
+
+
+Given = tuple[WeightPosterior | ExactPosterior, Tensor]
+"""The posterior of weights, and the features of points; or that of the exact kernel, and the
+whitened covariance of points with the data."""
+
+
+@singledispatch
+def _given(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Given:
+    raise NotImplementedError(
+        f"expected a posterior of one model, got a {type(distribution).__name__}"
+    )
+
+
+@_given.register
+def _(distribution: WeightPosterior, x):
+    return distribution, distribution.expansion.features(x)
+
+
+@_given.register
+def _(distribution: SymbolPosterior, x):
+    return distribution.posterior, distribution.features(x)
+
+
+@_given.register
+def _(distribution: ExactPosterior, x):
+    cross = distribution.cross(x)
+    return distribution, torch.linalg.solve_triangular(distribution.factor, cross, upper=False)
+
+
+@singledispatch
+def _between(distribution: WeightPosterior | ExactPosterior, a: "Side", b: "Side") -> Tensor:
+    raise NotImplementedError
+
+
+@_between.register
+def _(distribution: WeightPosterior, a, b):
+    # Features after those of the field, of the constants of potentials, are zero in the field.
+    count = distribution.expansion.num_features
+    few, many = sorted((a, b), key=lambda side: len(side.rows))
+    solved = distribution.weight_covariance(few.rows[:, :count].mT)
+    product = many.rows[:, :count] @ solved
+    return product if many is a else product.mT
+
+
+@_between.register
+def _(distribution: ExactPosterior, a, b):
+    space = b.core.space or distribution.space
+    prior = prior_covariance(
+        distribution.kernel, distribution.symbol, a.x, b.core.symbol, b.x, space
+    )
+    return prior - a.rows.mT @ b.rows
+
+
+# What to measure next.
+
+
+@torch.no_grad()
+def design(
+    snapshot: Snapshot,
+    candidates: object,
+    count: int,
+    target: Symbol | None,
+    region: object,
+    directions: object,
+    noise: object,
+    cost: object,
+) -> Design:
+    """Choose candidates one after another; the arguments are those of `FieldPosterior.design`."""
+    x = as_points(candidates, snapshot.num_inputs).to(snapshot.device)
+    check_positive_integer(count, "count", "design")
+    if count > len(x):
+        raise ValueError(f"expected at most the {len(x)} candidates as count, got {count}")
+    r = region_of(region, snapshot)
+    field, image = _field_and_target(snapshot, x, r, target)
+    goal = Side.of(image.distribution, r)
+    every = _candidates(snapshot, field, x, directions, noise)
+    prices = torch.ones_like(x[:, 0]) if cost is None else _prices(cost, len(x)).to(x)
+    chosen, decreases, first = _greedy(every, goal, count, prices)
+    indices = torch.tensor(chosen)
+    variance = image.distribution.variance(r).sum(-1).mean().item()
+    gains = torch.tensor(decreases, dtype=torch.float64) / len(r)
+    return Design(indices, x[chosen].cpu(), gains, variance, x.cpu(), first.cpu() / len(r))
+
+
+class Candidates(NamedTuple):
+    """Observations that may be made, v numbers at each of C places."""
+
+    side: Side
+    blocks: Float[Tensor, "C v v"]  # B
+    noise: Float[Tensor, "C v v"]
+    directions: Float[Tensor, "C p"] | None  # of the one number at each place
+
+    def rows(self, values: Float[Tensor, "C*p k"]) -> Float[Tensor, "C v k"]:
+        """H of k fields."""
+        values = values.unflatten(0, (len(self.blocks), -1))
+        if self.directions is None:
+            return values
+        return torch.einsum("cp,cpk->ck", self.directions, values).unsqueeze(1)
+
+    def with_one(self, index: int) -> Float[Tensor, "C v v"]:
+        """C = Cov[H f, H_* f] of every candidate with one of them."""
+        one = self.side.take(torch.tensor([index], device=self.side.x.device))
+        values = self.rows(self.side.covariance(one))  # (C, v, p)
+        along = self.directions
+        return values if along is None else values @ along[index, :, None]
+
+
+def _candidates(
+    snapshot: Snapshot,
+    field: FieldOnDomain,
+    x: Float[Tensor, "C d"],
+    directions: object,
+    noise: object,
+) -> Candidates:
+    distribution, white = field.distribution.split()
+    blocks, p = distribution.blocks(x), distribution.num_outputs
+    added = _noise_of(snapshot, noise, len(x), p, directions is not None).to(blocks)
+    if white is not None and directions is None:
+        added = added + white
+    if directions is None:
+        return Candidates(Side.of(distribution, x), blocks, added.expand_as(blocks), None)
+    along = as_matrix(directions, "directions (C, p)").to(blocks)
+    if along.shape != (len(x), p):
+        raise ValueError(
+            f"expected directions of shape {(len(x), p)}, one for each candidate, got "
+            f"{tuple(along.shape)}"
+        )
+    full = blocks if white is None else blocks + white
+    blocks = torch.einsum("cp,cpq,cq->c", along, blocks, along)[:, None, None]
+    more = torch.einsum("cp,cpq,cq->c", along, full, along)[:, None, None] - blocks
+    if added.shape[-1] == p > 1:
+        added = torch.einsum("cp,cpq,cq->c", along, added.expand(len(x), p, p), along)
+        added = added[:, None, None]
+    return Candidates(Side.of(distribution, x), blocks, (added + more).expand_as(blocks), along)
+
+
+def _noise_of(
+    snapshot: Snapshot, noise: object, count: int, p: int, along: bool
+) -> Float[Tensor, "#C v v"]:
+    """The noise covariance of each candidate, or of all."""
+    if noise is None:
+        labels = {key.label for key in snapshot.inference.data.keys}
+        label = DEFAULT if DEFAULT in labels else labels.pop()
+        given = snapshot.noises[label]
+        if not isinstance(given, Tensor) or (labels and label != DEFAULT):
+            raise ValueError(
+                "expected noise= for the candidates, since the noise of the data differs from one "
+                "to another; give a variance"
+            )
+        return given.detach().unsqueeze(0)
+    values = as_real_tensor(noise, "noise", dtype=torch.float64)
+    v = 1 if along else p
+    if values.dim() == 0 or values.shape == (count,):
+        covariance = values.reshape(-1, 1, 1) * torch.eye(v).double()
+    elif values.shape == (v,):
+        covariance = torch.diag(values).unsqueeze(0)
+    elif values.shape in ((v, v), (count, v, v)):
+        covariance = values.reshape(-1, v, v)
+    else:
+        raise ValueError(
+            f"expected noise as a variance, one for each of the {count} candidates or of the {v} "
+            f"numbers of each, or covariances {(v, v)}, got shape {tuple(values.shape)}"
+        )
+    if not (torch.linalg.eigvalsh(covariance) > 0).all():
+        raise ValueError("expected positive noise variances of the candidates, got others")
+    return covariance
+
+
+def _prices(cost: object, count: int) -> Float[Tensor, "C"]:
+    prices = as_real_tensor(cost, "cost", dtype=torch.float64)
+    if prices.shape != (count,) or not (prices > 0).all():
+        raise ValueError(
+            f"expected cost as {count} positive numbers, one for each candidate, got shape "
+            f"{tuple(prices.shape)}"
+        )
+    return prices
+
+
+def _greedy(
+    candidates: Candidates, target: Side, count: int, cost: Float[Tensor, "C"]
+) -> tuple[list[int], list[float], Float[Tensor, "C"]]:
+    """The indices of the choices, the decrease of the summed variance by each, and the decreases by
+    all candidates at first."""
+    cross = candidates.rows(candidates.side.covariance(target))  # W, (C, v, M·q)
+    blocks, noise = candidates.blocks, candidates.noise
+    free = torch.ones(len(blocks), dtype=torch.bool, device=blocks.device)
+    chosen: list[int] = []
+    decreases: list[float] = []
+    halves: list[Float[Tensor, "C v v"]] = []
+    first = gains = _decrease(blocks + noise, cross)
+    while True:
+        index = int(torch.where(free, gains / cost, -torch.inf).argmax())
+        chosen.append(index)
+        decreases.append(gains[index].item())
+        free[index] = False
+        if len(chosen) == count:
+            return chosen, decreases, first
+        factor = cholesky(blocks[index] + noise[index])
+        common = candidates.with_one(index)  # C, given the data
+        for half in halves:  # and given the choices before
+            common = common - half @ half[index].mT
+        half = torch.linalg.solve_triangular(factor.mT, common, upper=True, left=False)
+        halves.append(half)
+        cross = cross - half @ torch.linalg.solve_triangular(factor, cross[index], upper=False)
+        blocks = blocks - half @ half.mT
+        gains = _decrease(blocks + noise, cross)
+
+
+def _decrease(covariance: Float[Tensor, "C v v"], cross: Float[Tensor, "C v k"]) -> Tensor:
+    """tr(A⁻¹ W Wᵀ) of each, (C,)."""
+    inverse = torch.cholesky_inverse(cholesky(covariance))
+    return (inverse * (cross @ cross.mT)).sum((-1, -2))
+
+
+def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
+    """The points of a region: those given, or quasi-random ones in a box; by default, that of the
+    data."""
+    d = snapshot.num_inputs
+    box = snapshot.inference.data.box if region is None else region
+    sides = isinstance(box, tuple) and all(
+        isinstance(side, Sequence) and len(side) == 2 for side in box
+    )
+    if not sides:
+        return as_points(box, d).to(snapshot.device)
+    if len(box) != d:
+        raise ValueError(f"expected a region with (low, high) of {d} inputs, got {len(box)}")
+    low, high = torch.tensor(box, dtype=torch.float64).mT
+    engine = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
+    return (low + (high - low) * engine.draw(_REGION, dtype=torch.float64)).to(snapshot.device)
+
+
+def _field_and_target(
+    snapshot: Snapshot,
+    x: Float[Tensor, "n d"],
+    region: Float[Tensor, "m d"],
+    target: Symbol | None,
+) -> tuple[FieldOnDomain, FieldOnDomain]:
+    """The field under the learned hyperparameters, and the target of it, where both are needed."""
+    symbol = Identity() if target is None else target
+    snapshot.check_symbol(symbol)
+    support = torch.cat([x, symbol.all_points(region, snapshot.space)])
+    field = snapshot.learned_field(support, symbol)
+    if target is None:
+        return field, field
+    image = snapshot.apply(symbol, field, support)
+    if image.inference is not field.inference:  # features in the place of the exact kernel
+        field = snapshot.learned_field(support, symbol, image.inference)
+    return field, image
+
+
+# Which observations are redundant.
+
+
+@torch.no_grad()
+def redundancy(
+    snapshot: Snapshot, stations: object, target: Symbol | None, region: object
+) -> Redundancy:
+    """What the target loses without each station; as `FieldPosterior.redundancy`."""
+    data = snapshot.inference.data
+    if not isinstance(data, Dataset) or data.tracks:
+        what = "observations along tracks" if isinstance(data, Dataset) else "statistics"
+        raise NotImplementedError(f"expected observations that can be left out, got {what}")
+    parts, r = list(data.visit()), region_of(region, snapshot)
+    every = torch.cat([part.x for part in parts])
+    names, station = _stations(stations, every, len(parts) > 1)
+    field, image = _field_and_target(snapshot, every, r, target)
+    distribution, white = field.distribution.split()
+    goal, pieces, firsts = Side.of(image.distribution, r), [], np.cumsum([0, *map(len, parts)])
+    for part in parts:
+        side, group = Side.of(distribution, part.x), group_noise(part.key, snapshot.noises)
+        cross = part.rows(side.covariance(goal)).unflatten(0, (len(part), -1))  # W
+        pieces.append(Piece(part, side, cross, part.noise(GroupNoise(group, white))))
+    losses, points = [], []
+    order = np.argsort(station, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(station))[:-1]):
+        chosen = []
+        for piece, start in zip(pieces, firsts[:-1], strict=True):
+            inside = rows[(rows >= start) & (rows < start + len(piece.part))] - start
+            if len(inside):
+                chosen.append(piece.take(torch.from_numpy(inside).to(every.device)))
+        losses.append(_loss(chosen))
+        points.append(every[torch.from_numpy(rows)].mean(0))
+    variance = image.distribution.variance(r).sum(-1).mean().item()
+    loss = torch.stack(losses).cpu() / len(r)
+    return Redundancy(names, torch.stack(points).cpu(), loss, variance)
+
+
+class Piece(NamedTuple):
+    """Observations of one group, with what their removal needs."""
+
+    part: Observations
+    side: Side
+    cross: Float[Tensor, "n v k"]  # W
+    noise: Float[Tensor, "n v v"]
+
+    def take(self, rows: Int[Tensor, "m"]) -> "Piece":
+        """Some of the observations."""
+        return Piece(self.part.take(rows), self.side.take(rows), self.cross[rows], self.noise[rows])
+
+
+def _loss(pieces: Sequence[Piece]) -> Float[Tensor, ""]:
+    """tr((N − B)⁻¹ W Wᵀ) of the observations of a station."""
+
+    def between(a: Piece, b: Piece) -> Float[Tensor, "n*v m*w"]:
+        return b.part.rows(a.part.rows(a.side.covariance(b.side)).mT).mT
+
+    joint = torch.cat([torch.cat([between(a, b) for b in pieces], dim=-1) for a in pieces])  # B
+    noise = torch.block_diag(*(block for piece in pieces for block in piece.noise))
+    cross = torch.cat([piece.cross.flatten(0, 1) for piece in pieces])
+    return (torch.linalg.solve(noise - joint, cross) * cross).sum()
+
+
+def _stations(
+    stations: object, x: Float[Tensor, "N d"], several: bool
+) -> tuple[np.ndarray, Int[np.ndarray, "N"]]:
+    """The labels of stations, and the number of that of each observation."""
+    if stations is None:
+        _, station = np.unique(x.cpu().numpy(), axis=0, return_inverse=True)
+        station = station.reshape(-1)
+        return np.arange(station.max() + 1), station
+    labels = np.asarray(stations)
+    if several:
+        raise NotImplementedError(
+            "expected stations=None, which takes those at one position together, since the model "
+            "keeps observations of several groups, or with missing components, in its own order"
+        )
+    if labels.shape != (len(x),):
+        raise ValueError(
+            f"expected a station for each of the {len(x)} observations, got shape {labels.shape}"
+        )
+    return np.unique(labels, return_inverse=True)
