@@ -167,10 +167,10 @@ def _between(distribution: WeightPosterior | ExactPosterior, a: "Side", b: "Side
 def _(distribution: WeightPosterior, a, b):
     # Features after those of the field, of the constants of potentials, are zero in the field.
     count = distribution.expansion.num_features
-    few, many = sorted((a, b), key=lambda side: len(side.rows))
-    solved = distribution.weight_covariance(few.rows[:, :count].mT)
-    product = many.rows[:, :count] @ solved
-    return product if many is a else product.mT
+    short, long = sorted((a, b), key=lambda side: len(side.rows))
+    solved = distribution.weight_covariance(short.rows[:, :count].mT)
+    product = long.rows[:, :count] @ solved
+    return product if long is a else product.mT
 
 
 @_between.register

@@ -376,7 +376,7 @@ class FieldPosterior(NamedSymbols):
             count: how many of them are chosen, each at most once.
             target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
             region: points (m, d), or a box ((low, high), ...) for 256 quasi-random points in it;
-                the box of the data if None. A target with a path of its own has one point, zero.
+                the box of the data if None. A target along a given path has one point, zero.
             directions: (C, p), where candidates observe the components along them.
             noise: the variance of an observation, (C,) of each, (p,) of each component, or
                 covariances (p, p) or (C, p, p); that which was learned if None.
@@ -413,7 +413,7 @@ class FieldPosterior(NamedSymbols):
             station alone; `order` has the most redundant one first.
 
         Raises:
-            NotImplementedError: observations along tracks, a model that holds only statistics, or
+            NotImplementedError: observations along tracks, a model of statistics alone, or
                 labels for observations of several groups or with missing components.
             ValueError: labels that do not fit the data.
 
