@@ -10,6 +10,7 @@ from gp_orff.labelled.anomalies import total_field
 from gp_orff.labelled.lazy import files
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
+from gp_orff.labelled.radar import beams
 from gp_orff.labelled.reading import readings
 
-__all__ = ["LocalPlane", "files", "on_grid", "readings", "total_field"]
+__all__ = ["LocalPlane", "beams", "files", "on_grid", "readings", "total_field"]

@@ -34,6 +34,7 @@ class File:
 
     def __call__(self) -> dict[str, np.ndarray]:
         with opened(self.path) as dataset:
+            dataset = self.columns.along_one_dimension(dataset)
             self.columns.check(dataset)
             self.columns.with_units_of(
                 dataset, self.columns.plane
@@ -96,7 +97,8 @@ def files(
             "which needs the positions of all files; give "
             "gp_orff.labelled.LocalPlane.around(corners) of the area"
         )
-    with naming(File(paths[0], columns), 0), opened(paths[0]) as dataset:
+    with naming(File(paths[0], columns), 0), opened(paths[0]) as opened_one:
+        dataset = columns.along_one_dimension(opened_one)
         columns.check(dataset)
         columns = columns.with_units_of(dataset, project)
         dataset = columns.prepared(dataset)

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from gp_orff.data.checks import (
     ColumnUnits,
@@ -131,7 +131,9 @@ def readings(
         coordinates: the names of d coordinates or variables, in the order of the model's inputs.
         track: the name of a coordinate or variable with the track of every reading. If it, `time`
             or `noise` is given, a third value are these columns, (N,) each, as arguments of
-            `model.fit`.
+            `model.fit`. In a ragged array of trajectories, what each trajectory has once, such as
+            its `id`, is repeated for its observations; `track="rowsize"`, the variable of their
+            numbers, numbers the trajectories.
         time: likewise, with the times along tracks.
         noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
             covariances. Of standard errors, take the squares, with their unit:
@@ -183,8 +185,8 @@ def readings(
         >>> plane.inverse(x).round(9).tolist()
         [[0.0, 50.0], [0.2, 50.0], [0.0, 50.1], [0.2, 50.1]]
     """
-    dataset = as_dataset(dataset)
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
+    dataset = columns.along_one_dimension(as_dataset(dataset))
     columns.check(dataset)
     columns = columns.with_units_of(dataset, project)
     dataset = columns.prepared(dataset)
@@ -260,6 +262,13 @@ class Columns:
         names = [*self.variables, *self.coordinates, *self.along.values(), *self.noise.flat]
         return list(dict.fromkeys(names))
 
+    def along_one_dimension(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
+        """A Dataset in which what a ragged array has once for a trajectory is repeated."""
+        (first, *_) = named(dataset, self.variables).values()
+        if len(first.dims) != 1:
+            return dataset
+        return of_each_observation(dataset, self.names, first.dims[0])
+
     def check(self, dataset: "xarray.Dataset") -> None:
         """Raise KeyError for missing names, ValueError for dimensions that do not fit."""
         fields, positions = named(dataset, self.variables), named(dataset, self.coordinates)
@@ -275,7 +284,6 @@ class Columns:
                 )
         for name, variable in {**positions, **others}.items():
             if not set(variable.dims) <= set(sizes):
-                check_ragged(dataset, name, tuple(sizes))
                 raise ValueError(
                     f"expected coordinates along the dimensions {tuple(sizes)} of the variables, "
                     f"got {name!r} along {variable.dims}; every observation has one position: "
@@ -450,31 +458,53 @@ def _is_date(variable: "xarray.Variable") -> bool:
     return variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
 
 
-def check_ragged(dataset: "xarray.Dataset", name: str, dims: tuple[str, ...]) -> None:
-    """Raise ValueError for a value of each trajectory in a ragged array, with the call that repeats
-    it for every observation."""
-    along = dataset.variables[name].dims
-    if len(dims) != 1 or len(along) != 1:
-        return
-    text = (
-        f"expected {name!r} along {dims[0]!r}, with a value for each observation, got it along "
-        f"{along[0]!r}, as in a ragged array; repeat it: "
-    )
-    for other, variable in dataset.variables.items():
-        if variable.dtype.kind not in "iu" or other == name:
-            continue
-        counts = variable.dims == along and int(variable.sum()) == dataset.sizes[dims[0]]
-        if counts:
-            raise ValueError(
-                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
-                f'np.repeat(dataset["{name}"].values, dataset["{other}"].values))), and give '
-                f'"{name}_of_each"'
-            )
-        if variable.dims == dims and variable.attrs.get("instance_dimension") == along[0]:
-            raise ValueError(
-                f'{text}dataset.assign_coords({name}_of_each=("{dims[0]}", '
-                f'dataset["{name}"].values[dataset["{other}"].values])), and give "{name}_of_each"'
-            )
+def of_each_observation(
+    dataset: "xarray.Dataset", names: Sequence[str], along: str
+) -> "xarray.Dataset":
+    """A Dataset in which what a ragged array has for each trajectory is repeated for each of its
+    observations.
+
+    The observations of all trajectories follow each other along one dimension. The number of
+    those of each is a variable of integers along the dimension of the trajectories, such as
+    `rowsize`; or each observation has the number of its trajectory, in a variable with the
+    attribute `instance_dimension` of the CF conventions.
+
+    Args:
+        dataset: with the variables `names`.
+        names: of those that are read.
+        along: the dimension of the observations.
+    """
+    variables, repeated = named(dataset, names), {}
+    for name, variable in variables.items():
+        if variable.dims != (along,) and len(variable.dims) == 1:
+            numbers = _trajectories(dataset, variable.dims[0], along)
+            if numbers is not None:
+                counts = name == numbers[0]  # the sizes themselves: trajectories have their numbers
+                values = numbers[1] if counts else variable.to_numpy()[numbers[1]]
+                repeated[name] = (along, values, variable.attrs)
+    if not repeated:
+        return dataset
+    return optional("xarray", "xarray").Dataset({**variables, **repeated}, attrs=dataset.attrs)
+
+
+def _trajectories(
+    dataset: "xarray.Dataset", dimension: str, along: str
+) -> tuple[str, Int[np.ndarray, "N"]] | None:
+    """The variable that tells the trajectories of observations, and the number of each one's."""
+    integers = {n: v for n, v in dataset.variables.items() if v.dtype.kind in "iu"}
+    for name, variable in integers.items():
+        if variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension:
+            return name, variable.to_numpy()
+    counts = [
+        (variable.attrs.get("sample_dimension") != along, name)
+        for name, variable in integers.items()
+        if variable.dims == (dimension,) and int(variable.sum()) == dataset.sizes[along]
+    ]
+    if not counts:
+        return None
+    name = min(counts)[1]  # that which says so first
+    sizes = integers[name].to_numpy()
+    return name, np.repeat(np.arange(len(sizes)), sizes)
 
 
 def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:

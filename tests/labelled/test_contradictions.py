@@ -314,20 +314,42 @@ def ragged():
     return dataset, np.repeat([101, 102, 103], rows)
 
 
-@pytest.mark.parametrize("kind", ["rowsize", "index"])
+@pytest.mark.parametrize("kind", ["rowsize", "index", "sample_dimension"])
 def test_ragged_arrays(kind):
+    """What each trajectory has once is repeated for its observations."""
     dataset, expected = ragged()
     if kind == "index":
         index = ("o", np.repeat(np.arange(3), [5, 4, 3]), {"instance_dimension": "traj"})
         dataset = dataset.drop_vars("rowsize").assign(of=index)
-    time = ("o", np.arange(N))
-    dataset = dataset.assign_coords(time=time)
-    with pytest.raises(ValueError, match="ragged array; repeat it") as error:
-        read(dataset, track="id", time="time")
-    remedy = str(error.value).split("repeat it: ")[1].split(", and give")[0]
-    repeated = eval(remedy, {"dataset": dataset, "np": np})
-    got = read(repeated, track="id_of_each", time="time")[2]["track"]
-    np.testing.assert_array_equal(got, expected)
+    if kind == "sample_dimension":  # two variables of integers with the same sum: one says so
+        dataset["other"] = ("traj", [3, 4, 5])
+        sizes = ("traj", [5, 4, 3], {"sample_dimension": "o"})
+        dataset = dataset.drop_vars("rowsize").assign(sizes=sizes)
+    dataset = dataset.assign_coords(time=("o", np.arange(N)), depth=("traj", [15.0, 0.0, 30.0]))
+    x, y, options = read(dataset, track="id", time="time")
+    np.testing.assert_array_equal(options["track"], expected)
+    depths = read(dataset, coordinates=["x", "depth"], track="id")[0][:, 1]
+    np.testing.assert_array_equal(depths, np.repeat([15.0, 0.0, 30.0], [5, 4, 3]))
+    gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2)).condition(x, y, **options)
+
+
+def test_trajectories_without_labels():
+    dataset, _ = ragged()
+    numbers = read(dataset.drop_vars("id"), track="rowsize")[2]["track"]
+    np.testing.assert_array_equal(numbers, np.repeat([0, 1, 2], [5, 4, 3]))
+
+
+def test_files_of_ragged_arrays(tmp_path):
+    dataset, expected = ragged()
+    dataset.to_netcdf(tmp_path / "drifters.nc")
+    (chunks,) = gp_orff.labelled.files(tmp_path, ["u", "v"], ["x", "y"], track="id")
+    np.testing.assert_array_equal(chunks[0]()["track"], expected)
+
+
+def test_what_is_no_ragged_array():
+    dataset, _ = ragged()
+    with pytest.raises(ValueError, match="coordinates along the dimensions"):
+        read(dataset.drop_vars("rowsize"), track="id")
 
 
 def test_noise_that_is_not_known():

@@ -1,0 +1,90 @@
+"""Radars and lidars: positions and directions of what they observe along their beams."""
+
+import numpy as np
+from jaxtyping import Float
+
+from gp_orff.data.units import UnitArray, conversion, unit_of
+from gp_orff.data.validation import as_real
+
+
+def beams(
+    distance: object,
+    azimuth: object,
+    elevation: object = None,
+    *,
+    site: object = None,
+    effective_radius: float | None = None,
+) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N d"]]:
+    """Return the positions x (N, d) that a radar observes, and the directions (N, d) of its beams.
+
+    Give them to `model.fit(x, velocity, directions=directions)` with radial velocities (N,), of
+    which positive ones point away from the radar. Without an elevation, both are horizontal, d = 2,
+    as for HF radars; otherwise d = 3, with the height last.
+
+    A beam at the angle e above the horizon is straight in the plane. Over an Earth of the effective
+    radius R, 4/3 of the true one for weather radars in a standard atmosphere, its height and
+    its distance along the ground are (Doviak & Zrnić 1993, eq. 2.28)
+
+        h = √(r² + R² + 2 r R sin e) − R ,    s = R asin(r cos e / (R + h)) ,
+
+    and at the observed position it rises by e + s/R.
+
+    Args:
+        distance: ranges r (N,), or of any shape.
+        azimuth: angles in degrees clockwise from north, or in radians if their unit says so; of a
+            shape that broadcasts with that of the ranges.
+        elevation: angles above the horizon, as the azimuth; None for horizontal beams.
+        site: the position of the radar (d,), in the unit of the ranges; zero if None. In the plane
+            of other data it is `plane.forward(places)`.
+        effective_radius: R, in the unit of the ranges, such as 8495 km; None for a flat Earth.
+
+    Raises:
+        ValueError: negative ranges, angles in other units, or a site of another dimension.
+
+    Example:
+        >>> import gp_orff
+        >>> x, directions = gp_orff.labelled.beams([10.0, 20.0], [90.0, 0.0])
+        >>> x.round(9).tolist()  # 10 km to the east, and 20 km to the north
+        [[10.0, 0.0], [0.0, 20.0]]
+        >>> directions.round(9).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+    """
+    angles = [_radians(azimuth, "azimuth")]
+    angles += [] if elevation is None else [_radians(elevation, "elevation")]
+    r, east, *up = (
+        values.ravel() for values in np.broadcast_arrays(as_real(distance, "distance").double().numpy(), *angles)
+    )
+    if not (r >= 0).all():
+        raise ValueError(
+            f"expected ranges of at least zero, got {int((~(r >= 0)).sum())} others; drop them"
+        )
+    rise = up[0] if up else np.zeros_like(r)
+    height, ground = r * np.sin(rise), r * np.cos(rise)
+    if effective_radius is not None:
+        if not up:
+            raise ValueError("expected elevation= beside effective_radius, got none")
+        radius = float(effective_radius)
+        height = np.sqrt(r**2 + radius**2 + 2 * r * radius * np.sin(rise)) - radius
+        ground = radius * np.arcsin(r * np.cos(rise) / (radius + height))
+        rise = rise + ground / radius
+    horizontal = np.stack([np.sin(east), np.cos(east)], -1)
+    x, directions = ground[:, None] * horizontal, np.cos(rise)[:, None] * horizontal
+    if up:
+        x = np.concatenate([x, height[:, None]], -1)
+        directions = np.concatenate([directions, np.sin(rise)[:, None]], -1)
+    if site is not None:
+        place = np.asarray(site, float).reshape(-1)
+        if place.shape != x.shape[1:]:
+            raise ValueError(f"expected a site of {x.shape[1]} numbers, got shape {place.shape}")
+        x = x + place
+    unit = unit_of(distance)
+    return (x if unit is None else UnitArray.of(x, [unit] * x.shape[1])), directions
+
+
+def _radians(angle: object, name: str) -> Float[np.ndarray, "..."]:
+    """Angles in radians, from degrees unless they have another unit."""
+    unit = unit_of(angle) or "degree"
+    factor = conversion(unit, "radian")
+    if factor is None:
+        raise ValueError(f"expected {name} in degrees or radians, got {unit!r}")
+    return factor * as_real(angle, name).double().numpy()
