@@ -490,7 +490,7 @@ def of_each_observation(
 def _trajectories(
     dataset: "xarray.Dataset", dimension: str, along: str
 ) -> tuple[str, Int[np.ndarray, "N"]] | None:
-    """The variable that tells the trajectories of observations, and the number of each one's."""
+    """The variable that numbers trajectories, and the number of that of each observation."""
     integers = {n: v for n, v in dataset.variables.items() if v.dtype.kind in "iu"}
     for name, variable in integers.items():
         if variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension:
