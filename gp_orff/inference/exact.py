@@ -505,11 +505,6 @@ class ExactInference(Inference):
         return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
 
     @torch.no_grad()
-    def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
-        """Cov[H f] plus the covariance of the noise."""
-        return _symmetric(self._lower(kernel, noises))
-
-    @torch.no_grad()
     def prior_covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
         """Cov[H f]."""
         if self.resolved is self.observed and self._in_tiles(kernel):

@@ -1,6 +1,6 @@
 """Standard errors of hyperparameters, and the evidence with learned curves integrated out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.likelihoods import raw_deg_frees
+from gp_orff.fitting.curvature import observed, prior_scales
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.noise import Tails, search_coordinates
 from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
@@ -29,10 +30,6 @@ from gp_orff.threads import chosen_threads
 # Standard errors of hyperparameters, from the curvature of the evidence.
 
 
-STEP = 2e-4
-"""The step of the central differences in a coordinate, usually a logarithm. Their error grows with
-STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
-gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
 _ESTIMATED = (
     "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
     "that of the evidence"
@@ -121,14 +118,13 @@ class Curvature:
         errors_of_u = np.full_like(u, np.nan)
         free = coordinates.at_bounds(u) == 0
         try:
-            gradient, hessian = _derivatives(coordinates, objective, u, free)
+            gradient, precision = observed(coordinates, objective, free)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError) as error:
             remarks = [
                 f"no standard errors: the evidence at nearby hyperparameters failed ({error})"
             ]
         else:
-            errors_of_u[free], remarks = _errors(gradient, -hessian)
-        coordinates.set(u)
+            errors_of_u[free], remarks = _errors(gradient, precision)
         errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
         for parameter in rotating(names):
             errors.pop(parameter, None)
@@ -169,24 +165,6 @@ def rotating(names: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     determined only up to a rotation, and has no standard error."""
     factors = (parameter for name, parameter in names.items() if name.endswith("covar_factor"))
     return [factor for factor in factors if factor.shape[-1] > 1]
-
-
-def _derivatives(
-    coordinates: Coordinates,
-    objective: Callable[[], Float[Tensor, ""]],
-    u: Float[np.ndarray, "k"],
-    free: Bool[np.ndarray, "k"],
-) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m m"]]:
-    """The gradient and the Hessian at u, in the free coordinates."""
-    if not free.any():
-        return np.zeros(0), np.zeros((0, 0))
-    gradients = []
-    for step in STEP * np.eye(len(u))[free]:
-        for shift in (step, -step):
-            coordinates.set(u + shift)
-            gradients.append(coordinates.value_and_gradient(objective)[1][free])
-    after, before = np.array(gradients[::2]), np.array(gradients[1::2])
-    return 0.5 * (after + before).mean(0), (after - before) / (2 * STEP)
 
 
 def _errors(
@@ -243,32 +221,15 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
     curves = [part.shape for part in learned_spectra(kernel, trained=True)]
     if not curves:
         return 0.0
-    model = (snapshot.inference, kernel, likelihoods, snapshot.fixed_mean)
-    curvature = _hessian(lambda: log_marginal_likelihood(*model), curves)
-    precision = torch.linalg.eigvalsh(torch.eye(len(curvature)).to(curvature) - curvature)
-    square = sum(curve.detach().double().square().sum() for curve in curves)
-    return -0.5 * (square + precision.clamp_min(_LEAST).log().sum()).item()
+    for parameter in kernel.parameters():
+        parameter.requires_grad_(any(parameter is curve for curve in curves))
+    model, coordinates = (snapshot.inference, kernel, likelihoods), Coordinates(kernel)
 
+    def objective() -> Float[Tensor, ""]:
+        return log_marginal_likelihood(*model, snapshot.fixed_mean) + coordinates.log_prior()
 
-@torch.enable_grad()
-def _hessian(
-    value: Callable[[], Float[Tensor, ""]], parameters: Sequence[nn.Parameter]
-) -> Float[Tensor, "k k"]:
-    """By central differences of the gradient."""
-
-    def gradient() -> Float[Tensor, "k"]:
-        parts = torch.autograd.grad(value(), parameters)
-        return torch.cat([part.double().flatten() for part in parts])
-
-    rows = []
-    for parameter in parameters:
-        entries = parameter.data.view(-1)
-        for i, entry in enumerate(entries.tolist()):
-            ends = []
-            for step in (_STEP, -_STEP):
-                entries[i] = entry + step
-                ends.append(gradient())
-            entries[i] = entry
-            rows.append((ends[0] - ends[1]) / (2 * _STEP))
-    hessian = torch.stack(rows)
-    return 0.5 * (hessian + hessian.mT)
+    scales = prior_scales(kernel, coordinates)
+    _, precision = observed(coordinates, objective, steps=_STEP / scales)
+    eigenvalues = np.linalg.eigvalsh(precision / np.outer(scales, scales))
+    square = sum(curve.detach().double().square().sum().item() for curve in curves)
+    return -0.5 * float(square + np.log(np.maximum(eigenvalues, _LEAST)).sum())
