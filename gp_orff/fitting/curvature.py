@@ -191,14 +191,14 @@ def _under_features(
 
     if not isinstance(inference, FeatureInference) or (present := equations()) is None:
         return None
-    size, start = len(coordinates.get()), _logarithms(present)
+    size = len(coordinates.get())
     turn = _TURN * np.cos(np.arange(size))
     (is_alike,) = (_are_alike(present, equations()) for _ in _moved(coordinates, turn[None]))
     if not is_alike:
         return None
-    steps = _STEP_OF_FEATURES * np.eye(size)
+    start, steps = _logarithms(present), _STEP_OF_FEATURES * np.eye(size)
     changes = [_logarithms(equations()) - start for _ in _moved(coordinates, steps)]
-    expansion, groups = present.expansion, present.groups
+    expansion, groups = present.expansion.general(), present.groups
     slopes, noise_slopes = (torch.stack(changes, -1) / _STEP_OF_FEATURES).split(
         [len(start) - len(groups), len(groups)]
     )
@@ -228,7 +228,7 @@ def _under_features(
 
 def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
     """log w of every feature, and log σ² of every group."""
-    squares = equations.expansion.directions.square().sum(-1)
+    squares = equations.expansion.general().directions.square().sum(-1)
     tiny = torch.finfo(squares.dtype).tiny
     noises = [group.noise.logdet / group.noise.precision.shape[-1] for group in equations.groups]
     return torch.cat([squares.clamp_min(tiny).log(), torch.stack(noises)])
@@ -237,7 +237,7 @@ def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
 def _are_alike(present: Primal, moved: Primal) -> bool:
     """Whether directions of features, which are real, and the ratios of the elements of Σ agree."""
     shapes = [
-        [some.expansion.directions, *(group.noise.precision for group in some.groups)]
+        [some.expansion.general().directions, *(group.noise.precision for group in some.groups)]
         for some in (present, moved)
     ]
     return not shapes[0][0].is_complex() and all(
