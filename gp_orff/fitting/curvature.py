@@ -21,11 +21,9 @@ from torch.nn.functional import normalize
 
 from gp_orff.data.noise import noises_of
 from gp_orff.fitting.search import Coordinates
-from gp_orff.inference.equations import Primal, information
+from gp_orff.inference.equations import Primal, Whitened, information
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference
-from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by, solve
-from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.learned import learned_spectra
 
 STEP = 2e-4
@@ -136,11 +134,8 @@ def _under_exact_kernel(
 ) -> Float[np.ndarray, "k k"]:
     noises = noises_of(kernel, likelihoods)
     prior, noise = inference.prior(kernel), inference.noise(noises)
-    factor, design = cholesky(prior + noise), inference.design(noises)
-    half, solved = solve(factor, design)
-    seen = seen_by(design, noise.diagonal())
-    evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
-    a = solved @ evidence.contrast(mean)
+    factor, half, evidence = data = Whitened.of_covariance(prior + noise, inference.design(noises))
+    a = data.solved(mean)[:, :1]
     scatter, of_kernel = inference.scatter_logdet(noises), set(kernel.parameters())
     owners = [p.parameter in of_kernel for p in coordinates.parts for _ in p.parameter.flatten()]
     moved, w, slopes = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners))), [], []
@@ -158,7 +153,7 @@ def _under_exact_kernel(
         left = half[:, 1:] @ evidence.mean_root()
         w = w - left @ (left.mT @ w)
     slopes = torch.stack(slopes).to(w)
-    count = max(inference.num_values - len(design), 1.0)
+    count = max(inference.num_values - len(half), 1.0)
     total = w.mT @ w + slopes[:, None] * slopes / count
     return (0.5 * total / _STEP_OF_COVARIANCES**2).cpu().numpy()
 

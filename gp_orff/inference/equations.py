@@ -211,9 +211,9 @@ class Dual(NormalEquations):
 
     def posterior(self, mean):
         features = self.rows.features
-        factor, solved, evidence = dense_posterior(self._covariance, self.rows.design, mean)
+        factor, _, evidence = data = Whitened.of_covariance(self._covariance, self.rows.design)
+        theta = mean_and_response(features.mT @ data.solved(mean))
         whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-        theta = mean_and_response(features.mT @ solved)
         return DualPosterior(self.expansion, *theta, whitened), evidence
 
 
@@ -243,29 +243,36 @@ def dense_evidence(
     return Evidence(quad / size, logdet, seen_by(design, covariance.diagonal(dim1=-1, dim2=-2)))
 
 
-def dense_posterior(
-    covariance: Float[Tensor, "*b M M"],
-    design: Float[Tensor, "*b M 1+p"],
-    mean: Float[Tensor, "*b p"] | None,
-) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1+p"], Evidence]:
-    """The Cholesky factor L of the covariance, (L Lᵀ)⁻¹[y − c, 1⊗I_p], and the evidence of V."""
-    factor = cholesky(covariance)
-    seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
-    return factor, *solve_with(factor, design, mean, partial(Evidence, seen=seen))
+class Whitened(NamedTuple):
+    """The factor L of A, L⁻¹B, and the evidence that follows from BᵀA⁻¹B and log|A|."""
 
+    factor: Float[Tensor, "*b n n"]
+    half: Float[Tensor, "*b n 1+p"]
+    evidence: Evidence
 
-def solve_with(
-    factor: Float[Tensor, "*b n n"],
-    b: Float[Tensor, "*b n 1+p"],
-    mean: Float[Tensor, "*b p"] | None,
-    evidence_of: Callable[[Tensor, Tensor], Evidence],
-) -> tuple[Float[Tensor, "*b n 1+p"], Evidence]:
-    """A⁻¹B times the contrasts of the mean c, from the factor of A, and the evidence that follows
-    from BᵀA⁻¹B and log|A|."""
-    half = torch.linalg.solve_triangular(factor, b, upper=False)
-    evidence = evidence_of(half.mT @ half, log_determinant(factor))
-    residual = half @ evidence.contrasts(mean)
-    return torch.linalg.solve_triangular(factor.mT, residual, upper=True), evidence
+    @classmethod
+    def of(
+        cls,
+        factor: Float[Tensor, "*b n n"],
+        b: Float[Tensor, "*b n 1+p"],
+        evidence_of: Callable[[Tensor, Tensor], Evidence],
+    ) -> "Whitened":
+        """From the factor and B; `evidence_of` BᵀA⁻¹B and log|A|."""
+        half = torch.linalg.solve_triangular(factor, b, upper=False)
+        return cls(factor, half, evidence_of(half.mT @ half, log_determinant(factor)))
+
+    @classmethod
+    def of_covariance(
+        cls, covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
+    ) -> "Whitened":
+        """Of V under a dense covariance, noise included, whose lower triangle is read."""
+        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+        return cls.of(cholesky(covariance), design, partial(Evidence, seen=seen))
+
+    def solved(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b n 1+p"]:
+        """A⁻¹B times the contrasts of the mean c: of V, the columns of [y − c, 1⊗I_p]."""
+        residual = self.half @ self.evidence.contrasts(mean)
+        return torch.linalg.solve_triangular(self.factor.mT, residual, upper=True)
 
 
 def mean_and_response(
@@ -336,26 +343,46 @@ Rows = DenseRows | TrackRows
 
 
 @dataclass(frozen=True)
-class Primal(NormalEquations):
-    """The primal algebra: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows."""
+class WeightEquations(NormalEquations):
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows, and B."""
 
     expansion: FeatureExpansion | ScaledExpansion
     groups: Sequence[Group]
     rows: Sequence[Rows] = ()
 
-    def evidence(self) -> Evidence:
-        if self._products is None:
-            return self._evidence(*InvQuadLogdet.apply(self._a, self._b))
-        return self._evidence(*MaskedInvQuadLogdet.apply(self._b, *self._products))
-
-    def posterior(self, mean):
-        factor = psd_safe_cholesky(self._a)
-        weights, evidence = solve_with(factor, self._b, mean, self._evidence)
-        return PrimalPosterior(self._general, *mean_and_response(weights), factor), evidence
+    @cached_property
+    def general(self) -> FeatureExpansion:
+        return self.expansion.general()
 
     @cached_property
-    def _general(self) -> FeatureExpansion:
-        return self.expansion.general()
+    def whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """N^{−½}Φ, N^{−½}V and log|N| of the rows."""
+        return [rows.whitened() for rows in self.rows]
+
+    @cached_property
+    def b(self) -> Float[Tensor, "*b F 1+p"]:
+        of_rows = sum(features.mT @ design for features, design, _ in self.whitened)
+        return right_hand_sides(self.general, self.groups) + of_rows if self.groups else of_rows
+
+    def evidence_of(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        """The evidence from BᵀA⁻¹B and log|A|."""
+        row_terms = [(design.mT @ design, logdet) for _, design, logdet in self.whitened]
+        return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)
+
+
+@dataclass(frozen=True)
+class Primal(WeightEquations):
+    """The primal algebra, which factorises A."""
+
+    def evidence(self) -> Evidence:
+        if self._products is None:
+            return self.evidence_of(*InvQuadLogdet.apply(self._a, self.b))
+        return self.evidence_of(*MaskedInvQuadLogdet.apply(self.b, *self._products))
+
+    def posterior(self, mean):
+        weights = Whitened.of(psd_safe_cholesky(self._a), self.b, self.evidence_of)
+        theta = mean_and_response(weights.solved(mean))
+        return PrimalPosterior(self.general, *theta, weights.factor), weights.evidence
 
     @cached_property
     def _products(self) -> list[Tensor] | None:
@@ -365,7 +392,7 @@ class Primal(NormalEquations):
         independent = all(is_diagonal(group.noise) for group in self.groups)
         if independent and isinstance(self.expansion, ScaledExpansion):
             return _scaled_parts(self.expansion, self.groups)
-        layers = self._general.layers
+        layers = self.general.layers
         if are_coupled(layers, self.groups):
             return None
         return [*chain.from_iterable(masked_parts(layer, self.groups) for layer in layers)]
@@ -374,25 +401,10 @@ class Primal(NormalEquations):
     def _a(self) -> Float[Tensor, "*b F F"]:
         if self._products is not None:
             return masked_sum(self._products)
-        of_rows = sum(features.mT @ features for features, *_ in self._whitened)
+        of_rows = sum(features.mT @ features for features, *_ in self.whitened)
         if not self.groups:
             return of_rows + torch.eye(len(of_rows)).to(of_rows)
-        return information(self._general, self.groups) + of_rows
-
-    @cached_property
-    def _b(self) -> Float[Tensor, "*b F 1+p"]:
-        of_rows = sum(features.mT @ design for features, design, _ in self._whitened)
-        return right_hand_sides(self._general, self.groups) + of_rows if self.groups else of_rows
-
-    @cached_property
-    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        return [rows.whitened() for rows in self.rows]
-
-    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
-        row_terms = [
-            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
-        ]
-        return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)
+        return information(self.general, self.groups) + of_rows
 
 
 def right_hand_sides(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,12 +26,11 @@ from gp_orff.data.observations import (
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import Nodes, Scatter, SiteMeans, across_sites, merged_at, site_labels
 from gp_orff.data.track_reading import TrackObservations
-from gp_orff.inference.equations import dense_evidence, dense_posterior, mean_and_response
+from gp_orff.inference.equations import Whitened, dense_evidence, mean_and_response
 from gp_orff.inference.exact_posterior import ExactPosterior, observed_covariance
 from gp_orff.inference.features import Inference, Posterior, Residuals
-from gp_orff.inference.quadratic import Evidence, log_determinant, seen_by
+from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.tiles import Tiles, covariance_of_tiles, tiled_evidence
-from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.pairs import in_closed_form
 from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.symbols.base import Identity
@@ -264,14 +262,6 @@ def _records_at_a_site(data: Dataset, reach: Sequence[float]) -> float:
 #    factor and the solution.
 
 
-class Whitened(NamedTuple):
-    """Data under every kernel of a batch: the factors L of their covariances, and L⁻¹V."""
-
-    factor: Float[Tensor, "*b M M"]
-    half: Float[Tensor, "*b M 1+p"]
-    evidence: Evidence
-
-
 Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
 """(data, levels) ↦ the changes of the field within the sites of every group, or within the parts
 of sites that are halved, over the noise variance."""
@@ -435,11 +425,7 @@ class ExactInference(Inference):
     def in_batches(self, kernel: Kernel, noises: Noises) -> Whitened:
         """The evidence under every kernel of a batch, each with its noise."""
         covariance = covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-        factor, design = cholesky(covariance), self.design(noises)
-        half = torch.linalg.solve_triangular(factor, design, upper=False)
-        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
-        evidence = Evidence(half.mT @ half, log_determinant(factor), seen)
-        return Whitened(factor, half, evidence)
+        return Whitened.of_covariance(covariance, self.design(noises))
 
     def posteriors(
         self,
@@ -448,10 +434,8 @@ class ExactInference(Inference):
         mean: Float[Tensor, "p"] | None,
     ) -> list[Posterior]:
         """The posteriors of a batch, with the kernel and the noise of each."""
-        factor, half, evidence = whitened
-        residual = half @ evidence.contrasts(mean)
-        solved = torch.linalg.solve_triangular(factor.mT, residual, upper=True)
-        posteriors = []
+        factor, _, evidence = whitened
+        solved, posteriors = whitened.solved(mean), []
         for number, (kernel, noises) in enumerate(each):
             alpha = mean_and_response(solved[number])
             parts = kernel, self.resolved, noises, factor[number], *alpha, Identity(), ()
@@ -481,8 +465,8 @@ class ExactInference(Inference):
         covariance, design = self._lower(kernel, noises), self.design(noises)
         with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
             warnings.simplefilter("ignore", NumericalWarning)
-            factor, solved, evidence = dense_posterior(covariance, design, mean)
-        alpha = mean_and_response(solved)
+            factor, _, evidence = whitened = Whitened.of_covariance(covariance, design)
+        alpha = mean_and_response(whitened.solved(mean))
         distribution = ExactPosterior(kernel, self.resolved, noises, factor, *alpha, Identity(), ())
         return self._posterior(distribution, evidence, noises, mean)
 
@@ -503,18 +487,6 @@ class ExactInference(Inference):
         if self.resolved is self.observed and self._in_tiles(kernel):
             return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
         return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
-
-    @torch.no_grad()
-    def prior_covariance(self, kernel: Kernel) -> Float[Tensor, "M M"]:
-        """Cov[H f]."""
-        if self.resolved is self.observed and self._in_tiles(kernel):
-            return _symmetric(self._tiles.covariance(kernel))
-        return _symmetric(observed_covariance(kernel, self.resolved))
-
-    def constants(self, noises: Noises) -> Float[Tensor, "M p"]:
-        """H: the constant mean of each output as the rows of `covariance` observe it."""
-        num_outputs = next(iter(noises.values())).shape[-1]
-        return torch.cat([part.design(num_outputs)[:, 1:] for part in self.resolved])
 
     @torch.no_grad()
     def residuals(self, posterior):
@@ -614,11 +586,6 @@ def has_covariance(kernel: Kernel, data: Data) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def _symmetric(lower: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """The symmetric matrix with this lower triangle."""
-    return lower.tril() + lower.tril(-1).mT
 
 
 def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:

@@ -202,7 +202,7 @@ def with_drawn_weights(
     points, sizes = PointObservations(parts), [part.y.numel() for part in parts]
     noise = points.noise_covariance(noises)  # N, of unit weights
     noise_root = cholesky(noise)
-    prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
+    prior, constants = inference.prior(kernel), inference.design(noises)[:, 1:]
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
     root = vectors * values.clamp_min(0).sqrt()
     weights = list(data.all_weights())
