@@ -724,6 +724,21 @@ def test_weights_are_drawn_from_their_posterior():
     assert ((model.posterior().mean(x) - expected).abs() > 4.5 * error).any()
 
 
+def test_drawn_weights_do_not_depend_on_an_unknown_mean():
+    """A constant added to all observations changes no weight, to rounding."""
+    x, y = problem(6)
+    likelihood = gp_orff.MultitaskStudentTLikelihood(num_tasks=2).double()
+    model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2), likelihood=likelihood)
+    drawn = []
+    for shift in (0.0, torch.tensor([40.0, -70.0]).double()):
+        state = model.condition(x, y + shift, merge=0).state
+        parts = state.kernel, state.likelihoods, None, np.random.default_rng(0)
+        inference = with_drawn_weights(state.inference, *parts)
+        drawn.append(torch.cat(list(inference.data.all_weights())))
+    assert drawn[0].std() > 0.1
+    torch.testing.assert_close(drawn[0], drawn[1], rtol=1e-8, atol=0)
+
+
 @pytest.mark.slow
 def test_weights_of_chunks_are_those_of_arrays():
     """Of two groups, whose observations come in another order than that of the covariance."""
