@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from gp_orff import nufft
 from gp_orff.features import chunked
-from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.columns import TrigColumns
 from gp_orff.features.phases import LinearPhases
 from gp_orff.kernels.base import is_traced
 
@@ -202,12 +202,6 @@ class LatticeColumns(TrigColumns):
             c[:d][rows, d:] = 0.5 * (imag[total] - imag[difference])
         c[d:, :d] = c[:d, d:].mT
         return c
-
-    def same(self, other: Columns) -> bool:
-        return isinstance(other, LatticeColumns) and all(
-            torch.equal(getattr(self, name), getattr(other, name))
-            for name in ("indices", "spacing", "origin")
-        )
 
     def crop(self, sums: Complex[Tensor, "q"], to: "LatticeColumns") -> Complex[Tensor, "q2"]:
         """T of a smaller lattice `to`: the middle of T of this lattice."""

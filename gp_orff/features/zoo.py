@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.phases import Phases, equal
+from gp_orff.features.columns import PointwiseColumns
+from gp_orff.features.phases import Phases
 from gp_orff.kernels.dot_product import Polynomials
 
 # The columns ‖x‖ⁿ L_m(⟨x, z⟩/‖x‖) of dot-product kernels.
@@ -76,17 +76,6 @@ class DotProductColumns(PointwiseColumns):
             factors[: len(half)] *= len(sampled) / max(len(half), 1)
             halves.append((torch.cat([half, constant]), factors))
         return halves
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, DotProductColumns)
-            and (self.dims, self.polynomials) == (other.dims, other.polynomials)
-            and torch.equal(self.degrees, other.degrees)
-            and torch.equal(self.orders, other.orders)
-            and equal(self.scale, other.scale)
-            and equal(self.offset, other.offset)
-            and self.phases.same(other.phases)
-        )
 
     def plain(self) -> dict[str, object]:
         tensors = {name: getattr(self, name) for name in ("degrees", "orders", "scale", "offset")}
@@ -197,15 +186,6 @@ class TemplateColumns(PointwiseColumns):
             self.templates.new_full(h.shape, s) for h, s in zip(halves, shares, strict=True)
         ]
         return list(zip(halves, variances, strict=True))
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, TemplateColumns)
-            and (self.a, self.p, self.dims) == (other.a, other.p, other.dims)
-            and torch.equal(self.templates, other.templates)
-            and torch.equal(self.center, other.center)
-            and equal(self.inverse_lengthscale, other.inverse_lengthscale)
-        )
 
     def plain(self) -> dict[str, object]:
         names = ("templates", "inverse_lengthscale", "center")
