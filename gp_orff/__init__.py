@@ -27,7 +27,7 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
 from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
-from gp_orff.features.zoo_rules import GaussHermite, Templates
+from gp_orff.features.zoo import GaussHermite, Templates
 from gp_orff.fitting.search import SearchWarning
 from gp_orff.inference.posteriors import FeatureWarning
 from gp_orff.kernels import lengths  # noqa: F401

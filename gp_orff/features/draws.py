@@ -426,8 +426,8 @@ class LatticeDraw(FixedBuffers, Draw):
         lengthscale_range: the shortest and longest lengthscale for which the frequencies are
             valid, relative to the present lengthscales.
         diagonal_correction: whether inference adds the truncated variance.
-        cell: which of the points represent the cell around ω = 0 of a field; see `near_zero` in
-            `gp_orff.features`.
+        cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
+            `gp_orff.features.assemble`.
     """
 
     sampled = False

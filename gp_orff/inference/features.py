@@ -26,13 +26,13 @@ from gp_orff.features.assemble import (
     expand_terms,
     num_features,
     require_separate,
+    with_constants,
 )
 from gp_orff.features.columns import Columns
 from gp_orff.features.draws import Draw
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.near_zero import with_constants
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.equations import (
     DenseRows,

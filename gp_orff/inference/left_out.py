@@ -35,8 +35,7 @@ from gp_orff.inference.along_tracks import (
     residual_of_blocks,
 )
 from gp_orff.inference.equations import DenseRows, has_blocks, whole_vectors
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.exact_posterior import observed_covariance
+from gp_orff.inference.exact import ExactInference, observed_covariance
 from gp_orff.inference.features import FeatureInference, Inference, Posterior, Residuals
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.quadratic import Evidence, seen_by

@@ -20,7 +20,7 @@ from gp_orff.features.draws import Rule
 from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.grid import Grid
 from gp_orff.features.random import LongTails, QuasiMonteCarlo
-from gp_orff.inference.exact_posterior import ExactPosterior
+from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.kernels.base import is_transformed
 from gp_orff.kernels.symbol_covariance import decided
