@@ -615,7 +615,8 @@ class ExactInference(Inference):
             parts = self.design(noises), self._noise_by_group(noises)
             evidence = tiled_evidence(kernel, self._tiles, *parts)
         else:
-            evidence = dense_evidence(*self._covariance_and_design(kernel, noises))
+            covariance = observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
+            evidence = dense_evidence(covariance, self.design(noises))
         return self._with_scatter(evidence, noises)
 
     def serves_batches(self, kernel: Kernel) -> bool:
@@ -731,13 +732,6 @@ class ExactInference(Inference):
         )
         blocks = (part.scatter_terms(noises) for part in self.data.tracks)
         return evidence.with_scatter(chain(sites, blocks))
-
-    def _covariance_and_design(
-        self, kernel: Kernel, noises: Noises
-    ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M 1+p"]]:
-        """Cov[H f] plus the covariance of the noise, and V."""
-        covariance = observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
-        return covariance, self.design(noises)
 
     @torch.no_grad()
     def prior(self, kernel: Kernel) -> Float[Tensor, "M M"]:

@@ -424,7 +424,9 @@ class FeatureInference(Inference):
             for part in self.data.symbol_data
         ]
         if statistics is None:
-            rows = symbol_data + self._rows_of_tracks(expansion, noises, delta)
+            white = None if delta is None else (delta, torch.zeros_like(delta))
+            rows = [DenseRows.of(part, expansion, noises, white) for part in self.data.tracks]
+            rows = symbol_data + rows
             return dual_equations(expansion, self._point_observations, rows, noises, delta)
         noise = self._group_noises(noises, delta, statistics)
         groups = [
@@ -479,12 +481,6 @@ class FeatureInference(Inference):
             averages = self._directed[number] if shared else part.averages_along(expansion.phi)
             rows.append(TrackRows.of(part, expansion, averages, noises, delta))
         return rows
-
-    def _rows_of_tracks(
-        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
-    ) -> list[DenseRows]:
-        truncated = None if delta is None else (delta, torch.zeros_like(delta))
-        return [DenseRows.of(part, expansion, noises, truncated) for part in self.data.tracks]
 
     @cached_property
     def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:

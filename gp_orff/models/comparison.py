@@ -10,7 +10,6 @@ from itertools import pairwise
 import torch
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -366,7 +365,7 @@ def compare_with_exact(
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(
-        _rms((mean - exact_mean) / exact_sd),
+        ((mean - exact_mean) / exact_sd).square().mean().sqrt().item(),
         ((sd - exact_sd) / exact_sd).abs().max().item(),
         nats - exact_nats,
         features,
@@ -385,7 +384,3 @@ def _subset_of(
     }
     data = model.copied(x[rows], y[rows], Options(**row_options))
     return model.state.weighted(data, model.state.data)
-
-
-def _rms(values: Float[Tensor, "n p"]) -> float:
-    return values.square().mean().sqrt().item()
