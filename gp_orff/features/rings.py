@@ -288,7 +288,7 @@ class HarmonicDraw(FixedBuffers, Draw):
         root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
         units, columns = phi.directions(), torch.arange(phi.num_columns, device=phi.device)
         scales = torch.cat([root, root], dim=-1)
-        return ScaledExpansion(phi, scales, torch.cat([units, units]), columns)
+        return ScaledExpansion.of(phi, scales, torch.cat([units, units]), columns)
 
     def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
         """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
