@@ -21,8 +21,7 @@ from gp_orff.kernels.lattice_sums import (
     second_moments,
     weight_at_zero,
 )
-from gp_orff.kernels.mixture_spectra import ScaleMixture
-from gp_orff.kernels.spectra import Spectrum, unit_sphere
+from gp_orff.kernels.spectra import ScaleMixture, Spectrum, unit_sphere
 from gp_orff.kernels.tree import (
     Factor,
     Leaf,

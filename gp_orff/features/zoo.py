@@ -17,7 +17,7 @@ from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed
 from gp_orff.features.phases import LinearPhases, Phases
 from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
-from gp_orff.kernels.mixture_spectra import Gaussian
+from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
 
 # The columns ‖x‖ⁿ L_m(⟨x, z⟩/‖x‖) of dot-product kernels.

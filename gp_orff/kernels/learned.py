@@ -17,8 +17,14 @@ from torch.nn.functional import softplus
 
 from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.lengths import shortest_lengths
-from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
-from gp_orff.kernels.spectra import GRID_INPUTS, RadialKernel, Range
+from gp_orff.kernels.spectra import (
+    GRID_INPUTS,
+    RadialKernel,
+    Range,
+    ScaleMixture,
+    chi2_moment,
+    chi2_tail,
+)
 
 # The power law that a learned curve follows beyond its shortest knot.
 #

@@ -21,8 +21,7 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.cross_validation import CrossValidation, blocks_of
-from gp_orff.models.report import table
-from gp_orff.models.standard_errors import integration_over_spectra
+from gp_orff.models.report import integration_over_spectra, table
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.settings import check_calibration
 from gp_orff.threads import chosen_threads

@@ -10,7 +10,7 @@ from gpytorch.means import ZeroMean
 from numpy.polynomial.hermite_e import hermegauss
 
 import gp_orff
-from gp_orff.models.standard_errors import integration_over_spectra
+from gp_orff.models.report import integration_over_spectra
 from tests.support.fields import draw
 
 NOISE, LENGTH = 0.05, 0.4
