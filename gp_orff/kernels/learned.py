@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.base import check_positive_integer, set_value, value_of
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import (
     GRID_INPUTS,
@@ -217,7 +217,8 @@ class LearnedSpectrumKernel(RadialKernel):
         self._basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
         size = torch.Size([*self.batch_shape, num_knots - 1])
         self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
-        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
+        closures = partial(value_of, "shape"), partial(set_value, "shape")
+        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), *closures)
 
     def get_extra_state(self) -> dict[str, bool]:
         """What the covariance depends on, and no parameter or buffer has."""
@@ -333,14 +334,6 @@ class LearnedSpectrumKernel(RadialKernel):
             points = min(s.dim() - len(self.batch_shape), 2)  # axes before these are broadcast
             factors = [factor[(..., *[None] * points)] for factor in factors]
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
-
-
-def _shape(kernel: LearnedSpectrumKernel) -> Float[Tensor, "*b J-1"]:
-    return kernel.shape
-
-
-def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) -> None:
-    kernel.initialize(shape=value)
 
 
 # A learned spectrum that is another one plus a difference: the two parts of one field.
