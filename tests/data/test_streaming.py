@@ -11,7 +11,7 @@ import torch
 
 import gp_orff
 from gp_orff.data import dataset as held
-from gp_orff.data.observations import lookup
+from gp_orff.data.sites import lookup
 from gp_orff.inference.features import IterativeInference
 from tests.support.fields import conditioned, curl_free, flow
 
