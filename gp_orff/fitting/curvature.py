@@ -97,8 +97,11 @@ def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, 
     curves = {id(part.shape) for part in learned_spectra(kernel)}
     return np.concatenate(
         [
-            np.full(part.parameter.numel(), part.scale * (id(part.parameter) in curves))
-            for part in coordinates.parts
+            np.zeros(0),
+            *(
+                np.full(part.parameter.numel(), part.scale * (id(part.parameter) in curves))
+                for part in coordinates.parts
+            ),
         ]
     )
 

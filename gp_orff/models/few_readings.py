@@ -351,7 +351,7 @@ def sample_of_hyperparameters(
     if draws is None:
         return Sample()
     effective = draws.effective
-    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
+    if not prior_scales(kernel, coordinates).any():  # few curves are better than one of them
         _warn_of_few(len(draws.weights), effective)
     if priors is not None:
         most = int(min(effective, _MEMBERS, _MEMORY / inference.size**2))

@@ -33,7 +33,6 @@ from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.trainer import MOST_SEARCHED
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, log_marginal_likelihood
-from gp_orff.kernels.learned import learned_spectra
 from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
@@ -421,20 +420,18 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
         kernel: its kernel, which tells the curves that are trained; it is not changed.
     """
     kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
-    curves = [part.shape for part in learned_spectra(kernel, trained=True)]
-    if not curves:
-        return 0.0
-    for parameter in kernel.parameters():
-        parameter.requires_grad_(any(parameter is curve for curve in curves))
     model, coordinates = (snapshot.inference, kernel, likelihoods), Coordinates(kernel)
+    scales = prior_scales(kernel, coordinates)
+    if not (curves := scales > 0).any():
+        return 0.0
 
     def objective() -> Float[Tensor, ""]:
         return log_marginal_likelihood(*model, snapshot.fixed_mean) + coordinates.log_prior()
 
-    scales = prior_scales(kernel, coordinates)
-    _, precision = observed(coordinates, objective, steps=_STEP / scales)
+    steps, scales = _STEP / np.where(curves, scales, 1.0), scales[curves]
+    _, precision = observed(coordinates, objective, curves, steps)
     eigenvalues = np.linalg.eigvalsh(precision / np.outer(scales, scales))
-    square = sum(curve.detach().double().square().sum().item() for curve in curves)
+    square = np.square(scales * coordinates.get()[curves]).sum()
     return -0.5 * float(square + np.log(np.maximum(eigenvalues, _LEAST)).sum())
 
 
