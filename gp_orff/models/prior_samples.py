@@ -10,11 +10,10 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.assemble import draw, expand, term_spectra
+from gp_orff.features.assemble import draw, expand, term_spectra, with_constants
 from gp_orff.features.chunked import Box
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import GRID_INPUTS, Grid
-from gp_orff.features.near_zero import with_constants
 from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.kernels.base import check_positive_integer
 from gp_orff.kernels.symbol_covariance import require
