@@ -65,10 +65,10 @@ from gp_orff.symbols.pointwise import (
     DivergenceFreePart,
     Jacobian,
     Potential,
+    ReductionToPole,
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.symbols.reduction import ReductionToPole
 from gp_orff.versions import show_versions
 
 __all__ = [
