@@ -51,8 +51,8 @@ from gp_orff.models.cross_validation import CrossValidation
 from gp_orff.models.energy_spectrum import EnergySpectrum
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fit_plan import FitPlan
-from gp_orff.models.prior_samples import sample_prior
 from gp_orff.models.report import FitReport
+from gp_orff.models.sample_paths import sample_prior
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
