@@ -27,7 +27,7 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
 from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
-from gp_orff.features.zoo_rules import GaussHermite, Templates
+from gp_orff.features.zoo import GaussHermite, Templates
 from gp_orff.fitting.search import SearchWarning
 from gp_orff.inference.posteriors import FeatureWarning
 from gp_orff.kernels import lengths  # noqa: F401
@@ -51,8 +51,8 @@ from gp_orff.models.cross_validation import CrossValidation
 from gp_orff.models.energy_spectrum import EnergySpectrum
 from gp_orff.models.field_posterior import FieldPosterior
 from gp_orff.models.fit_plan import FitPlan
-from gp_orff.models.prior_samples import sample_prior
 from gp_orff.models.report import FitReport
+from gp_orff.models.sample_paths import sample_prior
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.integrals import BoxAverage, Flux, LineIntegral
@@ -65,10 +65,10 @@ from gp_orff.symbols.pointwise import (
     DivergenceFreePart,
     Jacobian,
     Potential,
+    ReductionToPole,
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.symbols.reduction import ReductionToPole
 from gp_orff.versions import show_versions
 
 __all__ = [

@@ -1,9 +1,16 @@
 """Spectral densities of stationary kernels, and `Spectrum` and `GridSpectrum` for your own."""
 
 from gp_orff.kernels.learned import FiniteMixture
-from gp_orff.kernels.mixture_spectra import GammaMixture, Gaussian, ScaleMixture, StudentT
 from gp_orff.kernels.scalar import BesselSpectrum
-from gp_orff.kernels.spectra import GridSpectrum, Spectrum, spectrum
+from gp_orff.kernels.spectra import (
+    GammaMixture,
+    Gaussian,
+    GridSpectrum,
+    ScaleMixture,
+    Spectrum,
+    StudentT,
+    spectrum,
+)
 from gp_orff.kernels.spectral_mixture import SpectralMixture
 
 __all__ = [

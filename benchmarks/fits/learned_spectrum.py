@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import gp_orff
-from gp_orff.models.standard_errors import integration_over_spectra
+from gp_orff.models.report import integration_over_spectra
 
 BASES = {
     "learned": gp_orff.LearnedSpectrumKernel,

@@ -21,8 +21,7 @@ from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
 from gp_orff.features.random import Measure, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.mixture_spectra import Gaussian
-from gp_orff.kernels.spectra import Spectrum
+from gp_orff.kernels.spectra import Gaussian, Spectrum
 from gp_orff.kernels.spectral_mixture import SpectralMixture
 from gp_orff.kernels.tree import (
     Factor,
@@ -44,9 +43,7 @@ from gp_orff.kernels.tree import (
 class Tail(Protocol):
     """t(x), which increases in the error x."""
 
-    @property
-    def scale(self) -> float:
-        """An error of the size of one Y_j, where a search begins."""
+    scale: float  # an error of the size of one Y_j, where a search begins
 
     def __call__(self, error: float) -> float:
         """t(x) at an error x."""
@@ -56,14 +53,10 @@ class Tail(Protocol):
 class Hoeffding:
     """x²/(2a²) for scalars with |Y_j| ≤ a (Rahimi & Recht 2007, Section 3)."""
 
-    largest: float  # a
-
-    @property
-    def scale(self) -> float:
-        return self.largest
+    scale: float  # a
 
     def __call__(self, error: float) -> float:
-        return 0.5 * (error / self.largest) ** 2
+        return 0.5 * (error / self.scale) ** 2
 
 
 @dataclass(frozen=True)
@@ -71,14 +64,10 @@ class Bernstein:
     """x²/(2b + 2Ux/3) for ‖Y_j − K‖₂ ≤ U and b = ‖E(Y_j − K)²‖₂ (Brault et al. 2016, Thm B.1)."""
 
     variance: float  # b
-    largest: float  # U
-
-    @property
-    def scale(self) -> float:
-        return self.largest
+    scale: float  # U
 
     def __call__(self, error: float) -> float:
-        return error**2 / (2 * self.variance + 2 * self.largest * error / 3)
+        return error**2 / (2 * self.variance + 2 * self.scale * error / 3)
 
 
 @dataclass(frozen=True)
@@ -90,14 +79,10 @@ class Subexponential:
     """
 
     variance: float  # b
-    orlicz: float  # m, twice the Orlicz norm
-
-    @property
-    def scale(self) -> float:
-        return self.orlicz
+    scale: float  # m, twice the Orlicz norm
 
     def __call__(self, error: float) -> float:
-        b, m = self.variance, self.orlicz
+        b, m = self.variance, self.scale
         u = m * math.log1p(2 * m * m / b)
         if error * u <= 2 * (math.e - 1) * b:
             return error**2 / (4 * b + 2 * error * u / 3)
@@ -112,14 +97,10 @@ class Logarithmic:
     """
 
     variance: float  # σ²
-    largest: float  # M
-
-    @property
-    def scale(self) -> float:
-        return self.largest
+    scale: float  # M
 
     def __call__(self, error: float) -> float:
-        double = 2 * self.largest
+        double = 2 * self.scale
         return error / (2 * double) * math.log1p(double * error / self.variance)
 
 

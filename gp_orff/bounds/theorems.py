@@ -19,7 +19,7 @@ from gp_orff.bounds.constants import (
 from gp_orff.features.chunked import Box
 from gp_orff.features.phases import FastfoodProjection
 from gp_orff.features.random import Measure
-from gp_orff.kernels.mixture_spectra import Gaussian
+from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Mixing, leaf_dims
 
 # Theorems on the error of random features, for every kernel of the package.

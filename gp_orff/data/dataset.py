@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.noise import Noises
-from gp_orff.data.observations import Observations, SymbolObservations, fingerprints, join, lookup
+from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.sites import BY_THE_PRIOR, Repeats
+from gp_orff.data.sites import BY_THE_PRIOR, Repeats, fingerprints, lookup
 from gp_orff.data.sources import InMemory, Source, WithinBox, fold_sources, statistics_under
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces

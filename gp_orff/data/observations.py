@@ -6,11 +6,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, Self, TypeVar
 
-import numpy as np
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
@@ -370,45 +368,3 @@ def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
             f"expected a positive noise variance, {q} of them or a covariance matrix, got {noise!r}"
         )
     return covariance
-
-
-_WORD = 2**64 - 1
-
-
-def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
-    """A 64-bit number for each observation, equal for equal observations.
-
-    Two different ones collide with probability 2⁻⁶⁴. y enters in single precision, because a trend
-    that was subtracted may change its last digits.
-    """
-    columns = torch.cat([part.x, part.y.float().double()], dim=-1) + 0.0  # −0 becomes 0
-    bits = np.full(len(part), hash(part.key) & _WORD, dtype=np.uint64)
-    for column in columns.cpu().numpy().view(np.uint64).T:
-        bits = _mix_bits(bits ^ column)
-    return bits
-
-
-def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
-    """The row of each requested fingerprint among the stored ones, −1 where there is none.
-
-    The k-th of equal requested fingerprints takes the k-th of equal stored ones.
-    """
-    order = np.argsort(stored, kind="stable")
-    rank = np.searchsorted(stored[order], requested) + _repeats(requested)
-    row = order[np.minimum(rank, len(stored) - 1)]
-    return np.where((rank < len(stored)) & (stored[row] == requested), row, -1)
-
-
-def _repeats(values: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The number of equal values before each value."""
-    order = np.argsort(values, kind="stable")
-    ordered, before = values[order], np.empty(len(values), dtype=np.int64)
-    before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
-    return before
-
-
-def _mix_bits(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijection of 64-bit words: each input bit changes half of the output bits (SplitMix64)."""
-    bits = (bits ^ (bits >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
-    bits = (bits ^ (bits >> 27)) * np.uint64(0x94D049BB133111EB)
-    return bits ^ (bits >> 31)

@@ -177,7 +177,8 @@ def _serialize(value: object) -> Iterator[bytes]:
         for item in value:
             yield from _serialize(item)
     elif hasattr(value, "__dask_tokenize__"):
-        yield _token(value)
+        # What Dask calls a collection by does not change with the process.
+        yield import_module("dask.base").tokenize(value).encode()
     elif is_dataclass(value) and not isinstance(value, type):
         own = [getattr(value, part.name) for part in fields(value)]
         yield from _serialize([type(value).__qualname__, *own])
@@ -189,11 +190,6 @@ def _serialize(value: object) -> Iterator[bytes]:
         yield f"{value.__module__}.{value.__qualname__}".encode()
     else:
         yield pickle.dumps(value) if callable(value) else repr(value).encode()
-
-
-def _token(value: object) -> bytes:
-    """What Dask calls a collection by, which does not change with the process."""
-    return import_module("dask.base").tokenize(value).encode()
 
 
 # Warnings of tasks in other processes, which reach the caller.

@@ -7,7 +7,7 @@ from numbers import Real
 import numpy as np
 import scipy.spatial
 import torch
-from jaxtyping import Bool, Float, Int, UInt64
+from jaxtyping import Bool, Float, Int, Shaped, UInt64
 from torch import Tensor
 
 from gp_orff.data.noise import Noise
@@ -79,6 +79,7 @@ BY_THE_PRIOR = Repeats()  # merges positions that the prior cannot tell apart
 
 
 _ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
+_WORD = 2**64 - 1
 _OFFSET = 0.37  # of cells, so that rounded numbers do not lie at their edges
 
 
@@ -102,10 +103,13 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
     """
     positions, inverse = np.unique(_scaled(x, reach), axis=0, return_inverse=True)
     labels = np.arange(len(positions)) if not any(reach) else _clusters(positions)
-    _, first, numbers = np.unique(labels[inverse.ravel()], return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[numbers.ravel()]
+    return numbered(labels[inverse.ravel()])
+
+
+def numbered(labels: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """The number of each label, from 0, in the order of their first positions."""
+    _, first, which = np.unique(labels, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[which]
 
 
 def _scaled(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Float[np.ndarray, "n d"]:
@@ -189,6 +193,38 @@ def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
         labels[rows[same]] = entered[same]
         rows, buckets = rows[~same], buckets[~same]
     return labels
+
+
+# Equal observations in other data, by 64-bit numbers.
+
+
+def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
+    """A 64-bit number for each observation, equal for equal observations.
+
+    Two different ones collide with probability 2⁻⁶⁴. y enters in single precision, because a trend
+    that was subtracted may change its last digits.
+    """
+    columns = torch.cat([part.x, part.y.float().double()], dim=-1).cpu().numpy()
+    return cell_keys(columns.T, np.zeros(columns.shape[1])) ^ np.uint64(hash(part.key) & _WORD)
+
+
+def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
+    """The row of each requested fingerprint among the stored ones, −1 where there is none.
+
+    The k-th of equal requested fingerprints takes the k-th of equal stored ones.
+    """
+    order = np.argsort(stored, kind="stable")
+    rank = np.searchsorted(stored[order], requested) + _repeats(requested)
+    row = order[np.minimum(rank, len(stored) - 1)]
+    return np.where((rank < len(stored)) & (stored[row] == requested), row, -1)
+
+
+def _repeats(values: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
+    """The number of equal values before each value."""
+    order = np.argsort(values, kind="stable")
+    ordered, before = values[order], np.empty(len(values), dtype=np.int64)
+    before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+    return before
 
 
 # Observations merged at each site, and the scatter that their means leave.

@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from operator import add, sub
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from zipfile import BadZipFile
@@ -85,14 +86,12 @@ class Weights:
         weighted_mean = max(self.squares / self.total, self.mean)
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
+    def mapped(self, function: Callable[..., float], *others: "Weights") -> "Weights":
+        """A function of every sum of these and of others."""
+        return Weights(*map(function, *map(astuple, (self, *others))))
+
     def __add__(self, other: "Weights") -> "Weights":
-        return Weights(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def __sub__(self, other: "Weights") -> "Weights":
-        return Weights(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    def __rmul__(self, factor: float) -> "Weights":
-        return Weights(*(factor * value for value in astuple(self)))
+        return self.mapped(add, other)
 
 
 @dataclass(frozen=True)
@@ -261,51 +260,33 @@ class Statistics:
 
     def to(self, device: torch.device, phi: Columns) -> "Statistics":
         """These statistics on another device, where `phi` is."""
-        moments = tuple(
-            Moments(part.gram.to(device), part.column_sum.to(device), part.mass)
-            for part in self.moments
-        )
-        return replace(
-            self,
-            phi=phi,
-            moments=moments,
-            cross=self.cross.to(device),
-            second_moment=self.second_moment.to(device),
-            total=self.total.to(device),
-        )
+        moved = self._mapped(lambda sums: sums.to(device) if torch.is_tensor(sums) else sums)
+        return replace(moved, phi=phi)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        return self._combine(other, 1.0)
+        return self._mapped(add, other)
 
     def __sub__(self, other: "Statistics") -> "Statistics":
-        return self._combine(other, -1.0)
+        return self._mapped(sub, other)
 
     def __mul__(self, factor: float) -> "Statistics":
         """The statistics of data in which every observation occurs `factor` times."""
-        moments = tuple(Moments(*(factor * value for value in part)) for part in self.moments)
-        return replace(
-            self,
-            moments=moments,
-            cross=factor * self.cross,
-            second_moment=factor * self.second_moment,
-            total=factor * self.total,
-            weights=factor * self.weights,
-        )
+        return self._mapped(lambda sums: factor * sums)
 
     __rmul__ = __mul__
 
-    def _combine(self, other: "Statistics", sign: float) -> "Statistics":
-        moments = tuple(
-            Moments(*(a + sign * b for a, b in zip(left, right, strict=True)))
-            for left, right in zip(self.moments, other.moments, strict=True)
-        )
+    def _mapped(self, function: Callable, *others: "Statistics") -> "Statistics":
+        """A function of every sum of these statistics and of others."""
+        every = self, *others
+        moments = zip(*(statistics.moments for statistics in every), strict=True)
         return replace(
             self,
-            moments=moments,
-            cross=self.cross + sign * other.cross,
-            second_moment=self.second_moment + sign * other.second_moment,
-            total=self.total + sign * other.total,
-            weights=self.weights + other.weights if sign > 0 else self.weights - other.weights,
+            moments=tuple(Moments(*map(function, *parts)) for parts in moments),
+            weights=self.weights.mapped(function, *(other.weights for other in others)),
+            **{
+                name: function(*(getattr(statistics, name) for statistics in every))
+                for name in ("cross", "second_moment", "total")
+            },
         )
 
 

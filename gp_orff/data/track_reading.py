@@ -262,7 +262,8 @@ class TrackObservations(LinearObservations):
     ) -> Iterator[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]:
         """The blocks of tracks in batches, −1 in the place of those that a track lacks, and the
         covariances of their noise in one component; the features lack the variance `truncated`."""
-        noise = self.noise(noises, _largest(truncated))
+        largest = 0.0 if truncated is None else truncated.diagonal().amax()
+        noise = self.noise(noises, largest)
         return ((rows, noise.of_tracks(rows)) for rows in self._batches)
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
@@ -372,10 +373,6 @@ def require_none(tracks: Sequence[TrackObservations]) -> None:
             "expected readings without track= for statistics, got tracks, whose noise is "
             "correlated; keep the readings, or save the model"
         )
-
-
-def _largest(variance: Float[Tensor, "p p"] | None) -> Float[Tensor, ""] | float:
-    return 0.0 if variance is None else variance.diagonal().amax()
 
 
 # Times along tracks, as numbers or as dates, in float64.

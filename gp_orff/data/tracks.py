@@ -1,8 +1,8 @@
 """Blocks of observations along tracks, the averages over them, and their noise covariance."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from math import prod
 
@@ -242,12 +242,7 @@ def averaged(
     phi: Columns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int
 ) -> Float[Tensor, "T M"]:
     """φ̄ of `count` blocks of readings at x; `block`, that of each, increases."""
-    if any(tensor.requires_grad for tensor in phi.tensors):
-        return block_means(phi.values(x), block, count)
-    total = x.new_zeros(count, phi.num_columns, dtype=torch.float64)
-    for rows in chunked.chunks(x, phi.num_columns):
-        total.index_add_(0, block[rows], phi.values(x[rows]))
-    return total / torch.bincount(block, minlength=count).unsqueeze(-1)
+    return _means(phi, lambda rows: phi.values(x[rows]), x, phi.num_columns, block, count)
 
 
 def averaged_along(
@@ -263,14 +258,25 @@ def averaged_along(
         return (direction[rows].unsqueeze(-1) * phi.values(x[rows]).unsqueeze(1)).flatten(1)
 
     width = direction.shape[-1] * phi.num_columns
-    if any(tensor.requires_grad for tensor in phi.tensors):
-        means = block_means(products(slice(None)), block, count)
-    else:
-        means = x.new_zeros(count, width, dtype=torch.float64)
-        for rows in chunked.chunks(x, width):
-            means.index_add_(0, block[rows], products(rows))
-        means /= torch.bincount(block, minlength=count).unsqueeze(-1)
+    means = _means(phi, products, x, width, block, count)
     return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
+
+
+def _means(
+    phi: Columns,
+    values: Callable[[slice], Float[Tensor, "n k"]],
+    x: Float[Tensor, "N d"],
+    width: int,
+    block: Int[Tensor, "N"],
+    count: int,
+) -> Float[Tensor, "T k"]:
+    """The means of `count` blocks, of what rows have; in chunks, unless columns have a gradient."""
+    if any(tensor.requires_grad for tensor in phi.tensors):
+        return block_means(values(slice(None)), block, count)
+    total = x.new_zeros(count, width, dtype=torch.float64)
+    for rows in chunked.chunks(x, width):
+        total.index_add_(0, block[rows], values(rows))
+    return total / torch.bincount(block, minlength=count).unsqueeze(-1)
 
 
 @averaged.register
@@ -427,12 +433,8 @@ class Track:
 
     def to(self, device: torch.device) -> "Track":
         """This track on another device."""
-        parts = (self.x, self.clock, self.block, self.y, self.squares)
-        direction, given = (
-            None if values is None else values.to(device) for values in (self.direction, self.given)
-        )
-        parts = (part.to(device) for part in parts)
-        return Track(self.label, *parts, self.degrees, direction, given)
+        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 def tracks_in_blocks(

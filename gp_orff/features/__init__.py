@@ -21,7 +21,7 @@ from gp_orff.features.random import (
     as_measure,
 )
 from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
-from gp_orff.features.zoo_rules import GaussHermite, Templates
+from gp_orff.features.zoo import GaussHermite, Templates
 
 __all__ = [
     "Auto",

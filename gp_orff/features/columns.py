@@ -1,7 +1,7 @@
 """The columns φ(x) of features: their protocol, trigonometric ones, several families."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, combinations
 
@@ -44,9 +44,9 @@ class Columns(ABC):
         With these factors either half estimates the same kernel as all columns do.
         """
 
-    @abstractmethod
     def same(self, other: "Columns") -> bool:
         """Whether the statistics of these columns and of `other` may be added."""
+        return self is other or _alike(self.plain(), other.plain())
 
     @abstractmethod
     def plain(self) -> dict[str, object]:
@@ -144,6 +144,17 @@ class Columns(ABC):
         return False
 
 
+def _alike(one: object, other: object) -> bool:
+    """Whether trees of tensors and plain values agree, up to rounding of the tensors."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=0)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return one == other
+
+
 def stack_rows(matrices: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
     """The matrices on top of each other, their batch shapes broadcast."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices))
@@ -230,9 +241,6 @@ class TrigColumns(Columns):
             variance = torch.where(fixed[frequencies], 1.0, scale).to(self.phases.tensors[0])
             halves.append((torch.cat(self.columns_of(frequencies)), variance.repeat(2)))
         return halves
-
-    def same(self, other: Columns) -> bool:
-        return isinstance(other, TrigColumns) and self.phases.same(other.phases)
 
     def plain(self) -> dict[str, object]:
         return {**self.phases.plain(), "sampled": self.sampled}
@@ -432,13 +440,6 @@ class SideBySide(Columns):
         """Indices of columns within each family → indices among all columns."""
         pairs = zip(self.starts, columns, strict=True)
         return torch.cat([start + indices for start, indices in pairs])
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, SideBySide)
-            and len(self.families) == len(other.families)
-            and all(a.same(b) for a, b in zip(self.families, other.families, strict=True))
-        )
 
     def plain(self) -> dict[str, list]:
         return {"families": [phi.plain() for phi in self.families]}

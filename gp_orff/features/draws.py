@@ -413,7 +413,57 @@ def check_domain(
         )
 
 
-class LatticeDraw(FixedBuffers, Draw):
+class GridDraw(FixedBuffers, Draw):
+    """The draw of a term of a grid, for a range of lengths about the present ones.
+
+    Args:
+        lattice: the frequencies, which know their domain.
+        lengthscale_range: the shortest and longest length, relative to the present ones.
+        diagonal_correction: whether inference adds the truncated variance.
+    """
+
+    sampled = False
+    length = "a lengthscale"  # whose range it is
+
+    def __init__(
+        self,
+        lattice: nn.Module,
+        lengthscale_range: tuple[float, float],
+        diagonal_correction: bool,
+    ):
+        super().__init__([], [])
+        self.lattice, self.joint, self.warned = lattice, None, False
+        self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction
+
+    @property
+    def shared(self) -> nn.Module:
+        """The frequencies that all terms share: the lattice, or more in a sum with others."""
+        return self.joint or self.lattice
+
+    def shared_columns(self) -> Columns:
+        return self.shared.columns()
+
+    def check_domain(self, spectra, *points):
+        for x in points:
+            self.lattice.check(x)
+
+    def check_range(self, spectra: Sequence[Spectrum]) -> None:
+        """Warn once of lengths outside the range."""
+        ratio = None if self.warned else self.ratio_outside_range(spectra)
+        if ratio is not None:
+            self.warned = True
+            low, high = self.lengthscale_range
+            warnings.warn(
+                f"{self.length} is {ratio:.2g} times what the frequency grid was built for, "
+                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and "
+                f"continue, constrain {self.length.replace('a ', 'the ')}, or give Grid a wider "
+                "lengthscale_range",
+                GridWarning,
+                stacklevel=2,
+            )
+
+
+class LatticeDraw(GridDraw):
     """The frequencies of one term on a lattice, with the weights of the quadrature.
 
     Args:
@@ -426,11 +476,9 @@ class LatticeDraw(FixedBuffers, Draw):
         lengthscale_range: the shortest and longest lengthscale for which the frequencies are
             valid, relative to the present lengthscales.
         diagonal_correction: whether inference adds the truncated variance.
-        cell: which of the points represent the cell around ω = 0 of a field; see `near_zero` in
-            `gp_orff.features`.
+        cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
+            `gp_orff.features.assemble`.
     """
-
-    sampled = False
 
     def __init__(
         self,
@@ -442,7 +490,7 @@ class LatticeDraw(FixedBuffers, Draw):
         diagonal_correction: bool,
         cell: Int[np.ndarray, "k"] = (),
     ):
-        super().__init__([], [])
+        super().__init__(lattice, lengthscale_range, diagonal_correction)
         self.cell: LatticeDraw | None = None
         if len(cell):
             varying = (~lattice.constant[list(spectrum.leaves[0].dims)]).sum().item()
@@ -450,10 +498,7 @@ class LatticeDraw(FixedBuffers, Draw):
             along = np.full(len(cell), ALONG_FREQUENCY)
             options = (0.0, math.inf), diagonal_correction
             self.cell = LatticeDraw(lattice, cell, along, others, *options)
-        self.lattice = lattice
         self.dims = tuple(leaf.dims for leaf in spectrum.leaves)
-        self.lengthscale_range, self.diagonal_correction = lengthscale_range, diagonal_correction
-        self.warned, self.joint = False, None
         self.register_buffer("position", torch.from_numpy(position))
         self.register_buffer("direction", torch.from_numpy(direction))
         built = _lengths([leaf.spectrum for leaf in spectrum.leaves], self.dims)
@@ -468,16 +513,8 @@ class LatticeDraw(FixedBuffers, Draw):
         """Which frequencies are not zero, and so have a sine."""
         return self.lattice.indices[self.position].any(-1)
 
-    @property
-    def shared(self) -> nn.Module:
-        """The frequencies that all terms share: the lattice, or more in a sum with others."""
-        return self.joint or self.lattice
-
-    def shared_columns(self) -> Columns:
-        return self.shared.columns()
-
     def nodes(self, spectra):
-        self._check_range(spectra)
+        self.check_range(spectra)
         indices, spacing = self.lattice.indices[self.position], self.lattice.spacing
         omegas = [(indices * spacing)[:, list(dims)] for dims in self.dims]
         weights = 1.0 + self.nonzero.to(spacing)  # −k is the same feature
@@ -501,10 +538,6 @@ class LatticeDraw(FixedBuffers, Draw):
         weights = [plane_weights(spectrum, part, spacing, constant, axis) for axis, part in parts]
         return torch.cat(weights, dim=-1)
 
-    def check_domain(self, spectra, *points):
-        for x in points:
-            self.lattice.check(x)
-
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         position = state_dict.get(prefix + "position", self.position)
         along = torch.full_like(position, ALONG_FREQUENCY)
@@ -523,19 +556,6 @@ class LatticeDraw(FixedBuffers, Draw):
         outside[: len(columns)] &= ~self.lattice.constant.cpu().numpy()[columns]
         outside = ratio[outside]
         return float(outside[0]) if len(outside) else None
-
-    def _check_range(self, spectra: Sequence[Spectrum]) -> None:
-        ratio = None if self.warned else self.ratio_outside_range(spectra)
-        if ratio is not None:
-            self.warned = True
-            low, high = self.lengthscale_range
-            warnings.warn(
-                f"a lengthscale is {ratio:.2g} times what the frequency grid was built for, "
-                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and "
-                "continue, constrain the lengthscale, or give Grid a wider lengthscale_range",
-                GridWarning,
-                stacklevel=2,
-            )
 
 
 def _lengths(

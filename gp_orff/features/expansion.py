@@ -332,24 +332,24 @@ def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
 
 
 @dataclass(frozen=True)
-class ScaledExpansion(Expansion):
+class ScaledExpansion(FeatureExpansion):
     """Features f with the fixed directions `units[f]` on the columns `columns[f]`, times a scale.
 
     Sums over data of products of the fixed fields serve all hyperparameters.
     """
 
-    phi: Columns
-    scales: Float[Tensor, "*b F"]
-    units: Complex[Tensor, "F p"]
-    columns: Int[Tensor, "F"]
+    scales: Float[Tensor, "*b F"] = None
+    units: Complex[Tensor, "F p"] = None
 
-    @property
-    def num_features(self) -> int:
-        return len(self.units)
-
-    @property
-    def num_outputs(self) -> int:
-        return self.units.shape[-1]
+    @classmethod
+    def of(
+        cls,
+        phi: Columns,
+        scales: Float[Tensor, "*b F"],
+        units: Complex[Tensor, "F p"],
+        columns: Int[Tensor, "F"],
+    ) -> "ScaledExpansion":
+        return cls(phi, scales.unsqueeze(-1) * units, columns, scales=scales, units=units)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -366,26 +366,16 @@ class ScaledExpansion(Expansion):
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "ScaledExpansion":
         scales = self.scales * variance.unsqueeze(-1).sqrt()
-        return ScaledExpansion(self.phi, scales, self.units, self.columns)
+        return ScaledExpansion.of(self.phi, scales, self.units, self.columns)
 
     def general(self) -> FeatureExpansion:
-        directions = self.scales.unsqueeze(-1) * self.units
-        return FeatureExpansion(self.phi, directions, self.columns)
-
-    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
-        return self.general().column_weights(theta)
-
-    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
-        return self.general().feature_values(z)
-
-    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> FeatureExpansion:
-        return self.general().select(columns, variance)
+        return FeatureExpansion(self.phi, self.directions, self.columns)
 
 
 def _scaled_with_tensors(expansion: ScaledExpansion, *tensors: Tensor) -> ScaledExpansion:
     *others, scales = tensors
     phi = expansion.phi.with_tensors(*others)
-    return ScaledExpansion(phi, scales, expansion.units, expansion.columns)
+    return ScaledExpansion.of(phi, scales, expansion.units, expansion.columns)
 
 
 def side_by_side_scaled(
@@ -396,4 +386,4 @@ def side_by_side_scaled(
     columns, order = columns.sort(stable=True)
     scales = torch.cat([part.scales for part in parts], dim=-1)
     units = torch.cat([part.units for part in parts])
-    return ScaledExpansion(phi, scales[..., order], units[order], columns)
+    return ScaledExpansion.of(phi, scales[..., order], units[order], columns)

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales, in_plane
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
-from gp_orff.kernels.mixture_spectra import ScaleMixture
+from gp_orff.kernels.spectra import ScaleMixture
 
 # From a tolerance to the points of a lattice. A grid has two errors, each with one parameter:
 #

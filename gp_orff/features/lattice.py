@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from gp_orff import nufft
 from gp_orff.features import chunked
-from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.columns import TrigColumns
 from gp_orff.features.phases import LinearPhases
 from gp_orff.kernels.base import is_traced
 
@@ -32,7 +32,7 @@ from gp_orff.kernels.base import is_traced
 #    + l, thus all M² elements of C, from (4m+1)^d numbers: T is the sufficient statistic, and
 #    `gram` expands it by indexing when a dense C is needed.
 # 3. φᵀy is a transform of type 1 up to m, φw one of type 2. They are adjoint, hence each is the
-#    derivative of the other (`_Adjoint`, `_Apply`).
+#    derivative of the other (`_Sums`).
 # 4. diag(φ P φᵀ) uses the adjoint of `gram`: the elements of P are added to the coefficient of
 #    their k − l and k + l, and one transform of type 2 evaluates the result at all points
 #    (`quadratic`).
@@ -146,12 +146,12 @@ class LatticeColumns(TrigColumns):
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad or self._is_small(x):
             return super().adjoint(self._centre(x), y)
-        return _Adjoint.apply(self, x, y.double())
+        return _Sums.apply(self, False, x, y.double())
 
     def apply(self, x: Tensor, w: Tensor) -> Tensor:
         if x.requires_grad or is_traced() or self._is_small(x):
             return super().apply(self._centre(x), w)
-        return _Apply.apply(self, x, w.double())
+        return _Sums.apply(self, True, x, w.double())
 
     def exponential_sums(
         self, x: Float[Tensor, "N d"], weights: Float[Tensor, "N k"] | None = None
@@ -202,12 +202,6 @@ class LatticeColumns(TrigColumns):
             c[:d][rows, d:] = 0.5 * (imag[total] - imag[difference])
         c[d:, :d] = c[:d, d:].mT
         return c
-
-    def same(self, other: Columns) -> bool:
-        return isinstance(other, LatticeColumns) and all(
-            torch.equal(getattr(self, name), getattr(other, name))
-            for name in ("indices", "spacing", "origin")
-        )
 
     def crop(self, sums: Complex[Tensor, "q"], to: "LatticeColumns") -> Complex[Tensor, "q2"]:
         """T of a smaller lattice `to`: the middle of T of this lattice."""
@@ -335,31 +329,17 @@ def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     return torch.stack([function(*parts) for parts in zip(*flat, strict=True)]).unflatten(0, batch)
 
 
-class _Adjoint(Function):
-    """φᵀy by a transform of type 1; its derivative is a transform of type 2."""
+class _Sums(Function):
+    """φᵀy by a transform of type 1, or φw by one of type 2: each is the derivative of the other."""
 
     @staticmethod
-    def forward(ctx, columns: LatticeColumns, x: Tensor, y: Tensor) -> Tensor:
-        ctx.columns, ctx.shape = columns, y.shape
+    def forward(ctx, columns: LatticeColumns, applies: bool, x: Tensor, values: Tensor) -> Tensor:
+        ctx.columns, ctx.applies, ctx.shape = columns, applies, values.shape
         ctx.save_for_backward(x)
-        return _over_batch(columns._type1, x, y)
+        return _over_batch(columns._type2 if applies else columns._type1, x, values)
 
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
-        return None, None, _Apply.apply(ctx.columns, x, grad).sum_to_size(ctx.shape)
-
-
-class _Apply(Function):
-    """φw by a transform of type 2; its derivative is a transform of type 1."""
-
-    @staticmethod
-    def forward(ctx, columns: LatticeColumns, x: Tensor, w: Tensor) -> Tensor:
-        ctx.columns, ctx.shape = columns, w.shape
-        ctx.save_for_backward(x)
-        return _over_batch(columns._type2, x, w)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return None, None, _Adjoint.apply(ctx.columns, x, grad).sum_to_size(ctx.shape)
+        sums = _Sums.apply(ctx.columns, not ctx.applies, x, grad)
+        return None, None, None, sums.sum_to_size(ctx.shape)

@@ -50,10 +50,6 @@ class Phases(ABC):
     ) -> Sequence[Tensor]:
         """The derivative by each of the tensors from `grad` = ∂/∂θ."""
 
-    @abstractmethod
-    def same(self, other: "Phases") -> bool:
-        """Whether both have the same frequencies, up to rounding."""
-
 
 @dataclass(frozen=True)
 class LinearPhases(Phases):
@@ -82,9 +78,6 @@ class LinearPhases(Phases):
     def plain(self) -> dict[str, Tensor]:
         return {"omega": self.omega.detach().cpu()}
 
-    def same(self, other: Phases) -> bool:
-        return isinstance(other, LinearPhases) and equal(self.omega, other.omega)
-
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
         return x @ self.omega.mT
 
@@ -93,11 +86,6 @@ class LinearPhases(Phases):
 
     def gradients(self, x: Tensor, grad: Tensor) -> tuple[Float[Tensor, "*b D d"]]:
         return (grad.mT @ x,)
-
-
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have one shape and the same entries, up to rounding."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=0)
 
 
 # The fast Walsh–Hadamard transform, by products with small dense Hadamard matrices.
@@ -399,20 +387,6 @@ class ProjectedPhases(Phases):
             "chosen": None if self.chosen is None else self.chosen.cpu(),
         }
 
-    def same(self, other: Phases) -> bool:
-        return (
-            isinstance(other, ProjectedPhases)
-            and type(self.projection) is type(other.projection)
-            and (self.dims, self.num_inputs) == (other.dims, other.num_inputs)
-            and all(map(equal, self._determining, other._determining))
-        )
-
-    @property
-    def _determining(self) -> list[Tensor]:
-        """All that determines the frequencies."""
-        every = torch.arange(self.num_frequencies) if self.chosen is None else self.chosen.cpu()
-        return [*self.projection.arrays.values(), *self.tensors, every]
-
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
         return self._project(x) * self.radius.mT
 
@@ -487,13 +461,6 @@ class SumOfPhases(Phases):
 
     def plain(self) -> dict[str, list]:
         return {"parts": [part.plain() for part in self.parts]}
-
-    def same(self, other: Phases) -> bool:
-        return (
-            isinstance(other, SumOfPhases)
-            and len(self.parts) == len(other.parts)
-            and all(one.same(two) for one, two in zip(self.parts, other.parts, strict=True))
-        )
 
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
         return sum(part(x) for part in self.parts)

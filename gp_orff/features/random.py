@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
-from gp_orff.features.zoo_rules import DotProductDraw, lifted_leaf
+from gp_orff.features.zoo import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer
-from gp_orff.kernels.mixture_spectra import Radial
-from gp_orff.kernels.spectra import Spectrum
+from gp_orff.kernels.spectra import Radial, Spectrum
 from gp_orff.kernels.tree import Sampler
 
 # Random unit vectors: independent, orthogonal, or from points of a cube.

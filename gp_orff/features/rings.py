@@ -1,7 +1,6 @@
 """The waves of harmonic kernels: rings of horizontal frequencies."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,7 +16,7 @@ from gp_orff.features.columns import Columns, side_by_side
 from gp_orff.features.draws import (
     Draw,
     FixedBuffers,
-    GridWarning,
+    GridDraw,
     LeafSpectrum,
     Rule,
     TermSpectrum,
@@ -224,7 +223,7 @@ class HarmonicWaves(FixedBuffers):
         check_domain(x, self.outside(x), self.domain)
 
 
-class HarmonicDraw(FixedBuffers, Draw):
+class HarmonicDraw(GridDraw):
     """The waves of one harmonic term, which depend on no hyperparameter, and their variances.
 
     Args:
@@ -236,7 +235,8 @@ class HarmonicDraw(FixedBuffers, Draw):
         diagonal_correction: whether inference adds the truncated variance.
     """
 
-    sampled, decays = False, True
+    decays = True
+    length = "a depth"
 
     def __init__(
         self,
@@ -246,28 +246,13 @@ class HarmonicDraw(FixedBuffers, Draw):
         lengthscale_range: tuple[float, float],
         diagonal_correction: bool,
     ):
-        super().__init__([], [])
-        self.lattice, self.joint, self.warned = waves, None, False
-        self.lengthscale_range = lengthscale_range
-        self.diagonal_correction = diagonal_correction
+        super().__init__(waves, lengthscale_range, diagonal_correction)
         self.register_buffer("cutoff", torch.tensor(cutoff, dtype=torch.float64))
         self.register_buffer("share", torch.tensor(share, dtype=torch.float64))
 
     @property
     def num_frequencies(self) -> int:
         return len(self.lattice.wavevectors)
-
-    @property
-    def num_columns(self) -> int:
-        return 2 * self.num_frequencies
-
-    @property
-    def shared(self) -> nn.Module:
-        """The waves, and in a sum the frequencies of the other terms."""
-        return self.joint or self.lattice
-
-    def shared_columns(self) -> Columns:
-        return self.shared.columns()
 
     def nodes(self, spectra: Sequence[HarmonicSpectrum]) -> tuple:
         """Raise: the waves decay, so that their directions are complex.
@@ -283,12 +268,12 @@ class HarmonicDraw(FixedBuffers, Draw):
     def expansion(self, term: Term) -> ScaledExpansion:
         """The features −∇ of a potential of decaying waves with independent weights."""
         (spectrum,) = spectra_of(term)
-        self._check_range(spectrum)
+        self.check_range([spectrum])
         phi = self.lattice.columns()
         root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
         units, columns = phi.directions(), torch.arange(phi.num_columns, device=phi.device)
         scales = torch.cat([root, root], dim=-1)
-        return ScaledExpansion(phi, scales, torch.cat([units, units]), columns)
+        return ScaledExpansion.of(phi, scales, torch.cat([units, units]), columns)
 
     def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
         """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
@@ -335,23 +320,6 @@ class HarmonicDraw(FixedBuffers, Draw):
         lengths = depths_of(spectra[0], self.lattice.domain[:, self.lattice.dims[2]].cpu().numpy())
         ratio = self.cutoff.item() / lengths.cutoff(self.share.item())
         return ratio if not 0.999 * low <= ratio <= 1.001 * high else None
-
-    def _check_range(self, spectrum: HarmonicSpectrum) -> None:
-        ratio = None if self.warned else self.ratio_outside_range([spectrum])
-        if ratio is not None:
-            self.warned = True
-            low, high = self.lengthscale_range
-            warnings.warn(
-                f"a depth is about {ratio:.2g} times what the waves were made for, outside the "
-                f"range {low:g} to {high:g}: call redraw() of the ORFFKernel and continue, "
-                "constrain the depth, or give Grid a wider lengthscale_range",
-                GridWarning,
-                stacklevel=2,
-            )
-
-    def check_domain(self, spectra, *points) -> None:
-        for x in points:
-            self.lattice.check(x)
 
 
 def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:

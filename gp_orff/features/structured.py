@@ -23,9 +23,9 @@ from gp_orff.features.phases import (
     as_range,
 )
 from gp_orff.features.random import NAMES, Measure, as_measure
-from gp_orff.features.zoo_rules import DotProductDraw, DrawnHarmonics, lifted_leaf
+from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.mixture_spectra import Radial
+from gp_orff.kernels.spectra import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
 # Frequencies that are never written out: radii and fast projections, drawn once.

@@ -9,10 +9,9 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gp_orff.features.assemble import leaf_spectra
+from gp_orff.features.assemble import leaf_spectra, with_cells
 from gp_orff.features.draws import Draw, Lattice, LatticeDraw, LeafSpectrum, remainder
 from gp_orff.features.expansion import Expansion
-from gp_orff.features.near_zero import with_cells
 from gp_orff.kernels.derivatives import at_zero, derivatives
 from gp_orff.kernels.lattice_sums import (
     aliased,
@@ -22,8 +21,7 @@ from gp_orff.kernels.lattice_sums import (
     second_moments,
     weight_at_zero,
 )
-from gp_orff.kernels.mixture_spectra import ScaleMixture
-from gp_orff.kernels.spectra import Spectrum, unit_sphere
+from gp_orff.kernels.spectra import ScaleMixture, Spectrum, unit_sphere
 from gp_orff.kernels.tree import (
     Factor,
     Leaf,

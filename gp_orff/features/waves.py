@@ -10,7 +10,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff import nufft
-from gp_orff.features.columns import Columns, PointwiseColumns, exchanged_halves
+from gp_orff.features.columns import PointwiseColumns, exchanged_halves
 from gp_orff.symbols.base import Composed, Symbol
 
 # Sums of products of decaying waves over points at scattered heights, by non-uniform transforms.
@@ -236,14 +236,6 @@ class HarmonicColumns(PointwiseColumns):
         """All columns twice: none of them is sampled."""
         index = torch.arange(self.num_columns, device=self.device)
         return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, HarmonicColumns)
-            and (self.side, self.dims) == (other.side, other.dims)
-            and torch.equal(self.omega, other.omega)
-            and torch.equal(self.origin, other.origin)
-        )
 
     def plain(self) -> dict[str, object]:
         tensors = {"wavevectors": self.omega.cpu(), "origin": self.origin.cpu()}

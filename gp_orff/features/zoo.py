@@ -1,16 +1,24 @@
 """The columns of dot-product kernels, and local columns around templates."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, lru_cache
+from numbers import Real
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.phases import Phases, equal
-from gp_orff.kernels.dot_product import Polynomials
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed
+from gp_orff.features.phases import LinearPhases, Phases
+from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
+from gp_orff.kernels.spectra import Gaussian
+from gp_orff.kernels.tree import Term, spectra_of
 
 # The columns ‖x‖ⁿ L_m(⟨x, z⟩/‖x‖) of dot-product kernels.
 
@@ -76,17 +84,6 @@ class DotProductColumns(PointwiseColumns):
             factors[: len(half)] *= len(sampled) / max(len(half), 1)
             halves.append((torch.cat([half, constant]), factors))
         return halves
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, DotProductColumns)
-            and (self.dims, self.polynomials) == (other.dims, other.polynomials)
-            and torch.equal(self.degrees, other.degrees)
-            and torch.equal(self.orders, other.orders)
-            and equal(self.scale, other.scale)
-            and equal(self.offset, other.offset)
-            and self.phases.same(other.phases)
-        )
 
     def plain(self) -> dict[str, object]:
         tensors = {name: getattr(self, name) for name in ("degrees", "orders", "scale", "offset")}
@@ -198,15 +195,6 @@ class TemplateColumns(PointwiseColumns):
         ]
         return list(zip(halves, variances, strict=True))
 
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, TemplateColumns)
-            and (self.a, self.p, self.dims) == (other.a, other.p, other.dims)
-            and torch.equal(self.templates, other.templates)
-            and torch.equal(self.center, other.center)
-            and equal(self.inverse_lengthscale, other.inverse_lengthscale)
-        )
-
     def plain(self) -> dict[str, object]:
         names = ("templates", "inverse_lengthscale", "center")
         tensors = {name: getattr(self, name).detach().cpu() for name in names}
@@ -231,3 +219,516 @@ class TemplateColumns(PointwiseColumns):
         mean = (1 - 2 / self.a) ** (0.5 * len(self.dims))
         shape = (*self.inverse_lengthscale.shape[:-2], self.num_columns, 1)
         return self.inverse_lengthscale.new_full(shape, mean)
+
+
+# Rules for dot-product kernels, for templates, and Gauss–Hermite quadrature.
+
+
+# The draw of a dot-product kernel: for each column a harmonic and a unit vector z.
+
+
+class DotProductDraw(Draw):
+    """D columns of one term, each with a harmonic (n, m) and a unit vector of the lifted inputs.
+
+    The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. If M_k columns with the harmonic k are
+    expected, each has the variance λ_k C_k / M_k. In Corollary 4 of Le et al. 2013, M_k is
+    proportional to λ_k C_k; here half of M_k is, see `DrawnHarmonics`.
+    """
+
+    def __init__(
+        self,
+        directions: Float[Tensor, "D c"],
+        harmonics: "DrawnHarmonics",
+        dims: Sequence[int],
+    ):
+        super().__init__([directions], [0])
+        self.register_buffer("harmonics", harmonics.index)
+        self.register_buffer("expected_numbers", harmonics.expected_numbers)
+        self.dims, self.num_sphere_dims = tuple(dims), harmonics.num_dims
+
+    @classmethod
+    def of(
+        cls,
+        term: TermSpectrum,
+        directions: Float[np.ndarray, "D c"],
+        u: Float[np.ndarray, "D 1"],
+        order: int,
+    ) -> "DotProductDraw":
+        """The draw from unit vectors and uniform coordinates, as `DrawnHarmonics` reads them."""
+        (leaf,) = term.leaves
+        drawn = DrawnHarmonics.of(leaf.spectrum, directions.shape[-1], order, u[:, 0])
+        return cls(torch.from_numpy(directions[drawn.rank]), drawn, leaf.dims)
+
+    @property
+    def num_columns(self) -> int:
+        return self.num_frequencies
+
+    def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b D 1"]]:
+        (spectrum,) = spectra_of(term)
+        every = spectrum.harmonics(self.num_sphere_dims)
+        variances = (every.eigenvalues * every.counts)[..., self.harmonics] / self.expected_numbers
+        phi = DotProductColumns(
+            self.unit_phases(spectrum.num_lifted(len(self.dims))),
+            every.polynomials,
+            every.degrees[self.harmonics],
+            every.orders[self.harmonics],
+            self.dims,
+            spectrum.scale,
+            spectrum.offset,
+        )
+        return phi, variances.unsqueeze(-1)
+
+    def unit_phases(self, num_lifted: int) -> Phases:
+        """⟨z, x̃⟩ of `num_lifted` lifted inputs x̃."""
+        return LinearPhases(self.bases[0])
+
+    def sample_weights(self, spectra: Sequence[DotProductSpectrum]) -> Float[Tensor, "*b D"]:
+        """The variance that each column has on average over directions, for unit inputs."""
+        eigenvalues = spectra[0].harmonics(self.num_sphere_dims).eigenvalues
+        return eigenvalues[..., self.harmonics] / self.expected_numbers
+
+    def nodes(self, spectra: Sequence[DotProductSpectrum]) -> tuple:
+        """Raise: there are no frequencies.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected a stationary kernel, whose features have frequencies, got a dot-product "
+            "kernel, whose features are polynomials; use RBFKernel, MaternKernel or RQKernel"
+        )
+
+
+def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
+    """The leaf of a term that is a dot-product kernel, on its lifted inputs; None if none is.
+
+    Its degree is 1, which makes the columns of the trace measure bounded.
+
+    Raises:
+        NotImplementedError: a product with another kernel, or a field kernel.
+    """
+    kinds = [isinstance(leaf.spectrum, DotProductSpectrum) for leaf in term.leaves]
+    if not any(kinds):
+        return None
+    if len(kinds) > 1:
+        raise NotImplementedError(
+            "features of dot-product kernels expect a term without products, got a product of a "
+            "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
+            "ScaleKernel, or a PolynomialKernel of a higher power"
+        )
+    (leaf,) = term.leaves
+    if leaf.degree or leaf.variance is not None:
+        raise NotImplementedError(
+            "features of dot-product kernels expect scalar or separable kernels, such as "
+            "MultitaskKernel, got a kernel whose spectral matrix depends on the frequency; use a "
+            "stationary kernel inside it"
+        )
+    dims = tuple(range(leaf.spectrum.num_lifted(leaf.num_dims)))
+    return replace(leaf, dims=dims, degree=1)
+
+
+@dataclass(frozen=True)
+class DrawnHarmonics:
+    """A harmonic for each of D columns, those of the highest order m first."""
+
+    index: Int[Tensor, "D"]  # among `Harmonics`
+    expected_numbers: Float[Tensor, "D"]  # M_k of columns with this harmonic
+    rank: Int[np.ndarray, "D"]  # which of the uniform numbers each column is drawn from
+    num_dims: int  # of the sphere
+
+    @classmethod
+    def of(
+        cls, spectrum: DotProductSpectrum, num_dims: int, order: int, u: Float[np.ndarray, "D"]
+    ) -> "DrawnHarmonics":
+        """One harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
+
+        p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders that carry much of
+        the variance are hardly ever drawn, since C_k grows like d^m; with half of each, the
+        variance of the approximate kernel is at most twice that with either. Those of order
+        m = 0 do not depend on z: they have one column each, if D is large enough.
+        """
+        every = spectrum.harmonics(num_dims)
+        logs = every.eigenvalues.log().detach().cpu()
+        counts = every.counts.log().detach().cpu()
+        constant = int((every.orders == 0).sum())  # they are the last
+        constant = constant if constant < min(len(u), logs.shape[-1]) else 0
+        number, kinds = len(u) - constant, logs.shape[-1] - constant
+        laws = torch.stack([logs, logs + order * counts])[..., :kinds].softmax(-1)
+        share = laws.reshape(-1, kinds).mean(0)  # over both, and over the batch
+        # Sorted uniform numbers give sorted harmonics: columns of one order lie next to each other.
+        rank = u[:number].argsort()
+        drawn = torch.from_numpy(share.cumsum(0)[:-1].numpy().searchsorted(u[rank]))
+        return cls(
+            torch.cat([drawn, torch.arange(kinds, kinds + constant)]),
+            torch.cat([number * share[drawn], share.new_ones(constant)]),
+            np.concatenate([rank, np.arange(number, len(u))]),
+            num_dims,
+        )
+
+
+# Gauss–Hermite quadrature of Gaussian spectra.
+
+
+_ERROR = 1e-3  # the largest error of the kernel, relative to its variance, that is accepted
+
+
+@dataclass(frozen=True)
+class GaussHermite:
+    r"""Gauss–Hermite quadrature of the spectral density of RBF kernels, with n^d nodes.
+
+    For d inputs, E g(ω) ≈ Σ_k w_k g(z_k/ℓ). The nodes z_k lie on a tensor grid, n along each axis.
+    The rule is exact for polynomials g up to degree 2n − 1 in each coordinate (Mutný & Krause 2018,
+    quadrature Fourier features). The nodes z and −z have the same cosine and sine, up to sign, and
+    are stored as one frequency. Frequencies follow the lengthscales in training.
+
+    The approximation is valid up to a longest lag, where the error of the kernel reaches 1e-3 of
+    its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
+    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points that are farther apart raise
+    an error. `Grid` has no such limit.
+
+    Args:
+        nodes_per_dim: n, from 2 to 200.
+
+    Raises:
+        ValueError: `nodes_per_dim` is not an integer from 2 to 200. When an `ORFFKernel` is built:
+            there are more than 4 million nodes. When it is evaluated: points are too far apart.
+        NotImplementedError: when an `ORFFKernel` is built, the kernel is not an RBF kernel.
+
+    Example:
+        >>> import gpytorch, gp_orff
+        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features  # 16² / 2 pairs · 2
+        256
+    """
+
+    nodes_per_dim: int
+
+    def __post_init__(self):
+        if isinstance(self.nodes_per_dim, bool) or int(self.nodes_per_dim) != self.nodes_per_dim:
+            raise ValueError(
+                f"GaussHermite expects an integer nodes_per_dim, got {self.nodes_per_dim!r}"
+            )
+        if not 2 <= self.nodes_per_dim <= 200:
+            raise ValueError(
+                f"GaussHermite expects 2 to 200 nodes_per_dim, got {self.nodes_per_dim}"
+            )
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The nodes and weights of each of `terms`."""
+        return [
+            HermiteDraw(self.nodes_per_dim, term) if term.leaves else Draw([], [])  # a constant
+            for term in terms
+        ]
+
+
+class HermiteDraw(Draw):
+    """The nodes of one term in base units, and their weights."""
+
+    sampled = False
+
+    def __init__(self, nodes_per_dim: int, term: TermSpectrum):
+        for leaf in term.leaves:
+            if not isinstance(leaf.spectrum, Gaussian):
+                raise NotImplementedError(
+                    "GaussHermite expects RBF kernels, got the spectrum "
+                    f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x), or a random "
+                    "rule, such as gp_orff.QuasiMonteCarlo"
+                )
+        sizes = [leaf.num_dims for leaf in term.leaves]
+        if nodes_per_dim ** sum(sizes) > 2**22:
+            raise ValueError(
+                "GaussHermite expects at most 4 million nodes in all, got "
+                f"{nodes_per_dim} along each of {sum(sizes)} inputs; use a smaller nodes_per_dim, "
+                "or gp_orff.QuasiMonteCarlo"
+            )
+        nodes, weights = _half_space(nodes_per_dim, sum(sizes))
+        if term.leaves[0].degree:  # B(0) = 0
+            nonzero = nodes[:, : sizes[0]].any(-1)
+            nodes, weights = nodes[nonzero], weights[nonzero]
+        parts = np.split(nodes, np.cumsum(sizes)[:-1], axis=-1)
+        super().__init__([torch.from_numpy(part) for part in parts], [0] * len(parts))
+        self.nodes_per_dim = nodes_per_dim
+        self.dims = tuple(leaf.dims for leaf in term.leaves)
+        self.degrees = tuple(leaf.degree for leaf in term.leaves)
+        self.register_buffer("weights", torch.from_numpy(weights))
+
+    @property
+    def num_frequencies(self) -> int:
+        return len(self.weights)
+
+    def nodes(self, spectra):
+        omegas = [
+            spectrum.frequencies(base, 0)
+            for spectrum, base in zip(spectra, self.bases, strict=True)
+        ]
+        return omegas, self.weights
+
+    def check_domain(self, spectra, *points: Float[Tensor, "*b n d"]) -> None:
+        flat = [x.detach().reshape(-1, x.shape[-1]) for x in points]
+        low = torch.stack([x.amin(0) for x in flat]).amin(0)
+        high = torch.stack([x.amax(0) for x in flat]).amax(0)
+        extent = (high - low).double().cpu().numpy()
+        for spectrum, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
+            lags = extent[list(dims)] / spectrum.scaled_radius(np.eye(len(dims)))
+            longest = longest_lag(self.nodes_per_dim, degree)
+            if (lags > longest).any():
+                axis = int(lags.argmax())
+                raise ValueError(
+                    f"GaussHermite({self.nodes_per_dim}) expects lags up to {longest:.1f} "
+                    f"lengthscales, got points {lags[axis]:.1f} lengthscales apart along column "
+                    f"{dims[axis]}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
+                )
+
+
+def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[np.ndarray, "D"]]:
+    """The nodes of N(0, I) on a tensor grid, one of each pair ±z, and their weights."""
+    roots, weights = np.polynomial.hermite_e.hermegauss(n)
+    weights = weights / weights.sum()
+    # The middle node of an odd rule is zero only up to rounding.
+    if n % 2:
+        roots[n // 2] = 0.0
+    index = np.stack(np.meshgrid(*[np.arange(n)] * num_dims, indexing="ij"), axis=-1)
+    index = index.reshape(-1, num_dims) if num_dims else np.zeros((1, 0), dtype=int)
+    nodes, product = roots[index], weights[index].prod(-1)
+    opposite = np.zeros(len(index), dtype=int)  # the place of −z in the same order
+    for column in index.T:
+        opposite = opposite * n + (n - 1 - column)
+    place = np.arange(len(index))
+    half = place >= opposite
+    return nodes[half], product[half] * np.where(place == opposite, 1.0, 2.0)[half]
+
+
+@lru_cache
+def longest_lag(n: int, degree: int) -> float:
+    """The longest lag along an axis, in lengthscales, up to which the kernel is accurate."""
+    roots, weights = np.polynomial.hermite_e.hermegauss(n)
+    weights = weights / weights.sum()
+    lags = np.linspace(0, 4 * np.sqrt(n), 4000)
+    cosines = np.cos(np.outer(lags, roots))
+    gauss = np.exp(-0.5 * lags**2)
+    error = np.abs(cosines @ weights - gauss)
+    if degree:
+        along = np.abs(cosines @ (weights * roots**2) - (1 - lags**2) * gauss)
+        error = np.maximum(error, along)
+    above = np.nonzero(error > _ERROR)[0]
+    return float(lags[above[0] - 1]) if len(above) and above[0] else float(lags[-1])
+
+
+# The draw of an RBF kernel's templates.
+
+
+class TemplateDraw(Draw):
+    """Templates z_k = w_k/√b of one RBF kernel, from standard normal w_k.
+
+    `reach` is the distance from the center, in lengthscales, within which the standard error of
+    k̃(x, x) stays below k(x, x).
+    """
+
+    def __init__(
+        self,
+        normal: Float[Tensor, "M k"],
+        a: float,
+        weighted: bool,
+        center: Float[Tensor, "k"],
+        dims: Sequence[int],
+    ):
+        super().__init__([normal], [0])
+        self.a, self.weighted, self.dims = a, weighted, tuple(dims)
+        self.register_buffer("center", center)
+        self.reach = reach(a, len(self.dims), len(normal))
+
+    @property
+    def num_columns(self) -> int:
+        return self.num_frequencies
+
+    def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
+        (spectrum,), (normal,) = spectra_of(term), self.bases
+        phi = TemplateColumns(
+            normal.double() / math.sqrt(self.a**2 - 2 * self.a),
+            spectrum.inverse_lengthscale(len(self.dims)),
+            self.center.double(),
+            self.a,
+            self.a if self.weighted else 2.0,
+            self.dims,
+        )
+        variance = (1 - 2 / self.a) ** (-0.5 * len(self.dims)) / self.num_frequencies
+        return phi, normal.new_full((self.num_frequencies, 1), variance)
+
+    def nodes(self, spectra: Sequence[Gaussian]) -> tuple:
+        """Raise: there are no frequencies.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "expected features with frequencies, got Templates, whose features are local; use "
+            "another rule, such as gp_orff.QuasiMonteCarlo"
+        )
+
+    def sample_weights(self, spectra: Sequence[Gaussian]) -> Float[Tensor, "M"]:
+        return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+
+    def check_domain(self, spectra: Sequence[Gaussian], *points: Float[Tensor, "*b n d"]) -> None:
+        """Warn if the middle of the points, or half of them, are out of reach.
+
+        Two points may be the corners of a box, most of which is closer: only their middle counts.
+        """
+        every = torch.cat([x.detach().reshape(-1, x.shape[-1]) for x in points])
+        every = torch.cat([every.mean(0, keepdim=True), every])[:, list(self.dims)]
+        scaled = (every - self.center) * spectra[0].inverse_lengthscale(len(self.dims))
+        distances = scaled.norm(dim=-1)
+        middle, half = distances[..., 0], distances[..., 1:].median(-1).values
+        corners = all(x.shape[-2] <= 2 for x in points)
+        far = middle if corners else torch.maximum(middle, half)
+        if (far > self.reach).any():
+            warnings.warn(
+                f"Templates(a={self.a:g}) with {self.num_frequencies} features expects inputs "
+                f"around its center, at most {self.reach:.2g} lengthscales from it, got inputs "
+                "of which the mean, or half, are farther away, where features are nearly zero; "
+                "pass their mean as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
+                stacklevel=2,
+            )
+
+
+def reach(a: float, num_dims: int, num_features: int) -> float:
+    """The distance r at which the standard error of k̃(x, x) is k(x, x); 0 if it is larger at 0.
+
+    E φ⁴ = (a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) for features with E φ² = 1.
+    """
+    excess = math.log1p(num_features) - 0.5 * num_dims * math.log(a**2 / (a**2 - 4))
+    return math.sqrt(max(excess, 0.0) * (a + 2) / (4 * (a - 2)))
+
+
+# A rule for few inputs: positive, local features of the RBF kernel.
+
+
+@dataclass(frozen=True)
+class Templates:
+    r"""Positive, local features of an RBF kernel: bumps around random templates z.
+
+    For each template z ~ N(0, I/b) there is one feature, with x̃ = (x − center)/ℓ,
+
+        φ_z(x) = (a/(a − 2))^{d/4} exp(−½[2‖x̃‖² − 2a⟨x̃, z⟩ + a‖z‖²]) ,    b = a² − 2a .
+
+    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′) estimates
+    the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps leave distant inputs alone,
+    and are never negative.
+
+    Their variance grows exponentially with d and with the distance from the center. At x = x′ with
+    ‖x̃‖ = r the variance of the kernel, which is 1, is
+
+        (1/n) [(a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) − 1] .
+
+    At r = √d, a = 2.45 is the best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
+    d = 10. The pair of waves of a frequency has ½ at most, for every d and everywhere. Templates
+    lie around the center with a standard deviation of ½√(a/(a − 2)) lengthscales: 1.2 for a = 2.45,
+    2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
+    with them the variance of the prior.
+
+    Le et al. 2013, eqs. 26 and 27, which leave out (a/(a − 2))^{d/4}, and in which b is free: then
+    the kernel has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
+
+    Args:
+        num_features: n, the number of features of a scalar kernel, for each term of a sum.
+        a: a > 2. The larger a is, the closer the templates are to the center.
+        weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
+            The features are then those of the locally weighted kernel
+            exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
+        center: the center of the templates, one number for each input of the kernel, in the units
+            of the inputs: about the mean of the inputs. The origin if None.
+        seed: seed of NumPy's `default_rng`.
+
+    Raises:
+        ValueError: `num_features` is not a positive integer, a ≤ 2, `center` is not d finite
+            numbers, or `seed` is not a non-negative integer.
+        NotImplementedError: when an `ORFFKernel` is built, for other kernels than `RBFKernel`,
+            alone or in a sum, scaled, or in a separable kernel.
+
+    Example:
+        >>> import gp_orff, gpytorch, torch
+        >>> exact = gpytorch.kernels.RBFKernel()
+        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Templates(4000, a=2.5), num_dims=1)
+        >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
+        >>> error = kernel(x).to_dense() - exact(x).to_dense()
+        >>> bool(error.abs().max() < 0.1)
+        True
+        >>> kernel.num_features
+        4000
+    """
+
+    num_features: int
+    a: float = field(kw_only=True)
+    weighted: bool = field(default=False, kw_only=True)
+    center: Sequence[float] | None = field(default=None, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self):
+        check_positive_integer(self.num_features, "num_features", "Templates")
+        if not isinstance(self.a, Real) or not 2 < self.a < math.inf:
+            raise ValueError(
+                f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
+                "that are wider than a lengthscale"
+            )
+        if not isinstance(self.weighted, bool):
+            raise ValueError(
+                f"Templates expects weighted to be True or False, got {self.weighted!r}"
+            )
+        if self.center is not None:
+            try:
+                center = tuple(np.asarray(self.center, dtype=float).reshape(-1).tolist())
+            except (TypeError, ValueError):
+                center = (math.nan,)
+            if not all(map(math.isfinite, center)):
+                raise ValueError(
+                    "Templates expects finite numbers as center, one for each input, got "
+                    f"{self.center}; pass the mean of the inputs"
+                )
+            object.__setattr__(self, "center", center)
+        check_seed(self.seed, "Templates")
+
+    def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
+        """The templates of each of `terms`, from independent random streams of the seed."""
+        streams = np.random.default_rng(self.seed).spawn(len(terms))
+        return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
+
+    def _draw(self, term: TermSpectrum, rng: np.random.Generator) -> Draw:
+        if not term.leaves:  # a constant: one cosine of ω = 0
+            return Draw([], [])
+        _check(term)
+        dims = term.leaves[0].dims
+        center = (0.0,) * len(dims) if self.center is None else self.center
+        if len(center) != len(dims):
+            raise ValueError(
+                f"Templates expects a center of {len(dims)} numbers, one for each input of the "
+                f"kernel, got {len(center)}: {self.center}"
+            )
+        if not reach(self.a, len(dims), self.num_features):
+            warnings.warn(
+                f"Templates(a={self.a:g}) expects few inputs: with {len(dims)} inputs and "
+                f"{self.num_features} features, the standard error of the kernel exceeds the "
+                "kernel; use gp_orff.QuasiMonteCarlo, or gp_orff.Fastfood for many inputs",
+                stacklevel=2,
+            )
+        normal = torch.from_numpy(rng.standard_normal((int(self.num_features), len(dims))))
+        center = torch.tensor(center, dtype=torch.float64)
+        return TemplateDraw(normal, float(self.a), self.weighted, center, dims)
+
+
+def _check(term: TermSpectrum) -> None:
+    """Check that a term is a scalar or separable RBF kernel.
+
+    Raises:
+        NotImplementedError: it is not.
+    """
+    leaf, names = term.leaves[0], [type(leaf.spectrum).__name__ for leaf in term.leaves]
+    if len(names) > 1 or not isinstance(leaf.spectrum, Gaussian):
+        raise NotImplementedError(
+            f"Templates expects RBFKernel in every term, got spectra {' x '.join(names)}; use "
+            "gp_orff.QuasiMonteCarlo, and one RBFKernel with ARD for a product of RBF kernels"
+        )
+    if leaf.degree or leaf.variance is not None:
+        raise NotImplementedError(
+            "Templates expects scalar or separable kernels, got one whose spectral matrix varies "
+            "with the frequency, such as a CurlFreeKernel, and templates have no frequencies; use "
+            "gp_orff.QuasiMonteCarlo"
+        )

@@ -23,17 +23,11 @@ from gp_orff.data.track_reading import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.random import QuasiMonteCarlo
+from gp_orff.fitting.curvature import average
 from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.journal import Journal
 from gp_orff.fitting.noise import search_coordinates
-from gp_orff.fitting.scoring import (
-    MOST_SAMPLED,
-    AverageInformation,
-    FeatureInformation,
-    Information,
-    WeakPriors,
-    log_prior_of_noise,
-)
+from gp_orff.fitting.scoring import MOST_SAMPLED, WeakPriors, log_prior_of_noise
 from gp_orff.fitting.search import Search
 from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.exact import ExactInference, has_covariance
@@ -163,13 +157,9 @@ class Trainer:
         def information() -> Float[np.ndarray, "k k"] | None:
             if not exact and not inference.has_shared_columns:
                 return None
-            if not exact:
-                made = FeatureInformation.of(*parts, self.mean)
-            elif not self.curves:
-                made = AverageInformation(*parts, self.mean)
-            else:
-                made = Information(*parts) if inference.size <= _MOST_SCORED else None
-            return None if made is None else made()
+            if exact and self.curves and inference.size > _MOST_SCORED:
+                return None
+            return average(*parts, self.mean)
 
         size = inference.size if exact else inference.num_features(self.kernel)
         return information, (inference.num_values, size)

@@ -80,12 +80,12 @@ class Signal:
         """Var[s] of every number."""
         if not self._given(readings).tracks:
             field = unexplained_variance(self.distribution, readings.means, None, None)
-            return field + _slow(readings, self.noises)
+            return field + parameters_of(readings, self.noises).slow
         parts = []
         for track in readings.tracks:
             one = replace(readings, tracks=(track,))
             shared, gain = self._sharing(one)
-            noise = _slow(one, self.noises) - (gain * shared).sum(-1)
+            noise = parameters_of(one, self.noises).slow - (gain * shared).sum(-1)
             field = unexplained_variance(self.distribution, one.means, self._seen(one), gain)
             parts.append(field + noise.unsqueeze(-1))
         return torch.cat(parts)
@@ -161,11 +161,6 @@ def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*
 
 def parameters_of(readings: TrackObservations, noises: Noises) -> TrackNoise:
     return readings.noise(noises).noise
-
-
-def _slow(readings: TrackObservations, noises: Noises) -> Float[Tensor, ""]:
-    """Var[n]."""
-    return parameters_of(readings, noises).slow
 
 
 def slow_covariance(
@@ -283,7 +278,7 @@ def unexplained_variance(
     are none."""
     v, parts = part.pattern.num_values, []
     if seen is None:
-        return _prior_variance(distribution, part)
+        return observed_variance(distribution, part)
     for rows in torch.arange(len(part), device=part.x.device).split(_READINGS):
         some = part.take(rows)
         combined = less_explained(in_components(gain[rows], v), some)
@@ -292,9 +287,10 @@ def unexplained_variance(
     return torch.cat(parts)
 
 
-def _prior_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
-    if part.direction is None:
-        return distribution.variance(part.x)
+def observed_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
+    """Var[H f] of every observation."""
+    if part.direction is None:  # then H selects components
+        return part.apply(distribution.variance(part.x))
     return latent_covariance(distribution, part).diagonal(dim1=-1, dim2=-2)
 
 

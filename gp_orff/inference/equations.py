@@ -74,10 +74,9 @@ from gp_orff.symbols.base import Identity
 # 1. Primal or dual (`prefers_dual`): the primal algebra factorises A with one row for each feature,
 #    the dual one K + N with one row for each observed number. The smaller cubic cost wins.
 # 2. Among the primal ones (`normal_equations`): `Kronecker` for a separable kernel and whole
-#    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Scaled` for
-#    fixed fields whose scales alone depend on hyperparameters, under independent noise, because its
-#    sums over the data are computed once; `Primal` for everything else. Very many features of a
-#    lattice have iterations in the place of a factorisation (`inference.iterative`).
+#    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Primal` for
+#    everything else. Very many features of a lattice have iterations in the place of a
+#    factorisation (`inference.iterative`).
 #
 # All of them treat the constant mean the same way. V = [y, H(1⊗I_p)] has a column for the data and
 # one for each constant, and E = VᵀK⁻¹V contains what is needed for every mean c: yᵀK⁻¹y of y − H c
@@ -212,9 +211,9 @@ class Dual(NormalEquations):
 
     def posterior(self, mean):
         features = self.rows.features
-        factor, solved, evidence = dense_posterior(self._covariance, self.rows.design, mean)
+        factor, _, evidence = data = Whitened.of_covariance(self._covariance, self.rows.design)
+        theta = mean_and_response(features.mT @ data.solved(mean))
         whitened = torch.linalg.solve_triangular(factor, features, upper=False)
-        theta = mean_and_response(features.mT @ solved)
         return DualPosterior(self.expansion, *theta, whitened), evidence
 
 
@@ -244,29 +243,36 @@ def dense_evidence(
     return Evidence(quad / size, logdet, seen_by(design, covariance.diagonal(dim1=-1, dim2=-2)))
 
 
-def dense_posterior(
-    covariance: Float[Tensor, "*b M M"],
-    design: Float[Tensor, "*b M 1+p"],
-    mean: Float[Tensor, "*b p"] | None,
-) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M 1+p"], Evidence]:
-    """The Cholesky factor L of the covariance, (L Lᵀ)⁻¹[y − c, 1⊗I_p], and the evidence of V."""
-    factor = cholesky(covariance)
-    seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
-    return factor, *solve_with(factor, design, mean, partial(Evidence, seen=seen))
+class Whitened(NamedTuple):
+    """The factor L of A, L⁻¹B, and the evidence that follows from BᵀA⁻¹B and log|A|."""
 
+    factor: Float[Tensor, "*b n n"]
+    half: Float[Tensor, "*b n 1+p"]
+    evidence: Evidence
 
-def solve_with(
-    factor: Float[Tensor, "*b n n"],
-    b: Float[Tensor, "*b n 1+p"],
-    mean: Float[Tensor, "*b p"] | None,
-    evidence_of: Callable[[Tensor, Tensor], Evidence],
-) -> tuple[Float[Tensor, "*b n 1+p"], Evidence]:
-    """A⁻¹B times the contrasts of the mean c, from the factor of A, and the evidence that follows
-    from BᵀA⁻¹B and log|A|."""
-    half = torch.linalg.solve_triangular(factor, b, upper=False)
-    evidence = evidence_of(half.mT @ half, log_determinant(factor))
-    residual = half @ evidence.contrasts(mean)
-    return torch.linalg.solve_triangular(factor.mT, residual, upper=True), evidence
+    @classmethod
+    def of(
+        cls,
+        factor: Float[Tensor, "*b n n"],
+        b: Float[Tensor, "*b n 1+p"],
+        evidence_of: Callable[[Tensor, Tensor], Evidence],
+    ) -> "Whitened":
+        """From the factor and B; `evidence_of` BᵀA⁻¹B and log|A|."""
+        half = torch.linalg.solve_triangular(factor, b, upper=False)
+        return cls(factor, half, evidence_of(half.mT @ half, log_determinant(factor)))
+
+    @classmethod
+    def of_covariance(
+        cls, covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
+    ) -> "Whitened":
+        """Of V under a dense covariance, noise included, whose lower triangle is read."""
+        seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
+        return cls.of(cholesky(covariance), design, partial(Evidence, seen=seen))
+
+    def solved(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b n 1+p"]:
+        """A⁻¹B times the contrasts of the mean c: of V, the columns of [y − c, 1⊗I_p]."""
+        residual = self.half @ self.evidence.contrasts(mean)
+        return torch.linalg.solve_triangular(self.factor.mT, residual, upper=True)
 
 
 def mean_and_response(
@@ -337,54 +343,68 @@ Rows = DenseRows | TrackRows
 
 
 @dataclass(frozen=True)
-class Primal(NormalEquations):
-    """The primal algebra: A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows."""
+class WeightEquations(NormalEquations):
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows, and B."""
 
-    expansion: FeatureExpansion
+    expansion: FeatureExpansion | ScaledExpansion
     groups: Sequence[Group]
     rows: Sequence[Rows] = ()
 
     @cached_property
-    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def general(self) -> FeatureExpansion:
+        return self.expansion.general()
+
+    @cached_property
+    def whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """N^{−½}Φ, N^{−½}V and log|N| of the rows."""
         return [rows.whitened() for rows in self.rows]
 
-    def evidence(self) -> Evidence:
-        # These terms are not of the form C ∘ (M P Mᵀ), which the other function needs.
-        if self.rows or are_coupled(self.expansion.layers, self.groups):
-            return self._evidence(*InvQuadLogdet.apply(*self._a_and_b()))
-        b, parts = masked_equations(self.expansion, self.groups)
-        return self._evidence(*MaskedInvQuadLogdet.apply(b, *parts))
+    @cached_property
+    def b(self) -> Float[Tensor, "*b F 1+p"]:
+        of_rows = sum(features.mT @ design for features, design, _ in self.whitened)
+        return right_hand_sides(self.general, self.groups) + of_rows if self.groups else of_rows
 
-    def posterior(self, mean):
-        a, b = self._a_and_b()
-        factor = psd_safe_cholesky(a)
-        solved, evidence = solve_with(factor, b, mean, self._evidence)
-        return PrimalPosterior(self.expansion, *mean_and_response(solved), factor), evidence
-
-    def _a_and_b(self) -> tuple[Float[Tensor, "*b F F"], Float[Tensor, "*b F 1+p"]]:
-        if self.groups:
-            b = right_hand_sides(self.expansion, self.groups)
-            a = information(self.expansion, self.groups)
-        else:
-            a, b = torch.eye(self.expansion.num_features).to(self._whitened[0][0]), 0
-        for features, design, _ in self._whitened:
-            a, b = a + features.mT @ features, b + features.mT @ design
-        return a, b
-
-    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
-        row_terms = [
-            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
-        ]
+    def evidence_of(self, explained: Tensor, logdet: Tensor) -> Evidence:
+        """The evidence from BᵀA⁻¹B and log|A|."""
+        row_terms = [(design.mT @ design, logdet) for _, design, logdet in self.whitened]
         return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)
 
 
-def masked_equations(
-    expansion: FeatureExpansion, groups: Sequence[Group]
-) -> tuple[Float[Tensor, "*b F 1+p"], list[Tensor]]:
-    """B, and C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ), of layers that are not
-    coupled."""
-    parts = (masked_parts(layer, groups) for layer in expansion.layers)
-    return right_hand_sides(expansion, groups), [*chain.from_iterable(parts)]
+@dataclass(frozen=True)
+class Primal(WeightEquations):
+    """The primal algebra, which factorises A."""
+
+    def evidence(self) -> Evidence:
+        if self._products is None:
+            return self.evidence_of(*InvQuadLogdet.apply(self._a, self.b))
+        return self.evidence_of(*MaskedInvQuadLogdet.apply(self.b, *self._products))
+
+    def posterior(self, mean):
+        weights = Whitened.of(psd_safe_cholesky(self._a), self.b, self.evidence_of)
+        theta = mean_and_response(weights.solved(mean))
+        return PrimalPosterior(self.general, *theta, weights.factor), weights.evidence
+
+    @cached_property
+    def _products(self) -> list[Tensor] | None:
+        """C[c,c], M and P of all terms of A; None where others than C[c,c] ∘ (M P Mᵀ) add to it."""
+        if self.rows:
+            return None
+        independent = all(is_diagonal(group.noise) for group in self.groups)
+        if independent and isinstance(self.expansion, ScaledExpansion):
+            return _scaled_parts(self.expansion, self.groups)
+        layers = self.general.layers
+        if are_coupled(layers, self.groups):
+            return None
+        return [*chain.from_iterable(masked_parts(layer, self.groups) for layer in layers)]
+
+    @property
+    def _a(self) -> Float[Tensor, "*b F F"]:
+        if self._products is not None:
+            return masked_sum(self._products)
+        of_rows = sum(features.mT @ features for features, *_ in self.whitened)
+        if not self.groups:
+            return of_rows + torch.eye(len(of_rows)).to(of_rows)
+        return information(self.general, self.groups) + of_rows
 
 
 def right_hand_sides(
@@ -465,55 +485,27 @@ def _cross_information(
     return total
 
 
-# The algebra of fixed fields times scales: A = I + Σ_g Σ_i w_gi G_gi ∘ s sᵀ.
+# Fixed fields times scales: features s_f u_f(x), under noise that is independent between outputs.
 #
-# Of a harmonic wave only the amplitude s depends on hyperparameters. The matrices G_gi of the
-# fields themselves are then computed once for each grid and kept with the statistics; every
-# evaluation of the evidence multiplies them by scales and precisions.
+# With w_i the precision of value i of an observation, and (H_n u_f)_i that value of the field,
+#
+#     A = I + Σ_i w_i G_i ∘ s sᵀ ,    (G_i)_ff′ = Σ_n (H_n u_f(x_n))_i (H_n u_f′(x_n))_i .
+#
+# Of a harmonic wave only the amplitude s depends on hyperparameters. The matrices G_i of the fields
+# themselves are then computed once for each grid and kept with the statistics; every evaluation of
+# the evidence multiplies them by scales and precisions.
 
 
-@dataclass(frozen=True)
-class Scaled(NormalEquations):
-    """Features s_f u_f(x) of fixed fields u_f, under noise that is independent between outputs.
-
-    With w_i the precision of value i of an observation, and (H_n u_f)_i that value of the field,
-
-        A = I + Σ_i w_i G_i ∘ s sᵀ ,    (G_i)_ff′ = Σ_n (H_n u_f(x_n))_i (H_n u_f′(x_n))_i .
-    """
-
-    expansion: ScaledExpansion
-    groups: Sequence[Group]
-
-    def evidence(self) -> Evidence:
-        return self._evidence(*MaskedInvQuadLogdet.apply(self._b, *self._parts))
-
-    def posterior(self, mean):
-        factor = psd_safe_cholesky(masked_sum(self._parts))
-        solved, evidence = solve_with(factor, self._b, mean, self._evidence)
-        weights = mean_and_response(solved)
-        return PrimalPosterior(self.expansion.general(), *weights, factor), evidence
-
-    @cached_property
-    def _b(self) -> Float[Tensor, "*b F 1+p"]:
-        return right_hand_sides(self.expansion.general(), self.groups)
-
-    @cached_property
-    def _parts(self) -> list[Tensor]:
-        """G, s and w for every value of the observations of every group."""
-        parts, scales = [], self.expansion.scales.unsqueeze(-1)
-        for statistics, noise in self.groups:
-            grams = statistics.kept(lambda own: _grams(own, self.expansion.fixed), self._key)
-            weights = noise.precision.diagonal(dim1=-1, dim2=-2)
-            for gram, weight in zip(grams, weights.unbind(-1), strict=True):
-                parts += [gram, scales, weight[..., None, None]]
-        return parts
-
-    @property
-    def _key(self) -> tuple[Tensor, Tensor]:
-        return self.expansion.units, self.expansion.columns
-
-    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
-        return evidence_of([*map(noise_terms, self.groups)], explained, logdet)
+def _scaled_parts(expansion: ScaledExpansion, groups: Sequence[Group]) -> list[Tensor]:
+    """G, s and w for every value of the observations of every group."""
+    parts, scales = [], expansion.scales.unsqueeze(-1)
+    for statistics, noise in groups:
+        key = expansion.units, expansion.columns
+        grams = statistics.kept(lambda own: _grams(own, expansion.fixed), key)
+        weights = noise.precision.diagonal(dim1=-1, dim2=-2)
+        for gram, weight in zip(grams, weights.unbind(-1), strict=True):
+            parts += [gram, scales, weight[..., None, None]]
+    return parts
 
 
 @torch.no_grad()
@@ -714,16 +706,12 @@ def normal_equations(
 ) -> NormalEquations:
     """The normal equations of groups and dense rows.
 
-    The Kronecker form applies to whole vectors with one noise and without dense rows, that of fixed
-    fields to noise that is independent between outputs.
+    The Kronecker form applies to whole vectors with one noise and without dense rows.
     """
     one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
     if one_noise and isinstance(expansion, KroneckerExpansion):
         return Kronecker(expansion, groups[0])
-    independent = all(is_diagonal(group.noise) for group in groups) and not dense_rows
-    if independent and isinstance(expansion, ScaledExpansion):
-        return Scaled(expansion, groups)
-    return Primal(expansion.general(), groups, dense_rows)
+    return Primal(expansion, groups, dense_rows)
 
 
 def whole_vectors(observations: Sequence[Observations]) -> bool:

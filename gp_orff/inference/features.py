@@ -26,13 +26,13 @@ from gp_orff.features.assemble import (
     expand_terms,
     num_features,
     require_separate,
+    with_constants,
 )
 from gp_orff.features.columns import Columns
 from gp_orff.features.draws import Draw
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.near_zero import with_constants
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.equations import (
     DenseRows,
@@ -424,7 +424,9 @@ class FeatureInference(Inference):
             for part in self.data.symbol_data
         ]
         if statistics is None:
-            rows = symbol_data + self._rows_of_tracks(expansion, noises, delta)
+            white = None if delta is None else (delta, torch.zeros_like(delta))
+            rows = [DenseRows.of(part, expansion, noises, white) for part in self.data.tracks]
+            rows = symbol_data + rows
             return dual_equations(expansion, self._point_observations, rows, noises, delta)
         noise = self._group_noises(noises, delta, statistics)
         groups = [
@@ -479,12 +481,6 @@ class FeatureInference(Inference):
             averages = self._directed[number] if shared else part.averages_along(expansion.phi)
             rows.append(TrackRows.of(part, expansion, averages, noises, delta))
         return rows
-
-    def _rows_of_tracks(
-        self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
-    ) -> list[DenseRows]:
-        truncated = None if delta is None else (delta, torch.zeros_like(delta))
-        return [DenseRows.of(part, expansion, noises, truncated) for part in self.data.tracks]
 
     @cached_property
     def _averages(self) -> list[list[Float[Tensor, "b t k"]]]:

@@ -21,13 +21,8 @@ from gp_orff.features.chunked import by_chunks, chunks
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.equations import (
-    DenseRows,
-    Group,
-    NormalEquations,
-    evidence_of,
+    WeightEquations,
     mean_and_response,
-    noise_terms,
-    right_hand_sides,
 )
 from gp_orff.inference.iterative_system import Accuracy, System, WeightPrecision, precondition
 from gp_orff.inference.posteriors import (
@@ -324,27 +319,24 @@ def _scaled(
 
 
 @dataclass(frozen=True)
-class Iterative(NormalEquations):
-    """The primal algebra of features on a lattice, of groups of observations and dense rows."""
+class Iterative(WeightEquations):
+    """The primal algebra of features on a lattice, without A."""
 
-    expansion: FeatureExpansion
-    groups: Sequence[Group]
-    rows: Sequence[DenseRows] = ()
     accuracy: Accuracy = field(default_factory=Accuracy)
 
     def evidence(self) -> Evidence:
         system, logdet = self._system
-        quad = InvQuad.apply(system, self._b, *self._parts)
+        quad = InvQuad.apply(system, self.b, *self._parts)
         ratio = LogdetRatio.apply(system, *self._parts)
-        return EstimatedEvidence.of(self._evidence(quad, logdet), system, ratio)
+        return EstimatedEvidence.of(self.evidence_of(quad, logdet), system, ratio)
 
     def posterior(self, mean):
         system, logdet = self._system
-        b = self._b
+        b = self.b
 
         def evidence_of_solution(u: Tensor) -> EstimatedEvidence:
             quad = u @ (2 * b - system.precision.product(u).mT)  # quadratic in the residual
-            exact = self._evidence(0.5 * (quad + quad.mT), logdet)
+            exact = self.evidence_of(0.5 * (quad + quad.mT), logdet)
             return EstimatedEvidence.of(exact, system)
 
         u = system.solve_roughly(b.mT)
@@ -357,17 +349,8 @@ class Iterative(NormalEquations):
         return IterativePosterior(self.expansion, *theta, system), evidence
 
     @cached_property
-    def _whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        return [rows.whitened() for rows in self.rows]
-
-    @cached_property
     def _features(self) -> list[Float[Tensor, "M F"]]:
-        return [features for features, *_ in self._whitened]
-
-    @cached_property
-    def _b(self) -> Float[Tensor, "F 1+p"]:
-        b = right_hand_sides(self.expansion, self.groups)
-        return b + sum(features.mT @ design for features, design, _ in self._whitened)
+        return [features for features, *_ in self.whitened]
 
     @cached_property
     def _bases(self) -> list[Float[Tensor, "p p"]]:
@@ -394,9 +377,3 @@ class Iterative(NormalEquations):
         num_values = sum(statistics.num_values for statistics, _ in self.groups)
         num_values += sum(len(features) for features in self._features)
         return System(precision, preconditioner, self.accuracy, num_values), logdet
-
-    def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
-        row_terms = [
-            (design.mT @ design, noise_logdet) for _, design, noise_logdet in self._whitened
-        ]
-        return evidence_of([*map(noise_terms, self.groups), *row_terms], explained, logdet)

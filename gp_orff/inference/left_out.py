@@ -1,7 +1,7 @@
 """The posterior at held-out observations, block by block, given all others, in closed form."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, singledispatch
 from typing import NamedTuple
@@ -30,13 +30,13 @@ from gp_orff.inference.along_tracks import (
     joint_covariance,
     less_explained,
     noise_of_blocks,
+    observed_variance,
     parameters_of,
     precision_of_track,
     residual_of_blocks,
 )
 from gp_orff.inference.equations import DenseRows, has_blocks, whole_vectors
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.exact_posterior import observed_covariance
+from gp_orff.inference.exact import ExactInference, observed_covariance
 from gp_orff.inference.features import FeatureInference, Inference, Posterior, Residuals
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.quadratic import Evidence, seen_by
@@ -118,15 +118,9 @@ def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[Lef
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
         if len(part):
-            mean, variance = part.apply(field.mean(part.x)), _variance(part, field)
+            mean, variance = part.apply(field.mean(part.x)), observed_variance(field, part)
             results.append(LeftOut(part, mean, variance, partial(_joint, part, field)))
     return results
-
-
-def _variance(part: Observations, field: FieldDistribution) -> Float[Tensor, "n v"]:
-    if part.direction is None:  # then H selects components
-        return part.apply(field.variance(part.x))
-    return part.apply_to_covariance(field.blocks(part.x)).diagonal(dim1=-1, dim2=-2)
 
 
 @torch.no_grad()
@@ -420,12 +414,12 @@ def tracks_left_out(
         tested: blocks of some tracks of these data; their tracks are left out whole, at once.
     """
     for part in tested:
-        names = {track.label for track in part.tracks}
-        rest = [
-            _without(held, names) if held.key == part.key else held
+        names = {(part.key, track.label) for track in part.tracks}
+        tracks = [
+            replace(held, tracks=tuple(t for t in held.tracks if (held.key, t.label) not in names))
             for held in inference.data.tracks
         ]
-        data = replace(inference.data, tracks=tuple(held for held in rest if held.tracks))
+        data = replace(inference.data, tracks=tuple(held for held in tracks if held.tracks))
         posterior = inference.of(data).posterior(kernel, noises, mean)
         field, white = posterior.field(fixed=mean is not None).split()
         seen = block_means_under(field, part)
@@ -435,10 +429,6 @@ def tracks_left_out(
             residual_of_blocks(field, part).flatten(),
             latent + part.noise_covariance(noises, truncated),
         )
-
-
-def _without(held: TrackObservations, names: Collection[str]) -> TrackObservations:
-    return replace(held, tracks=tuple(t for t in held.tracks if t.label not in names))
 
 
 def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:

@@ -204,6 +204,16 @@ def solve(
     return half, torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
+def gradients_with_graph(
+    values: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all inputs from those of values, for higher derivatives."""
+    needed = [t for t in inputs if t.requires_grad]
+    options = {"create_graph": True, "allow_unused": True}
+    results = iter(torch.autograd.grad(values, needed, gradients, **options))
+    return tuple(next(results) if t.requires_grad else None for t in inputs)
+
+
 class InvQuadLogdet(Function):
     """BᵀA⁻¹B and log|A| of any positive definite A."""
 
@@ -243,12 +253,7 @@ class MaskedInvQuadLogdet(Function):
         b, factor, u, *parts = ctx.saved_tensors
         if torch.is_grad_enabled():
             values = InvQuadLogdet.apply(masked_sum(parts), b)
-            inputs = (b, *parts)
-            variables = [t for t in inputs if t.requires_grad]
-            gradients = iter(
-                torch.autograd.grad(values, variables, (grad_quad, grad_logdet), create_graph=True)
-            )
-            return tuple(next(gradients) if t.requires_grad else None for t in inputs)
+            return gradients_with_graph(values, (b, *parts), (grad_quad, grad_logdet))
         symmetric = 0.5 * (grad_quad + grad_quad.mT)
         inverse = torch.cholesky_inverse(factor)
         scale = grad_logdet[..., None, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.inference.posteriors import WeightPosterior, no_part
-from gp_orff.inference.quadratic import InvQuadLogdet
+from gp_orff.inference.quadratic import InvQuadLogdet, gradients_with_graph
 
 # The blocks P_j = (I + λ_j C)⁻¹ of (I + C⊗G)⁻¹, for the eigenvalues λ_j of G.
 #
@@ -399,11 +399,7 @@ class KroneckerInvQuadLogdet(Function):
         c, g, z, s = ctx.saved_tensors
         if torch.is_grad_enabled():
             values = InvQuadLogdet.apply(*kronecker_dense(c, g, z, s))
-            variables = [t for t in (c, g, z, s) if t.requires_grad]
-            gradients = iter(
-                torch.autograd.grad(values, variables, (grad_quad, grad_logdet), create_graph=True)
-            )
-            return tuple(next(gradients) if t.requires_grad else None for t in (c, g, z, s))
+            return gradients_with_graph(values, (c, g, z, s), (grad_quad, grad_logdet))
         u, blocks, t, p = ctx.solution.u, ctx.solution.blocks, ctx.solution.t, ctx.solution.p
         quad = 0.5 * (grad_quad + grad_quad.mT)
         square, mixed = quad[..., :1, :1], u.mT @ quad[..., 1:, :1]  # (*b, 1, 1), (*b, r, 1)

@@ -14,7 +14,14 @@ from torch.autograd import Function
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Pattern
-from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant, seen_by, solve
+from gp_orff.inference.quadratic import (
+    Evidence,
+    InvQuadLogdet,
+    gradients_with_graph,
+    log_determinant,
+    seen_by,
+    solve,
+)
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.pairs import (
     Geometry,
@@ -230,13 +237,8 @@ class TiledInvQuadLogdet(Function):
         noises, parameters = tensors[: ctx.num_groups], tensors[ctx.num_groups :]
         if torch.is_grad_enabled():  # with the graph of all of K
             values = InvQuadLogdet.apply(_with_graph(ctx.kernel, ctx.tiles, noises), design)
-            inputs = (design, *tensors)
-            variables = [t for t in inputs if t.requires_grad]
-            grads = torch.autograd.grad(
-                values, variables, (grad_quad, grad_logdet), create_graph=True, allow_unused=True
-            )
-            found = iter(grads)
-            return None, None, None, *(next(found) if t.requires_grad else None for t in inputs)
+            gradients = grad_quad, grad_logdet
+            return None, None, None, *gradients_with_graph(values, (design, *tensors), gradients)
         weights = u @ (0.5 * (grad_quad + grad_quad.mT))
         inverse = torch.cholesky_inverse(factor)
         noise_gradients = [torch.zeros_like(noise) for noise in noises]

@@ -7,6 +7,7 @@ from inspect import signature
 
 import numpy as np
 import torch
+from gpytorch import Module
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
@@ -122,6 +123,16 @@ def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -
             f"names{f', no {missing[0]}' if missing else ''}; for instance "
             f"{cls.__name__}(..., {example}={2 if example.startswith('num') else '...'})"
         )
+
+
+def value_of(name: str, module: Module) -> Tensor:
+    """A value with a prior, by its name; unlike closures of gpytorch, it can be pickled."""
+    return getattr(module, name)
+
+
+def set_value(name: str, module: Module, value: Tensor) -> None:
+    """Set a value with a prior."""
+    module.initialize(**{name: value})
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:

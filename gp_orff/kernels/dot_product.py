@@ -273,6 +273,8 @@ class DotProductKernel(Kernel):
         tensor([16.,  4.,  0.], grad_fn=<RoundBackward0>)
     """
 
+    series: Series = Taylor()  # the form of the kernel that has these coefficients
+
     def __init__(
         self,
         coefficients: Sequence[float] | Float[Tensor, "*b n"],
@@ -372,11 +374,6 @@ class DotProductKernel(Kernel):
         return ProjectionKernel(coefficients, num_dims, active_dims=active_dims)
 
     @property
-    def series(self) -> Series:
-        """The form of the kernel that has these coefficients: a power series."""
-        return Taylor()
-
-    @property
     def num_dims(self) -> int | None:
         """d, the only number of inputs in which the kernel exists; None if it exists in any."""
         return self.series.num_dims
@@ -430,11 +427,7 @@ class LegendreKernel(DotProductKernel):
     ):
         _check_sphere(num_dims, active_dims)
         super().__init__(eigenvalues, active_dims=active_dims)
-        self._series = LegendreSeries(num_dims)
-
-    @property
-    def series(self) -> LegendreSeries:
-        return self._series
+        self.series = LegendreSeries(num_dims)
 
 
 class ProjectionKernel(DotProductKernel):
@@ -449,11 +442,7 @@ class ProjectionKernel(DotProductKernel):
     ):
         _check_sphere(num_dims, active_dims)
         super().__init__(coefficients, active_dims=active_dims)
-        self._series = Projections(num_dims)
-
-    @property
-    def series(self) -> Projections:
-        return self._series
+        self.series = Projections(num_dims)
 
 
 def _checked(coefficients: Sequence[float] | Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:

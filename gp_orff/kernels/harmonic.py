@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from math import prod
 
@@ -20,6 +20,8 @@ from gp_orff.kernels.base import (
     check_num_dims,
     check_points,
     check_positive_integer,
+    set_value,
+    value_of,
 )
 from gp_orff.kernels.derivatives import polynomial, radial_tensor, scalar_covariance
 from gp_orff.kernels.pairs import (
@@ -213,10 +215,9 @@ class HarmonicKernel(FieldKernel):
             self.register_parameter(f"raw_{name}", raw)
             self.register_constraint(f"raw_{name}", constraints[name] or Positive())
             self._set(name, values)
-        if priors["depths"] is not None:
-            self.register_prior("depth_prior", depth_prior, _depths, _set_depths)
-        if priors["variances"] is not None:
-            self.register_prior("variance_prior", variance_prior, _variances, _set_variances)
+            if priors[name] is not None:
+                closures = partial(value_of, name), partial(set_value, name)
+                self.register_prior(f"{name[:-1]}_prior", priors[name], *closures)
 
     @property
     def num_sides(self) -> int:
@@ -380,22 +381,6 @@ def _heights(
             f"{reference} that is away from the sources, got {mean}"
         )
     return [low, middle, high]
-
-
-def _depths(kernel: HarmonicKernel) -> Tensor:
-    return kernel.depths
-
-
-def _set_depths(kernel: HarmonicKernel, values: Tensor) -> None:
-    kernel.depths = values
-
-
-def _variances(kernel: HarmonicKernel) -> Tensor:
-    return kernel.variances
-
-
-def _set_variances(kernel: HarmonicKernel, values: Tensor) -> None:
-    kernel.variances = values
 
 
 # The two-dimensional spectrum of a `HarmonicKernel`, and its term of a kernel tree.

@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.kernels.mixture_spectra import ScaleMixture
-from gp_orff.kernels.spectra import Spectrum
+from gp_orff.kernels.spectra import ScaleMixture, Spectrum
 
 # Each theta function has two series: over waves, whose terms at τ = 0 are c e^{−πc²k²}, and over
 # images, whose terms are e^{−πj²/c²}. For c > 1 the first converges quickly, else the second, so

@@ -2,24 +2,29 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel
+from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.base import check_positive_integer, set_value, value_of
 from gp_orff.kernels.lengths import shortest_lengths
-from gp_orff.kernels.mixture_spectra import ScaleMixture, chi2_moment, chi2_tail
-from gp_orff.kernels.spectra import GRID_INPUTS, RadialKernel, Range
+from gp_orff.kernels.spectra import (
+    GRID_INPUTS,
+    RadialKernel,
+    Range,
+    ScaleMixture,
+    chi2_moment,
+    chi2_tail,
+)
 
 # The power law that a learned curve follows beyond its shortest knot.
 #
@@ -212,7 +217,8 @@ class LearnedSpectrumKernel(RadialKernel):
         self._basis = torch.from_numpy(np.column_stack([_SLOPE * u, smoothness * bends]))
         size = torch.Size([*self.batch_shape, num_knots - 1])
         self.register_parameter("shape", nn.Parameter(torch.zeros(size)))
-        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), _shape, _set_shape)
+        closures = partial(value_of, "shape"), partial(set_value, "shape")
+        self.register_prior("shape_prior", NormalPrior(0.0, 1.0), *closures)
 
     def get_extra_state(self) -> dict[str, bool]:
         """What the covariance depends on, and no parameter or buffer has."""
@@ -328,70 +334,6 @@ class LearnedSpectrumKernel(RadialKernel):
             points = min(s.dim() - len(self.batch_shape), 2)  # axes before these are broadcast
             factors = [factor[(..., *[None] * points)] for factor in factors]
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
-
-
-def _shape(kernel: LearnedSpectrumKernel) -> Float[Tensor, "*b J-1"]:
-    return kernel.shape
-
-
-def _set_shape(kernel: LearnedSpectrumKernel, value: Float[Tensor, "*b J-1"]) -> None:
-    kernel.initialize(shape=value)
-
-
-# A kernel tree as a sum over the lengths of its learned spectra.
-
-
-def components(kernel: Kernel) -> Iterator[tuple[LearnedSpectrumKernel, int, Kernel]]:
-    """∂K/∂π_j of every learned spectrum of a kernel tree with covariance K whose weights change.
-
-    K is linear in the weights π of each: ∂K/∂π_j is the term of a sum that the spectrum belongs to,
-    with an RBF kernel of the length ℓ λ_j in its place.
-
-    Yields:
-        The learned spectrum, j, and the kernel ∂K/∂π_j; this one serves until the next is taken.
-
-    Example:
-        >>> import gp_orff, torch
-        >>> from gp_orff.kernels.learned import components
-        >>> base, x = gp_orff.LearnedSpectrumKernel(5), torch.rand(3, 2)
-        >>> kernel = gp_orff.CurlFreeKernel(base, num_dims=2)
-        >>> parts = [own.weights[j] * part(x).to_dense() for own, j, part in components(kernel)]
-        >>> torch.allclose(sum(parts), kernel(x).to_dense(), atol=1e-4)
-        True
-    """
-    for term in _terms(kernel):
-        for path, own in term.named_modules():
-            if not (isinstance(own, LearnedSpectrumKernel) and own.is_trained):
-                continue
-            rbf = RBFKernel(
-                ard_num_dims=own.ard_num_dims,
-                batch_shape=own.batch_shape,
-                active_dims=None if own.active_dims is None else tuple(own.active_dims.tolist()),
-            ).to(own.shape)
-            # The kernel is copied once for each spectrum. Its RBF part is the same object for all
-            # lengths, whose lengthscale the loop changes in place.
-            whole = _replaced(term, path, rbf)
-            for j, length in enumerate(own.lengths.tolist()):
-                rbf.lengthscale = own.lengthscale.detach() * length
-                yield own, j, whole
-
-
-def _terms(kernel: Kernel) -> Iterator[Kernel]:
-    if isinstance(kernel, AdditiveKernel):
-        for part in kernel.kernels:
-            yield from _terms(part)
-    else:
-        yield kernel
-
-
-def _replaced(kernel: Kernel, path: str, part: Kernel) -> Kernel:
-    """A copy of a kernel tree with another kernel at a path."""
-    if not path:
-        return part
-    copy = deepcopy(kernel)
-    parent, _, name = path.rpartition(".")
-    setattr(copy.get_submodule(parent), name, part)
-    return copy
 
 
 # A learned spectrum that is another one plus a difference: the two parts of one field.

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.kernels.base import check_positive_integer, positive, refuse_tracing
-from gp_orff.kernels.mixture_spectra import Radial, StudentT
-from gp_orff.kernels.spectra import RadialKernel
+from gp_orff.kernels.spectra import Radial, RadialKernel, StudentT
 
 # Powers of Bessel functions as kernels.
 

@@ -21,8 +21,7 @@ from gp_orff.kernels.base import (
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
-from gp_orff.kernels.mixture_spectra import StudentT
-from gp_orff.kernels.spectra import GridSpectrum, spectral_density, spectrum
+from gp_orff.kernels.spectra import GridSpectrum, StudentT, spectral_density, spectrum
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 

@@ -11,8 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.kernels.base import require_covariance_of
-from gp_orff.kernels.mixture_spectra import chi2_quantile
-from gp_orff.kernels.spectra import GridSpectrum, Range, Spectrum, spectrum
+from gp_orff.kernels.spectra import GridSpectrum, Range, Spectrum, chi2_quantile, spectrum
 
 # Mixtures of Gaussian densities away from zero: spectra of spectral mixture kernels.
 

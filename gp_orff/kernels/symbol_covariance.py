@@ -93,7 +93,8 @@ class SymbolCovariance:
         """The covariance of stationary terms at every lag."""
         p = summands[0].num_outputs
         (lefts, left), (rights, right) = (self._split(side, p) for side in (self.left, self.right))
-        _require_stationary(summands)
+        if not all(leaf.kernel.is_stationary for term in summands for leaf in term.leaves):
+            raise NotImplementedError("a kernel that is not stationary")
         local, total = replace(self, left=left, right=right), 0.0
         integrates = any(len(patch.edges) for patch in (*lefts, *rights))  # more than points
         rule = Rule(math.inf, kink=False)
@@ -176,11 +177,6 @@ class SymbolCovariance:
             k = scalar_covariance(leaf.kernel, tau[..., list(leaf.columns(tau.shape[-1]))])
             scale = scale * k[..., None, None]
         return scale * block
-
-
-def _require_stationary(summands: Sequence[Term]) -> None:
-    if not all(leaf.kernel.is_stationary for term in summands for leaf in term.leaves):
-        raise NotImplementedError("a kernel that is not stationary")
 
 
 def _rule(summands: Sequence[Term], space: Sequence[int], num_inputs: int) -> Rule:

@@ -309,7 +309,11 @@ class Columns:
             coordinates = {n: entry for n, entry in coordinates.items() if n not in angles}
         # A time that xarray decodes becomes a number in `time_unit`.
         positions = named(dataset, [*self.coordinates, *self.along.values()])
-        dated = [name for name, variable in positions.items() if _is_date(variable)]
+        dated = [  # numbers that become dates, or are some
+            name
+            for name, variable in positions.items()
+            if variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
+        ]
         units |= common_units({n: entry for n, entry in coordinates.items() if n not in dated})
         units |= {
             name: str(of[name]["units"])
@@ -451,11 +455,6 @@ class Columns:
             options = {**options, "time": UnitArray.of(options["time"], units.time)}
         of_y = units.y if y.ndim > 1 else units.y[:1]
         return UnitArray.of(x, units.x), UnitArray.of(y, of_y), options
-
-
-def _is_date(variable: "xarray.Variable") -> bool:
-    """Whether numbers become dates, or are some."""
-    return variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
 
 
 def of_each_observation(

@@ -85,7 +85,7 @@ class Place:
 def first_readings(data: Dataset) -> Dataset:
     """Few readings as they are, and the first of chunks or of many: a twentieth or so, with their
     learned weights."""
-    if data.is_small and all(isinstance(source, InMemory | Arrays) for source in data.sources):
+    if data.is_small and _in_memory(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
     if sum(map(len, sample)) == every and data.weights is None:
@@ -312,19 +312,15 @@ class Calibration:
         few = self.independent < _FEWEST_NUMBERS
         if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
+        factor = ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
         return (
             f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
             "blocks that were left out: error bars away from readings are too small. Readings may "
             "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
             "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
-            f"Student-t noise, track= or fewer readings (gp_orff.thin){self._factor}; "
+            f"Student-t noise, track= or fewer readings (gp_orff.thin){factor}; "
             "cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
         )
-
-    @property
-    def _factor(self) -> str:
-        """What helps against noise that was given too small."""
-        return ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
 
 
 def _chance(share: float, independent: float, expected: float) -> float:
@@ -591,7 +587,8 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
         mean = snapshot.field().distribution.mean(part.x)
         residual = (part.y - part.apply(mean)).cpu().numpy()
         first, second = _neighbours(part.x[:, space].cpu().numpy() / extents.clip(min=_TINY))
-        scores = _normal_scores(residual)
+        ranks = residual.argsort(0).argsort(0)  # as quantiles of a standard normal distribution
+        scores = scipy.special.ndtri((ranks + 0.5) / len(ranks))
         products.append((scores[first] * scores[second]).ravel())
     every = np.concatenate(products)
     significant = every.sum() > _CORRELATED * math.sqrt(max(len(every), 1))
@@ -605,12 +602,6 @@ def _neighbours(x: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
     nearest = scipy.spatial.cKDTree(x).query(x, k=2)[1][:, 1]
     pairs = np.unique(np.sort(np.stack([np.arange(len(x)), nearest], axis=-1), axis=-1), axis=0)
     return pairs[:, 0], pairs[:, 1]
-
-
-def _normal_scores(values: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "n v"]:
-    """The ranks of each column as quantiles of a standard normal distribution."""
-    ranks = values.argsort(0).argsort(0)
-    return scipy.special.ndtri((ranks + 0.5) / len(values))
 
 
 def _rows(state: ModelState) -> float:

@@ -10,7 +10,6 @@ from itertools import pairwise
 import torch
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,8 +21,7 @@ from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.cross_validation import CrossValidation, blocks_of
-from gp_orff.models.report import table
-from gp_orff.models.standard_errors import integration_over_spectra
+from gp_orff.models.report import integration_over_spectra, table
 from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.settings import check_calibration
 from gp_orff.threads import chosen_threads
@@ -366,7 +364,7 @@ def compare_with_exact(
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(
-        _rms((mean - exact_mean) / exact_sd),
+        ((mean - exact_mean) / exact_sd).square().mean().sqrt().item(),
         ((sd - exact_sd) / exact_sd).abs().max().item(),
         nats - exact_nats,
         features,
@@ -385,7 +383,3 @@ def _subset_of(
     }
     data = model.copied(x[rows], y[rows], Options(**row_options))
     return model.state.weighted(data, model.state.data)
-
-
-def _rms(values: Float[Tensor, "n p"]) -> float:
-    return values.square().mean().sqrt().item()

@@ -18,6 +18,7 @@ from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Work, fold, shares
 from gp_orff.data.reading import Options
+from gp_orff.data.sites import numbered
 from gp_orff.data.sources import varying_mean
 from gp_orff.data.track_reading import labels_of_tracks
 from gp_orff.data.validation import as_matrix, is_single
@@ -185,7 +186,7 @@ def by_track(track: object, count: int) -> Sequence[Hashable] | None:
         return None
     labels = track.tolist() if hasattr(track, "tolist") else list(track)
     together = _together(np.bincount(which), 0)
-    return labels if len(names) <= _MOST else _in_order(together[which])
+    return labels if len(names) <= _MOST else numbered(together[which])
 
 
 def cells(
@@ -216,14 +217,8 @@ def cells(
         lattice = np.minimum(np.floor((x - start) / extent * counts), counts - 1)
         _, cell, sizes = np.unique(lattice, axis=0, return_inverse=True, return_counts=True)
         if len(sizes) >= _FEWEST or counts.max() >= _FINEST:
-            return _in_order(_together(sizes, seed)[cell.ravel()])
+            return numbered(_together(sizes, seed)[cell.ravel()])
         counts[np.argmax(scaled / counts)] *= 2
-
-
-def _in_order(labels: Int[np.ndarray, "N"]) -> Int[np.ndarray, "N"]:
-    """Numbers from 0, in the order of their first readings."""
-    first = np.unique(labels, return_index=True)[1]
-    return np.argsort(np.argsort(first))[labels]
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:

@@ -27,10 +27,10 @@ from gp_orff.symbols.pointwise import (
     DivergenceFreePart,
     Jacobian,
     Potential,
+    ReductionToPole,
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.symbols.reduction import ReductionToPole
 
 _ZERO = 1e-12  # of the multiplier of a symbol of the kernel's fields
 

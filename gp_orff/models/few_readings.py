@@ -18,10 +18,11 @@ from gp_orff.data.observations import PointObservations
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
+from gp_orff.fitting.curvature import average, prior_scales
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.noise import search_coordinates
 from gp_orff.fitting.robust_em import EStep
-from gp_orff.fitting.scoring import MOST_SAMPLED, Information, WeakPriors, log_prior_of_noise
+from gp_orff.fitting.scoring import MOST_SAMPLED, WeakPriors, log_prior_of_noise
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference, Posterior, log_marginal_likelihood
 from gp_orff.inference.posteriors import FieldDistribution
@@ -201,7 +202,7 @@ def with_drawn_weights(
     points, sizes = PointObservations(parts), [part.y.numel() for part in parts]
     noise = points.noise_covariance(noises)  # N, of unit weights
     noise_root = cholesky(noise)
-    prior, constants = inference.prior_covariance(kernel), inference.constants(noises)
+    prior, constants = inference.prior(kernel), inference.design(noises)[:, 1:]
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
     root = vectors * values.clamp_min(0).sqrt()
     weights = list(data.all_weights())
@@ -253,7 +254,7 @@ def drawn_errors(
 # 1. The trained hyperparameters become coordinates u, with the ranges and floors of a search.
 # 2. If all of them have priors, `integrated` draws from their posterior by adaptive importance
 #    sampling. Its first proposal is Gaussian, with the precision H + (curvature of the prior),
-#    where H is the Fisher information. `_draws_needed` sets the number of effective draws: it
+#    where H is the average information. `_draws_needed` sets the number of effective draws: it
 #    measures at 16 points how much of a predictive variance comes from the hyperparameters at all,
 #    because only that part has a Monte Carlo error.
 # 3. Otherwise, as for learned spectra, whose curves have many coordinates, `about_a_fit` draws 32
@@ -350,7 +351,7 @@ def sample_of_hyperparameters(
     if draws is None:
         return Sample()
     effective = draws.effective
-    if not has_learned_spectrum(kernel, trained=True):  # few curves are better than one of them
+    if not prior_scales(kernel, coordinates).any():  # few curves are better than one of them
         _warn_of_few(len(draws.weights), effective)
     if priors is not None:
         most = int(min(effective, _MEMBERS, _MEMORY / inference.size**2))
@@ -422,11 +423,8 @@ def integrated(model: Model, priors: WeakPriors) -> Draws:
     have an error of about q/√(2 ESS).
     """
     prior, start = PriorOfCoordinates(model, priors), model.coordinates.get()
-    parts = model.inference, model.kernel, model.likelihoods, model.coordinates
-    # The information moves the parameters of the model while it differentiates; they are set back
-    # to the start below.
-    information = Information(*parts)(projected=model.mean is None)
-    covariance = np.linalg.inv(information + prior.precision(start))
+    parts = model.inference, model.kernel, model.likelihoods, model.coordinates, model.mean
+    covariance = np.linalg.inv(average(*parts) + prior.precision(start))
     model.coordinates.set(start)
     return adaptive_draws(
         lambda u: model.evidence(u) + prior.log_density(u),
@@ -463,16 +461,16 @@ def _draws_needed(
 
 def about_a_fit(model: Model) -> Draws | None:
     """Draws from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, with the
-    Fisher information H. They have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
+    average information H. They have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
     mean weight times √S (Ionides 2008, *Truncated importance sampling*). Without a prior the
     coordinate of a positive parameter, its logarithm, has an even one. None if no evidence can be
     computed."""
     coordinates, start = model.coordinates, model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods
-    information = Information(*parts, coordinates)
     # A coordinate that the data leave open would have an infinite variance; the additional
     # precision limits its standard deviation to `_WIDEST`.
-    precision = information() + np.diag(np.where(information.of_curves, 0.0, _WIDEST**-2))
+    open_ones = prior_scales(model.kernel, coordinates) == 0
+    precision = average(*parts, coordinates, model.mean) + np.diag(open_ones * _WIDEST**-2)
     root = np.linalg.cholesky(np.linalg.inv(precision))
     points, logs = [], []
     for draw in np.random.default_rng(0).standard_normal((_SIZE, len(start))):

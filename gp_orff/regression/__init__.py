@@ -1,8 +1,7 @@
 """Ridge regression of vectors, semi-supervised and multi-view learning, and classification."""
 
-from gp_orff.regression.classifier import ORFFRidgeClassifier, simplex_codes
 from gp_orff.regression.laplacian import graph_laplacian, view_disagreement
-from gp_orff.regression.ridge import ORFFRidge, ORFFRidgeCV
+from gp_orff.regression.ridge import ORFFRidge, ORFFRidgeClassifier, ORFFRidgeCV, simplex_codes
 
 __all__ = [
     "ORFFRidge",

@@ -80,7 +80,8 @@ def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> 
         return expansion
     if isinstance(expansion, KroneckerExpansion):
         return replace(expansion, mixing=combination @ expansion.mixing)
-    return replace(expansion, directions=expansion.directions @ combination.mT)
+    full = expansion.general()
+    return replace(full, directions=full.directions @ combination.mT)
 
 
 # Arguments of estimators as checked tensors, by scikit-learn's conventions.

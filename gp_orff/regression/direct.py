@@ -245,7 +245,8 @@ class Direct(Solver):
         num_values = len(problem.x) * problem.expansion.num_outputs
         if num_values < problem.expansion.num_features and problem.alpha > 0:
             return Solution(_dual_solution(problem))
-        parts = _penalised_design(problem)
+        expansion = problem.observed.general() if _couples(problem) else problem.observed
+        parts = design(expansion, problem.y.shape[-1])
         equations = Equations.primal(parts, parts.statistics(*problem.labels))
         equations = equations.penalised(_penalty(parts, problem))
         return Solution(parts.theta(self._solve(equations, problem.alpha)))
@@ -315,11 +316,6 @@ def _couples(problem: Problem) -> bool:
     if problem.laplacian is None:
         return False
     return problem.combination is not None or problem.laplacian.shape[0] != len(problem.x)
-
-
-def _penalised_design(problem: Problem) -> Design:
-    expansion = problem.observed.general() if _couples(problem) else problem.observed
-    return design(expansion, problem.y.shape[-1])
 
 
 def _penalty(parts: Design, problem: Problem) -> Float[Tensor, "m m"]:

@@ -14,10 +14,10 @@ from gp_orff.symbols.pointwise import (
     DivergenceFreePart,
     Jacobian,
     Potential,
+    ReductionToPole,
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.symbols.reduction import ReductionToPole
 
 __all__ = [
     "Background",

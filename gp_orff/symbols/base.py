@@ -35,9 +35,10 @@ class Symbol(ABC):
 
     Give a symbol to a posterior to predict its map of the field, or to `VectorFieldGP.observe` to
     condition on it. Symbols are immutable. Subclass this class for a map of your own and define
-    `order`, `num_outputs` and `__call__`.
+    `order`, `outputs` and `__call__`.
 
     Attributes:
+        outputs: q; None if it is p. Where it depends on p otherwise, define `num_outputs(p)`.
         order: the growth of the multiplier, |Q(ω)| ~ ‖ω‖^order: 1 for a first derivative, −1 for a
             potential. A kernel may be too rough for it, so that the map has infinite variance; its
             prediction then raises an error.
@@ -61,8 +62,6 @@ class Symbol(ABC):
         ...     order, homogeneous = 1, True
         ...     def __init__(self, u):
         ...         self.u = torch.as_tensor(u, dtype=torch.float64)
-        ...     def num_outputs(self, p):
-        ...         return p
         ...     def __call__(self, omega, p):  # (D, d) to (D, q, p)
         ...         eye = torch.eye(p, dtype=omega.dtype)
         ...         return 1j * (omega @ self.u)[:, None, None] * eye
@@ -71,6 +70,7 @@ class Symbol(ABC):
     """
 
     order: int = 0
+    outputs: int | None = None  # q, if it does not depend on p
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
 
@@ -87,9 +87,9 @@ class Symbol(ABC):
         """
         return -self.order if self.homogeneous else None
 
-    @abstractmethod
     def num_outputs(self, p: int) -> int:
         """q, the number of outputs for a field with `p` components."""
+        return p if self.outputs is None else self.outputs
 
     @abstractmethod
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
@@ -246,9 +246,6 @@ class Identity(Symbol):
     """The field itself: Q = I."""
 
     homogeneous = True
-
-    def num_outputs(self, p: int) -> int:
-        return p
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return torch.eye(p, dtype=torch.complex128, device=omega.device).expand(len(omega), p, p)

@@ -49,7 +49,7 @@ class LineIntegral(VectorFieldSymbol):
 
     path: Float[Tensor, "k d"]
     homogeneous = False
-    length_power = 1
+    length_power = outputs = 1
 
     def __post_init__(self):
         path = copy_of(self.path)
@@ -59,9 +59,6 @@ class LineIntegral(VectorFieldSymbol):
                 f"{tuple(path.shape)}"
             )
         object.__setattr__(self, "path", path)
-
-    def num_outputs(self, p: int) -> int:
-        return 1
 
     def check(self, num_dims: int, p: int) -> None:
         super().check(num_dims, p)
@@ -148,9 +145,6 @@ class BoxAverage(Symbol):
         widths = copy_of(self.widths).tolist()
         widths = tuple(widths) if isinstance(widths, list) else widths
         object.__setattr__(self, "widths", widths)
-
-    def num_outputs(self, p: int) -> int:
-        return p
 
     def check(self, num_dims: int, p: int) -> None:
         widths = torch.as_tensor(self.widths)

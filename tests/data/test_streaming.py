@@ -11,7 +11,9 @@ import torch
 
 import gp_orff
 from gp_orff.data import dataset as held
-from gp_orff.data.observations import lookup
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.data.sites import fingerprints, lookup
 from gp_orff.inference.features import IterativeInference
 from tests.support.fields import conditioned, curl_free, flow
 
@@ -218,6 +220,20 @@ def test_statistics_of_parts_add_up_under_noise_of_heavy_tails(trend):
         own = gp_orff.FieldStatistics(whole.phi, {key: own})
         for mine, theirs in zip(statistics_of(other), statistics_of(own), strict=True):
             assert (mine - theirs).abs().max() <= 1e-10 * theirs.abs().max()
+
+
+def test_fingerprints_are_equal_for_equal_observations_alone():
+    """On a lattice of few numbers, each pair of which differs in one; −0 is 0, and digits beyond
+    those of single precision do not count."""
+    lattice = np.stack(np.meshgrid(*[np.arange(-3.0, 4.0)] * 3), -1).reshape(-1, 3)
+    x, y = torch.from_numpy(lattice).split([2, 1], dim=-1)
+
+    def of(x, y, label=""):
+        return fingerprints(Observations(GroupKey(label, Components.every(1)), x, y))
+
+    both = np.concatenate([of(x, y), of(x, y, "other"), of(x + 1e-9, y), of(x, y + 1e-3)])
+    assert len(np.unique(both)) == len(both)
+    assert np.array_equal(of(x, y), of(torch.where(x == 0, -0.0, x), y * (1 + 1e-12)))
 
 
 def test_readings_are_found_again():

@@ -6,7 +6,7 @@ from gpytorch.kernels import ConstantKernel, MaternKernel, RBFKernel, ScaleKerne
 
 import gp_orff
 from gp_orff.features.assemble import expand
-from gp_orff.features.zoo_rules import longest_lag
+from gp_orff.features.zoo import longest_lag
 from tests.support.fields import exact_problem
 from tests.support.models import errors
 from tests.support.registry import base

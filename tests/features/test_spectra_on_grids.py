@@ -12,8 +12,8 @@ import gp_orff
 from gp_orff.data.noise import noises_of
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.assemble import expand
+from gp_orff.fitting.curvature import average
 from gp_orff.fitting.curves import Curves
-from gp_orff.fitting.scoring import FeatureInformation
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import FeatureInference
 from tests.support.fields import draw, flow, uniform
@@ -70,8 +70,8 @@ def test_the_information_is_that_of_the_dense_covariance():
     curves = [part.scale if part.name.endswith("shape") else 0.0 for part in elements]
     expected += np.diag(np.square(curves))
     coordinates.set(u)
-    information = FeatureInformation.of(*parts, mean=torch.zeros(2).double())
-    assert np.allclose(information(), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    actual = average(*parts, mean=torch.zeros(2).double())
+    assert np.allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
     assert np.array_equal(coordinates.get(), u)
 
 
@@ -85,7 +85,7 @@ def test_no_information_where_hyperparameters_turn_features():
     likelihoods = model.state.likelihoods
     coordinates = Coordinates(model.kernel, *likelihoods.values())
     parts = model.state.inference, model.kernel, likelihoods, coordinates
-    assert FeatureInformation.of(*parts) is None
+    assert average(*parts) is None
 
 
 def test_curves_are_held_and_released():

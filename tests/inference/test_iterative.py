@@ -14,7 +14,7 @@ from gp_orff.inference import iterative_system, representation
 from gp_orff.inference.features import FeatureInference, IterativeInference, feature_inference
 from gp_orff.inference.iterative_system import Accuracy, ConvergenceError
 from gp_orff.models.comparison import KernelComparison
-from gp_orff.models.standard_errors import Curvature
+from gp_orff.models.report import Curvature
 
 EXACT = Accuracy(block=10**6)  # the dense block holds all features
 TIGHT = Accuracy(

@@ -280,3 +280,15 @@ def test_the_amplitude_multiplies_the_covariance():
     before = kernel(x).to_dense()
     assert rescale(kernel, 3.0)
     torch.testing.assert_close(kernel(x).to_dense(), 3 * before)
+
+
+@pytest.mark.parametrize("name", ["depth", "variance"])
+def test_values_are_set_to_draws_from_their_priors(name):
+    """gpytorch's `sample_from_prior` draws without an argument; the same seed gives the same."""
+    prior = gpytorch.priors.LogNormalPrior(torch.zeros(2), torch.ones(2))
+    kernel = gp_orff.HarmonicKernel(2, **{f"{name}_prior": prior})
+    torch.manual_seed(0)
+    expected = prior.sample()
+    torch.manual_seed(0)
+    kernel.sample_from_prior(f"{name}_prior")
+    torch.testing.assert_close(getattr(kernel, f"{name}s"), expected, rtol=1e-5, atol=0)

@@ -14,8 +14,7 @@ import torch
 
 import gp_orff
 from gp_orff.kernels.derivatives import derivatives
-from gp_orff.kernels.mixture_spectra import Elliptical, chi2_moment, chi2_quantile, chi2_tail
-from gp_orff.kernels.spectra import RadialKernel
+from gp_orff.kernels.spectra import Elliptical, RadialKernel, chi2_moment, chi2_quantile, chi2_tail
 from tests.support.fields import draw
 from tests.support.registry import FIELDS
 

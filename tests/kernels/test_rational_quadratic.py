@@ -23,7 +23,7 @@ from gp_orff.kernels.lattice_sums import (
     second_moments,
     weight_at_zero,
 )
-from gp_orff.kernels.mixture_spectra import GammaQuantile
+from gp_orff.kernels.spectra import GammaQuantile
 from gp_orff.spectra import GammaMixture, Gaussian
 from gp_orff.symbols.base import Identity
 from tests.support import oracles

@@ -13,8 +13,8 @@ from torch.autograd import gradcheck
 
 import gp_orff
 from gp_orff.kernels.derivatives import derivatives
-from gp_orff.kernels.mixture_spectra import GammaQuantile
 from gp_orff.kernels.scalar import MaternFunction
+from gp_orff.kernels.spectra import GammaQuantile
 from gp_orff.kernels.tree import terms
 from gp_orff.spectra import spectrum
 from tests.support import oracles

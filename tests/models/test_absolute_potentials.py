@@ -7,9 +7,8 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel, RQKernel
 from torch.func import grad, hessian, vmap
 
 import gp_orff
-from gp_orff.features.assemble import draw, expand
+from gp_orff.features.assemble import draw, expand, with_constants
 from gp_orff.features.expansion import apply_symbol
-from gp_orff.features.near_zero import with_constants
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.kernels.tree import terms
 

@@ -10,7 +10,7 @@ from gpytorch.means import ZeroMean
 from numpy.polynomial.hermite_e import hermegauss
 
 import gp_orff
-from gp_orff.models.standard_errors import integration_over_spectra
+from gp_orff.models.report import integration_over_spectra
 from tests.support.fields import draw
 
 NOISE, LENGTH = 0.05, 0.4
@@ -63,6 +63,28 @@ def test_the_evidence_is_the_integral_over_curves():
     change = integration_over_spectra(model.state.snapshot(model.mean), kernel)
     assert change < -1
     assert best + change == pytest.approx(log_integral(x, y), abs=0.25)
+
+
+def test_the_change_is_that_of_laplace():
+    """−½ ‖z‖² − ½ log|I − ∂² log p|, with derivatives of the dense evidence by torch."""
+    x, y = problem()
+    kernel, model = at_maximum(x, y)
+    kernel.shape.data += torch.tensor([0.3, -0.2, 0.4]).double()
+    u = torch.from_numpy(np.log(LENGTHS))
+    bends = torch.from_numpy(np.linalg.pinv([[1, -2, 1, 0], [0, 1, -2, 1]])).T
+    square = (x - x.mT).square() / LENGTH**2
+    kernels = torch.exp(-0.5 * square / torch.from_numpy(LENGTHS)[:, None, None] ** 2)
+
+    def log_evidence(z):
+        weights = torch.softmax(-0.5 * (u / 0.7) ** 2 + 3 * z[:1] * u + 4 * z[1:] @ bends, 0)
+        covariance = torch.tensordot(weights, kernels, 1) + NOISE * torch.eye(len(x)).double()
+        return -0.5 * (y[:, 0] @ torch.linalg.solve(covariance, y[:, 0]) + covariance.logdet())
+
+    z = kernel.shape.detach().clone()
+    hessian = torch.autograd.functional.hessian(log_evidence, z)
+    expected = -0.5 * (z @ z + (torch.eye(3).double() - hessian).logdet())
+    change = integration_over_spectra(model.state.snapshot(model.mean), kernel)
+    assert change == pytest.approx(expected.item(), abs=1e-4)  # differences of step 1e-3
 
 
 @pytest.mark.slow

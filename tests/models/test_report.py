@@ -21,8 +21,8 @@ import gp_orff
 from gp_orff.fitting.journal import Bar, Lines, Stage
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.starting_values import with_amplitude
-from gp_orff.models import standard_errors
-from gp_orff.models.standard_errors import Curvature
+from gp_orff.models import report as reports
+from gp_orff.models.report import Curvature
 from tests.support.oracles import log_density
 from tests.support.registry import CASES
 
@@ -380,7 +380,7 @@ def test_hyperparameters_far_from_a_maximum_have_none(fit):
 
 def test_what_was_learned_on_subsets_has_none(fit, monkeypatch):
     """The evidence of all numbers is not at its maximum, and each evaluation takes seconds."""
-    monkeypatch.setattr(standard_errors, "MOST_SEARCHED", 10)
+    monkeypatch.setattr(reports, "MOST_SEARCHED", 10)
     curvature = Curvature(fit.state.snapshot(fit.mean), frozenset({"noise"}))
     assert curvature.evaluations == 0
     (remark,) = curvature.standard_errors.remarks

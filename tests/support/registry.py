@@ -20,7 +20,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
-from gp_orff.kernels.mixture_spectra import GammaQuantile
+from gp_orff.kernels.spectra import GammaQuantile
 from tests.support import oracles
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import gp_orff
-from gp_orff.features.zoo_rules import longest_lag
+from gp_orff.features.zoo import longest_lag
 from gp_orff.kernels.tree import Factor, Gradient, Solenoidal
 from helpers.papers import pictures
 from helpers.papers.kernels import KERNELS, gaussian

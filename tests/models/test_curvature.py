@@ -7,9 +7,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.noise import noises_of
-from gp_orff.fitting.scoring import AverageInformation, Information, log_prior_of_noise
+from gp_orff.fitting.curvature import average, observed
+from gp_orff.fitting.scoring import log_prior_of_noise
 from gp_orff.fitting.search import Coordinates, Search
-from gp_orff.kernels.learned import components
 from tests.support.fields import draw, uniform
 
 
@@ -61,43 +61,12 @@ def parts(model):
     return model.state.inference, kernel, likelihoods, coordinates
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_is_the_sum_of_its_components(name):
-    """Σ_j π_j ∂K/∂π_j over all learned spectra, and the terms without one."""
-    make, dims = KERNELS[name]
-    kernel, x = make(), uniform(4, dims, seed=5)
-    total = sum(own.weights[j] * part(x).to_dense() for own, j, part in components(kernel))
-    if name == "time":
-        total = total + kernel.kernels[1](x).to_dense()
-    assert torch.allclose(total, kernel(x).to_dense(), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_the_information_is_that_of_differences(name):
-    """½ tr(K⁻¹ ∂_iK K⁻¹ ∂_jK) with central differences of the dense covariance, plus the prior."""
-    model = conditioned(name)
-    inference, kernel, likelihoods, coordinates = parts(model)
-    u = coordinates.get()
-
-    def covariance(at):
-        coordinates.set(at)
-        with torch.no_grad():
-            return inference.covariance(kernel, noises_of(kernel, likelihoods)).numpy()
-
-    inverse = np.linalg.inv(covariance(u))
-    steps = 1e-5 * np.eye(len(u))
-    slopes = [inverse @ (covariance(u + s) - covariance(u - s)) / 2e-5 for s in steps]
-    expected = 0.5 * np.array([[np.sum(a * b.T) for b in slopes] for a in slopes])
-    for i, part in zip(range(len(u)), _by_element(coordinates), strict=True):
-        expected[i, i] += part.scale**2 if part.name.endswith("shape") else 0.0
-    coordinates.set(u)
-    actual = Information(inference, kernel, likelihoods, coordinates)()
-    assert np.allclose(actual, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
-    assert np.array_equal(coordinates.get(), u)
-
-
 def _by_element(coordinates):
     return [part for part in coordinates.parts for _ in range(part.parameter.numel())]
+
+
+def symmetric(lower):
+    return lower.tril() + lower.tril(-1).mT
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -109,26 +78,31 @@ def test_the_covariance_is_that_of_the_numbers(name):
     model.condition(x, draw(7, 2), merge=0)
     inference, _, likelihoods, _ = parts(model)
     prior = kernel(x).to_dense()
-    assert torch.allclose(inference.prior_covariance(kernel), prior, atol=1e-12)
-    actual = inference.covariance(kernel, noises_of(kernel, likelihoods))
-    assert torch.allclose(actual, prior + 0.2 * torch.eye(14).double(), atol=1e-12)
+    assert torch.allclose(symmetric(inference.prior(kernel)), prior, atol=1e-12)
+    noise = inference.noise(noises_of(kernel, likelihoods))
+    assert torch.allclose(noise, 0.2 * torch.eye(14).double(), atol=1e-12)
+
+
+def two_groups():
+    x, y = uniform(15, 2), draw(15, 2)
+    y[0, 1] = float("nan")
+    model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2))
+    groups = [{"x": x, "y": y}, {"x": x + 0.1, "y": -y, "group": "two"}]
+    return model.condition(groups, missing="mask")
 
 
 @pytest.mark.parametrize("mean", [None, "fixed"])
-def test_the_average_information_is_that_of_dense_algebra(mean):
-    """½ wᵀPw with central differences of the dense covariance, two groups, and a gap."""
-    x, y = uniform(15, 2), draw(15, 2)
-    y[0, 1] = float("nan")
-    kernel = gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2)
-    fixed = torch.zeros(2).double() if mean else None
-    model = gp_orff.VectorFieldGP(kernel)
-    model.condition([{"x": x, "y": y}, {"x": x + 0.1, "y": -y, "group": "two"}], missing="mask")
+@pytest.mark.parametrize("name", ["two groups", *KERNELS])
+def test_the_average_information_is_that_of_dense_algebra(name, mean):
+    """½ wᵀPw with central differences of the dense covariance, plus the prior of curves."""
+    model = conditioned(name) if name in KERNELS else two_groups()
     inference, kernel, likelihoods, coordinates = parts(model)
-    u = coordinates.get()
+    u, fixed = coordinates.get(), torch.zeros(2).double() if mean else None
 
     def covariance(at):
         coordinates.set(at)
-        return inference.covariance(kernel, noises_of(kernel, likelihoods)).detach().numpy()
+        noise = inference.noise(noises_of(kernel, likelihoods))
+        return (symmetric(inference.prior(kernel)) + noise).detach().numpy()
 
     inverse, steps = np.linalg.inv(covariance(u)), 1e-5 * np.eye(len(u))
     slopes = [(covariance(u + s) - covariance(u - s)) / 2e-5 for s in steps]
@@ -140,9 +114,30 @@ def test_the_average_information_is_that_of_dense_algebra(mean):
         projection = inverse - solved @ np.linalg.solve(design[:, 1:].T @ solved, solved.T)
     w = np.stack([slope @ projection @ design[:, 0] for slope in slopes], -1)
     expected = 0.5 * w.T @ projection @ w
-    actual = AverageInformation(inference, kernel, likelihoods, coordinates, fixed)()
+    for i, part in zip(range(len(u)), _by_element(coordinates), strict=True):
+        expected[i, i] += part.scale**2 if part.name.endswith("shape") else 0.0
+    actual = average(inference, kernel, likelihoods, coordinates, fixed)
     assert np.allclose(actual, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
     assert np.array_equal(coordinates.get(), u)
+
+
+def test_the_observed_curvature_is_that_of_a_polynomial():
+    """−∂²/∂u² of u₀³u₁ − u₁⁴ + 2u₂, in closed form; the third coordinate is held."""
+    module = gp_orff.LearnedSpectrumKernel(4).double()
+    module.raw_lengthscale.requires_grad_(False)
+    module.shape.data[:] = torch.tensor([1.5, 0.5, 2.0])
+    coordinates, u = Coordinates(module), module.shape
+
+    def objective():
+        return u[0] ** 3 * u[1] - u[1] ** 4 + 2 * u[2]
+
+    scale, before = coordinates.parts[0].scale, coordinates.get()
+    free = np.array([True, True, False])
+    gradient, curvature = observed(coordinates, objective, free, np.array([1e-4, 2e-4, 1.0]))
+    assert np.allclose(gradient, scale * np.array([3.375, 2.875]), rtol=1e-6)
+    expected = -np.array([[6 * 1.5 * 0.5, 3 * 1.5**2], [3 * 1.5**2, -12 * 0.5**2]])
+    assert np.allclose(curvature, scale**2 * expected, rtol=1e-6)
+    assert np.array_equal(coordinates.get(), before)
 
 
 class Hill:

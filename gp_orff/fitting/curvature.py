@@ -1,0 +1,244 @@
+"""The curvature of the log evidence L in the coordinates u of a search, of two kinds.
+
+    observed    −∂²L/∂u² at the hyperparameters, by differences of the exact gradient
+    average     the mean of the observed and of the expected one, in what they do not share
+
+The observed one gives standard errors and integrals by Laplace's method; the average one gives the
+steps of a search and the first proposal of importance sampling, since it is positive semidefinite
+wherever they are, and takes no gradient (Gilmour, Thompson & Cullis 1995, *Average information
+REML*).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from gp_orff.data.noise import noises_of
+from gp_orff.fitting.search import Coordinates
+from gp_orff.inference.equations import Primal, Whitened, information
+from gp_orff.inference.exact import ExactInference
+from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.kernels.learned import learned_spectra
+
+STEP = 2e-4
+"""The step of the central differences in a coordinate, usually a logarithm. Their error grows with
+STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
+gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
+_STEP_OF_COVARIANCES, _STEP_OF_FEATURES = 1e-7, 1e-6  # of forward differences, in a coordinate
+_TURN, _ROUNDING = 1e-3, 1e-9  # a step, and by how much what it leaves alone may differ
+
+
+@torch.enable_grad()
+def observed(
+    coordinates: Coordinates,
+    objective: Callable[[], Float[Tensor, ""]],
+    free: Bool[np.ndarray, "k"] | None = None,
+    steps: float | Float[np.ndarray, "k"] = STEP,
+) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m m"]]:
+    """The gradient, and minus the Hessian, of an objective in the free coordinates.
+
+    Two gradients for each of these. The matrix is as differences give it: its asymmetry measures
+    their error.
+
+    Args:
+        coordinates: where the curvature is taken, at their present values.
+        objective: as for a search.
+        free: the coordinates that are not held; None for all.
+        steps: of the differences.
+    """
+    chosen = np.eye(len(coordinates.get()), dtype=bool)
+    chosen = chosen if free is None else chosen[free]
+    gradients = [
+        coordinates.value_and_gradient(objective)[1][chosen.any(0)]
+        for size in (steps, -steps)
+        for _ in _moved(coordinates, chosen * size)
+    ]
+    after, before = np.reshape(gradients, (2, len(chosen), len(chosen)))
+    widths = 2 * (chosen * steps).sum(-1, keepdims=True)
+    return (after + before).sum(0) / max(2 * len(chosen), 1), (before - after) / widths
+
+
+@torch.no_grad()
+def average(
+    inference: Inference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    coordinates: Coordinates,
+    mean: Float[Tensor, "p"] | None = None,
+) -> Float[np.ndarray, "k k"] | None:
+    """The average information of the data, plus the precision of the prior of learned spectra.
+
+    None where hyperparameters do more than to scale features and noise, or where weights do not
+    follow from statistics.
+
+    Args:
+        inference: of the data, under the exact kernel or by features.
+        kernel: its kernel.
+        likelihoods: those of all groups.
+        coordinates: of the kernel and of the likelihoods, at whose present values it is taken.
+        mean: a constant one; None for the best one.
+    """
+    parts = kernel, likelihoods, coordinates, mean
+    if isinstance(inference, ExactInference):
+        matrix = _under_exact_kernel(inference, *parts)
+    else:
+        matrix = _under_features(inference, *parts)
+    return None if matrix is None else matrix + np.diag(prior_scales(kernel, coordinates) ** 2)
+
+
+def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, "k"]:
+    """∂z/∂u of the coordinates u of the curves z ~ N(0, I) of learned spectra; 0 for all others."""
+    curves = {id(part.shape) for part in learned_spectra(kernel)}
+    return np.concatenate(
+        [
+            np.zeros(0),
+            *(
+                np.full(part.parameter.numel(), part.scale * (id(part.parameter) in curves))
+                for part in coordinates.parts
+            ),
+        ]
+    )
+
+
+def _moved(coordinates: Coordinates, steps: Float[np.ndarray, "m k"]) -> Iterator[None]:
+    """Take every step from the present coordinates in turn, and go back."""
+    u = coordinates.get()
+    try:
+        for step in steps:
+            coordinates.set(u + step)
+            yield
+    finally:
+        coordinates.set(u)
+
+
+# Under the exact kernel, of numbers y ~ N(H c, K),
+#
+#     A_ij = ½ w_iᵀ P w_j ,    w_i = ∂_iK a ,    a = K⁻¹(y − H c) ,
+#
+# with P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ where c is the best mean, else K⁻¹. It takes one factorisation,
+# and a product of the covariance at each of k moved hyperparameters.
+#
+# r numbers of scatter, of variances ∝ σ², have the information ½ r ∂_i log σ² ∂_j log σ², and add
+# r log σ² to the logarithm of the determinant.
+
+
+def _under_exact_kernel(
+    inference: ExactInference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    coordinates: Coordinates,
+    mean: Float[Tensor, "p"] | None,
+) -> Float[np.ndarray, "k k"]:
+    noises = noises_of(kernel, likelihoods)
+    prior, noise = inference.prior(kernel), inference.noise(noises)
+    factor, half, evidence = data = Whitened.of_covariance(prior + noise, inference.design(noises))
+    a = data.solved(mean)[:, :1]
+    scatter, of_kernel = inference.scatter_logdet(noises), set(kernel.parameters())
+    owners = [p.parameter in of_kernel for p in coordinates.parts for _ in p.parameter.flatten()]
+    moved, w, slopes = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners))), [], []
+    for _, is_of_kernel in zip(moved, owners, strict=True):
+        if is_of_kernel:
+            change, of_scatter = inference.prior(kernel) - prior, torch.zeros_like(scatter)
+        else:
+            noises = noises_of(kernel, likelihoods)
+            change = inference.noise(noises) - noise
+            of_scatter = inference.scatter_logdet(noises) - scatter
+        w.append(change.tril() @ a + change.tril(-1).mT @ a)
+        slopes.append(of_scatter)
+    w = torch.linalg.solve_triangular(factor, torch.cat(w, -1), upper=False)
+    if mean is None:
+        left = half[:, 1:] @ evidence.mean_root()
+        w = w - left @ (left.mT @ w)
+    slopes = torch.stack(slopes).to(w)
+    count = max(inference.num_values - len(half), 1.0)
+    total = w.mT @ w + slopes[:, None] * slopes / count
+    return (0.5 * total / _STEP_OF_COVARIANCES**2).cpu().numpy()
+
+
+# Under features whose hyperparameters change their variances w and the noise variances σ² of
+# groups. With unit weights θ, the information G_g = ZᵀΣ_g⁻¹Z of each group on them, A = I + Σ_g G_g
+# and M = I − A⁻¹, the expected curvature is
+#
+#     −E ∂²L/∂log w_e ∂log w_f = ½ M_ef² ,
+#     −E ∂²L/∂log w_f ∂log σ²_g = ½ (A⁻¹ G_g A⁻¹)_ff ,
+#     −E ∂²L/∂log σ²_g ∂log σ²_h = ½ [δ_gh (n_g − 2 tr A⁻¹G_g) + tr A⁻¹G_g A⁻¹G_h] .
+#
+# With E[θ] the mean of the weights, the first is averaged with ½ E[θ_e] E[θ_f] M_ef, whose mean it
+# is under the model: where w is far below what the data tell, as of waves that a curve does not
+# hold yet, the expected information alone is too small by orders, and its steps too long.
+#
+# It takes one factorisation and one inverse, as an evaluation of the evidence does. The derivatives
+# of log w and log σ² by u are differences.
+
+
+def _under_features(
+    inference: Inference,
+    kernel: Kernel,
+    likelihoods: Mapping[str, Likelihood],
+    coordinates: Coordinates,
+    mean: Float[Tensor, "p"] | None,
+) -> Float[np.ndarray, "k k"] | None:
+    def equations() -> Primal | None:
+        return inference.primal(kernel, noises_of(kernel, likelihoods))
+
+    if not isinstance(inference, FeatureInference) or (present := equations()) is None:
+        return None
+    size = len(coordinates.get())
+    turn = _TURN * np.cos(np.arange(size))
+    (is_alike,) = (_are_alike(present, equations()) for _ in _moved(coordinates, turn[None]))
+    if not is_alike:
+        return None
+    start, steps = _logarithms(present), _STEP_OF_FEATURES * np.eye(size)
+    changes = [_logarithms(equations()) - start for _ in _moved(coordinates, steps)]
+    expansion, groups = present.expansion.general(), present.groups
+    slopes, noise_slopes = (torch.stack(changes, -1) / _STEP_OF_FEATURES).split(
+        [len(start) - len(groups), len(groups)]
+    )
+    posterior, _ = present.posterior(mean)
+    inverse = torch.cholesky_inverse(posterior.factor)
+    explained = -inverse  # M = I − A⁻¹, which is A⁻¹G of a single group
+    explained.diagonal().add_(1)
+    solved = [explained]
+    if len(groups) > 1:  # `information` has the I of the prior
+        solved = [inverse @ information(expansion, [group]) - inverse for group in groups]
+    weighted = posterior.theta * slopes  # (F, k)
+    total = slopes.mT @ (explained.square() @ slopes) + weighted.mT @ (explained @ weighted)
+    total = 0.5 * total
+    mixed = torch.stack([(part * inverse).sum(-1) for part in solved])  # (G, F)
+    mixed = noise_slopes.mT @ (mixed @ slopes)
+    noise = torch.stack(
+        [torch.stack([(one * other.mT).sum() for other in solved]) for one in solved]
+    )
+    counts = [
+        group.statistics.count * group.statistics.pattern.num_values - 2 * part.trace()
+        for group, part in zip(groups, solved, strict=True)
+    ]
+    noise = noise + torch.diag(torch.stack(counts))
+    total = total + mixed + mixed.mT + noise_slopes.mT @ noise @ noise_slopes
+    return 0.5 * total.cpu().numpy()
+
+
+def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
+    """log w of every feature, and log σ² of every group."""
+    squares = equations.expansion.general().directions.square().sum(-1)
+    tiny = torch.finfo(squares.dtype).tiny
+    noises = [group.noise.logdet / group.noise.precision.shape[-1] for group in equations.groups]
+    return torch.cat([squares.clamp_min(tiny).log(), torch.stack(noises)])
+
+
+def _are_alike(present: Primal, moved: Primal) -> bool:
+    """Whether directions of features, which are real, and the ratios of the elements of Σ agree."""
+    shapes = [
+        [some.expansion.general().directions, *(group.noise.precision for group in some.groups)]
+        for some in (present, moved)
+    ]
+    return not shapes[0][0].is_complex() and all(
+        torch.allclose(*(normalize(part, dim=-1) for part in pair), atol=_ROUNDING)
+        for pair in zip(*shapes, strict=True)
+    )
