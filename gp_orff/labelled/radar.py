@@ -52,7 +52,8 @@ def beams(
     angles = [_radians(azimuth, "azimuth")]
     angles += [] if elevation is None else [_radians(elevation, "elevation")]
     r, east, *up = (
-        values.ravel() for values in np.broadcast_arrays(as_real(distance, "distance").double().numpy(), *angles)
+        values.ravel()
+        for values in np.broadcast_arrays(as_real(distance, "distance").double().numpy(), *angles)
     )
     if not (r >= 0).all():
         raise ValueError(

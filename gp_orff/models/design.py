@@ -32,7 +32,7 @@ from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.inference.exact_posterior import ExactPosterior, prior_covariance
+from gp_orff.inference.exact import ExactPosterior, prior_covariance
 from gp_orff.inference.posteriors import (
     FieldDistribution,
     Plus,
