@@ -35,6 +35,7 @@ class Expansion(ABC):
     num_outputs: int
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
+    is_complex = False  # whether directions are
 
     @property
     def num_columns(self) -> int:

@@ -386,7 +386,7 @@ def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
         variances = draw.sample_weights(spectra_of(term))  # times a constant, |L|²
     else:
         omegas, weights = draw.nodes(spectra_of(term))
-        variances = weights * term.factor(omegas[0]).square().sum((-1, -2))
+        variances = weights * term.factor(omegas[0]).abs().square().sum((-1, -2))
     size = variances.sum(-1).square() / variances.square().sum(-1)
     return SampleAccuracy(draw.num_frequencies, size.min().item())
 

@@ -437,14 +437,13 @@ class PrimalPosterior(GeneralPosterior):
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
 
     def variance(self, x: Tensor) -> Tensor:
-        expansion = self.expansion
-        if self.batch_shape or not expansion.phi.prefers_quadratic(x, expansion.num_features):
+        if self.batch_shape or not self._prefers_quadratic(x):
             return super().variance(x)
         columns = [self._pair_covariance(x, i, i).clamp_min(0) for i in range(self.num_outputs)]
         return torch.stack(columns, dim=-1)
 
     def blocks(self, x: Tensor) -> Tensor:
-        if not self.expansion.phi.prefers_quadratic(x, self.expansion.num_features):
+        if not self._prefers_quadratic(x):
             return super().blocks(x)
         p = self.num_outputs
         out = x.new_empty(len(x), p, p)
@@ -452,6 +451,12 @@ class PrimalPosterior(GeneralPosterior):
             for j in range(i + 1):
                 out[:, i, j] = out[:, j, i] = self._pair_covariance(x, i, j)
         return out
+
+    def _prefers_quadratic(self, x: Float[Tensor, "n d"]) -> bool:
+        """Whether one transform for each pair of outputs is cheaper than features of all points."""
+        expansion = self.expansion
+        cheaper = expansion.phi.prefers_quadratic(x, expansion.num_features)
+        return cheaper and not expansion.is_complex
 
     def _pair_covariance(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
         """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of the features."""

@@ -368,9 +368,9 @@ def reduced_root(root: Float[Tensor, "*b p r"]) -> Float[Tensor, "*b p q"]:
     p, r = root.shape[-2:]
     if r <= p:
         return root
-    a = root @ root.mT
+    a = root @ root.mH
     factor, info = torch.linalg.cholesky_ex(a)
-    pivots, variances = (t.detach().diagonal(dim1=-1, dim2=-2) for t in (factor, a))
+    pivots, variances = (t.detach().diagonal(dim1=-1, dim2=-2).real for t in (factor, a))
     singular = info.any() or (pivots <= _SINGULAR * variances.sqrt()).any()
     return _RootOnRows.apply(root) if singular else factor
 

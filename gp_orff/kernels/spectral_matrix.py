@@ -52,7 +52,7 @@ Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
 
 
 class SignatureAmplitude(nn.Module):
-    """B(ω) with B Bᵀ = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
+    """B(ω) with B B* = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
 
     Args:
         units: of the outputs, (p,): their standard deviations, from K₀(0).
@@ -75,6 +75,7 @@ class SignatureAmplitude(nn.Module):
         self.register_buffer("samples", samples * (spacing / (2 * math.pi)).prod())
         self.register_buffer("spacing", spacing)
         self.register_buffer("lengthscale", lengthscale)
+        self.is_even = _is_even(samples)
 
     def forward(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
         """B(ω); zero beyond the largest frequency that the samples resolve.
@@ -94,29 +95,34 @@ class SignatureAmplitude(nn.Module):
         density = StudentT(self.lengthscale, _NU).log_density(part).exp()
         b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
         b = self.units.unsqueeze(-1) * b
+        if not self.is_even:  # of any root, that whose first row is real and the same at −ω*
+            phase = b[:, :1] / b[:, :1].abs().clamp_min(torch.finfo(part.dtype).tiny)
+            b = b * torch.where(b[:, :1].abs() > 0, phase.conj(), 1.0)
         zeros = b.new_zeros(len(omega), *b.shape[1:])
         return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
 
     def _spectral_matrix(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
-        """C(ω) = (2π)^{−d} Σ_j K₀(j∘δ) cos⟨ω, j∘δ⟩ ∏δ."""
-        p = self.num_outputs
+        """C(ω) = (2π)^{−d} Σ_j K₀(j∘δ) e^{i⟨ω, j∘δ⟩} ∏δ."""
+        p, phases = self.num_outputs, (omega * self.spacing).double()
         row, column = torch.tril_indices(p, p)
         coefficients = self.samples[..., row, column].movedim(-1, 0).to(torch.complex128)
-        entries = nufft.type2((omega * self.spacing).double(), coefficients.contiguous())
+        entries = nufft.type2(phases, coefficients.contiguous())
+        if not self.is_even:
+            entries = torch.complex(entries, nufft.type2(phases, -1j * coefficients.contiguous()))
         matrix = entries.new_zeros(len(omega), p, p)
+        matrix[:, column, row] = entries.conj()
         matrix[:, row, column] = entries
-        matrix[:, column, row] = entries
-        return matrix.to(omega)
+        return matrix.to(omega.dtype if self.is_even else omega.dtype.to_complex())
 
 
 def amplitude_of(
     signature: Signature, domain: Sequence[tuple[float, float]]
 ) -> tuple[Kernel, SignatureAmplitude]:
-    """A frozen base kernel, and B(ω) with ∫ cos⟨ω, δ⟩ B Bᵀ S dω = K₀(δ).
+    """A frozen base kernel, and B(ω) with ∫ e^{−i⟨ω, δ⟩} B B* S dω = K₀(δ).
 
     Raises:
-        ValueError: a signature that is not symmetric, even and finite, does not vanish, or has a
-            spectral matrix C(ω) that is not positive.
+        ValueError: a signature that is no finite covariance, does not vanish, or has a spectral
+            matrix C(ω) that is not positive.
     """
     extent = _extent(domain)
     units = _check(signature, extent)
@@ -132,7 +138,7 @@ def amplitude_of(
     frequencies = [math.pi / lag * _centred(n) for lag, n in zip(longest, sides, strict=True)]
     omega = torch.from_numpy(_product(frequencies))
     _require_positive(spectral_matrix.flatten(0, -3), omega)
-    traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).sum(-1).flatten()
+    traces = spectral_matrix.diagonal(dim1=-1, dim2=-2).real.sum(-1).flatten()
     moments = (traces @ omega.square()) / traces.sum()  # E ω_i²
     kernel = MaternKernel(nu=_NU, ard_num_dims=len(extent)).double()
     # The spectral density of a Matérn kernel has the second moment ν / ((ν − 1) ℓ²) along each
@@ -161,7 +167,7 @@ def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
 
 
 def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor, "p"]:
-    """The standard deviations of the outputs; refuse what is not finite, symmetric and even."""
+    """The standard deviations of the outputs; refuse what is not finite, or no covariance."""
     if not callable(signature):
         raise TypeError(
             f"from_signature expects a function of lags (m, d) as signature, got {signature!r}"
@@ -185,15 +191,14 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
     sd = values[0].diagonal().double().clamp_min(0).sqrt()
     units = torch.where(sd > 0, sd, 1.0)
     outer = units.unsqueeze(-1) * units
-    for other, property_ in ((opposite, "even, K₀(−δ) = K₀(δ)"), (values.mT, "symmetric")):
-        difference = ((values - other) / outer).abs().amax((-1, -2))
-        if (difference > _VANISHED).any():
-            worst = difference.argmax()
-            raise ValueError(
-                f"from_signature expects a signature that is {property_}, got a difference of "
-                f"{(values - other)[worst].abs().max():.3g} at the lag {lags[worst].tolist()}; "
-                "kernels with phases or delays are not supported"
-            )
+    difference = ((values - opposite.mT) / outer).abs().amax((-1, -2))
+    if (difference > _VANISHED).any():
+        worst = difference.argmax()
+        raise ValueError(
+            "from_signature expects a signature with K₀(−δ) = K₀(δ)ᵀ, as every covariance has, got "
+            f"a difference of {(values - opposite.mT)[worst].abs().max():.3g} at the lag "
+            f"{lags[worst].tolist()}"
+        )
     return units
 
 
@@ -248,11 +253,20 @@ def _fourier(samples: Float[Tensor, "*n p p"], cell: float) -> Float[Tensor, "*n
     """C at the frequencies πk/L, |k| ≤ n/2, for samples up to the lag L along each axis."""
     axes = tuple(range(samples.dim() - 2))
     centred = torch.fft.ifftshift(samples, dim=axes)
-    return cell * torch.fft.fftshift(torch.fft.fftn(centred, dim=axes).real, dim=axes)
+    # K₀ is real: the transform with e^{i⟨ω, δ⟩} is the conjugate of that with e^{−i⟨ω, δ⟩}.
+    transform = torch.fft.fftn(centred, dim=axes).conj().resolve_conj()
+    transform = transform.real if _is_even(samples) else transform
+    return cell * torch.fft.fftshift(transform, dim=axes)
+
+
+def _is_even(samples: Float[Tensor, "*n p p"]) -> bool:
+    """Whether K₀(−δ) = K₀(δ), so that C is real."""
+    opposite = samples.flip(tuple(range(samples.dim() - 2)))
+    return bool((samples - opposite).abs().max() <= _VANISHED * samples.abs().max())
 
 
 def _require_positive(spectral_matrix: Float[Tensor, "m p p"], omega: Float[Tensor, "m d"]) -> None:
-    values = torch.linalg.eigvalsh(0.5 * (spectral_matrix + spectral_matrix.mT))
+    values = torch.linalg.eigvalsh(0.5 * (spectral_matrix + spectral_matrix.mH))
     share = float((-values).clamp_min(0).sum() / values.abs().sum())
     if share > _NEGATIVE:
         lowest = values[:, 0].argmin()
@@ -276,7 +290,7 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
 
 
-# Values of a kernel ∫ cos⟨ω, τ⟩ A(ω) S(ω) dω by the trapezoidal rule over frequencies.
+# Values of a kernel ∫ e^{−i⟨ω, τ⟩} A(ω) S(ω) dω by the trapezoidal rule over frequencies.
 #
 # 1. The box of both sets of points gives the longest lags. With them `Lattice.for_lags` takes the
 #    smallest tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more
@@ -358,7 +372,7 @@ def variances(
     lattice, _ = _lattice(variance, x, z)
     total = 0.0
     for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // x.shape[-2])):
-        total = total + torch.cos((x - z) @ omega.mT) @ b.square().sum(-1)
+        total = total + torch.cos((x - z) @ omega.mT) @ b.abs().square().sum(-1)
     return total.flatten(-2)
 
 
@@ -389,6 +403,10 @@ def _features(
     x: Float[Tensor, "*b n d"], omega: Float[Tensor, "c d"], b: Float[Tensor, "*b c p r"]
 ) -> Float[Tensor, "*b n*p 2*c*r"]:
     phase = x.double() @ omega.mT
+    if b.is_complex():  # Re(m e^{iθ}) and Im(m e^{iθ})
+        waves = torch.polar(torch.ones_like(phase), phase)[..., :, None, :, None]
+        values = torch.view_as_real(waves * b.transpose(-3, -2).unsqueeze(-4)).movedim(-1, -3)
+        return values.flatten(-3).flatten(-3, -2)
     waves = torch.cat([phase.cos(), phase.sin()], dim=-1)  # (*b, n, 2c)
     # Cosine and sine of a frequency have the same directions. The features come out as (*b, n, p,
     # 2c, r), and are flattened to the rows n·p + i and to 2·c·r columns.
@@ -405,14 +423,17 @@ _EVEN = 1e-6  # the largest relative difference of A(ω) and A(−ω)
 
 
 class SpectralMatrixKernel(WrapperKernel):
-    r"""The kernel of a spectral matrix A(ω) = B(ω) B(ω)ᵀ that you write as a function B.
+    r"""The kernel of a spectral matrix A(ω) = B(ω) B(ω)* that you write as a function B.
 
-    K(x, z) = ∫ cos⟨ω, x − z⟩ B(ω) B(ω)ᵀ S(ω) dω
+    K(x, z) = ∫ e^{−i⟨ω, x − z⟩} B(ω) B(ω)* S(ω) dω
 
-    S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. The
-    field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of B(ω); S says how
-    strong each frequency is. With B = 1 it is the scalar kernel itself. A is positive semidefinite
-    for every B, and every shift-invariant kernel with real values and a density is of this form
+    S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. With
+    a real B the field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of
+    B(ω); S says how strong each frequency is. With B = 1 it is the scalar kernel itself. A complex
+    B shifts the waves of one output against those of another: B = (1, e^{i⟨ω, τ⟩})ᵀ is a signal
+    f₁(x) = g(x), f₂(x) = g(x − τ) that arrives with a delay. A is Hermitian and positive
+    semidefinite for every B; real values need A(−ω) = A(ω)*; and every shift-invariant kernel with
+    real values and a density is of this form
     (Brault et al. 2016, Propositions 2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the
     product A·S matters: S can be any density, if B makes up for it. Random frequencies are drawn
     from S, unless there is a `sampler`.
@@ -437,9 +458,10 @@ class SpectralMatrixKernel(WrapperKernel):
             `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
         amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
             per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
-            also at ω = 0, and so have its derivatives by its parameters. It has to be continuous,
-            since grids do not see a jump between their frequencies. Each column has to be even
-            or odd in ω, so that A(−ω) = A(ω). D changes from call to call. ω comes in float64, or
+            also at ω = 0, where it is real, and so have its derivatives by its parameters. It has
+            to be continuous, since grids do not see a jump between their frequencies, and
+            A(−ω) = A(ω)*: a real column is even or odd in ω, and a complex one has B(−ω) = B(ω)*,
+            or its negative. D changes from call to call. ω comes in float64, or
             in the dtype of the parameters of a module, which has to be that of `base_kernel`.
         num_outputs: p, the number of outputs.
         num_dims: d, the number of input columns of the kernel.
@@ -455,8 +477,8 @@ class SpectralMatrixKernel(WrapperKernel):
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is not a function;
             inputs of another dtype than the hyperparameters.
-        ValueError: B has another shape than (D, p, r), is not finite, or A(−ω) ≠ A(ω); the variance
-            is infinite; `base_kernel` is a product or constant, has several outputs or
+        ValueError: B has another shape than (D, p, r), is not finite, or A(−ω) ≠ A(ω)*; the
+            variance is infinite; `base_kernel` is a product or constant, has several outputs or
             `active_dims`.
         NotImplementedError: the spectrum of `base_kernel` is not known; a covariance without
             features for more than 3 inputs.
@@ -539,22 +561,23 @@ class SpectralMatrixKernel(WrapperKernel):
         1. The spectral matrix C(ω) = (2π)^{−d} ∫ e^{i⟨ω,δ⟩} K₀(δ) dδ, by a fast Fourier transform
            (Proposition 2.4).
         2. A density S: that of a Matérn 5/2 kernel with the second moments of tr C.
-        3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B Bᵀ S = C.
+        3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B B* S = C.
 
         The kernel has nothing to train: its Matérn lengthscale belongs to S and is frozen, and says
         nothing about the data. A `ScaleKernel` around it trains a variance; `VectorFieldGP` adds
         one. Kernels of 1 or 2 inputs are made in tenths of a second, of 3 inputs in seconds.
 
         Args:
-            signature: K₀, a function that takes lags δ (m, d), in float64, and returns symmetric
-                matrices (m, p, p), with K₀(−δ) = K₀(δ). It has to vanish at large lags.
+            signature: K₀, a function that takes lags δ (m, d), in float64, and returns matrices
+                (m, p, p), with K₀(−δ) = K₀(δ)ᵀ: symmetric ones that are even, or those of outputs
+                with delays. It has to vanish at large lags.
             domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs.
 
         Returns:
             A `SpectralMatrixKernel` of d inputs and p outputs, in float64.
 
         Raises:
-            ValueError: K₀ is not finite, symmetric and even; it does not vanish within 16 times the
+            ValueError: K₀ is not finite, or K₀(−δ) ≠ K₀(δ)ᵀ; it does not vanish within 16 times the
                 domain; or no field has this covariance, since C(ω) has a negative eigenvalue.
 
         Example:
@@ -633,15 +656,21 @@ class SpectralMatrixKernel(WrapperKernel):
         omega = density.frequencies(base, 0).reshape(-1, self.num_dims).double()
         omega = torch.cat([torch.zeros_like(omega[:1]), omega])
         b, opposite = (_checked(self.amplitude, w, self.num_outputs) for w in (omega, -omega))
-        a, other = b @ b.mT, opposite @ opposite.mT
-        sizes = a.square().sum((-1, -2)).sqrt()
-        difference = (a - other).square().sum((-1, -2)).sqrt()
+        a, other = b @ b.mH, (opposite @ opposite.mH).conj()
+        sizes = a.abs().square().sum((-1, -2)).sqrt()
+        difference = (a - other).abs().square().sum((-1, -2)).sqrt()
         # Differences are relative to A(ω), but not where A is tiny compared to its largest value.
         if (difference > _EVEN * sizes.clamp_min(_EVEN * sizes.amax())).any():
             worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
             raise ValueError(
-                "SpectralMatrixKernel expects A(−ω) = A(ω), A = B Bᵀ, as for every kernel with "
-                f"real values, got another A(−ω) at ω = {worst}; make B even or odd in ω"
+                "SpectralMatrixKernel expects A(−ω) = A(ω)*, A = B B*, as every kernel with real "
+                f"values has, got another A(−ω) at ω = {worst}; make the real part of B even and "
+                "its imaginary part odd in ω, or the other way round"
+            )
+        if b.is_complex() and b[0].imag.abs().max() > _EVEN * b[0].abs().max():
+            raise ValueError(
+                "SpectralMatrixKernel expects a real amplitude at ω = 0, got one with an imaginary "
+                "part; multiply each column of B by a phase, which changes no covariance"
             )
         return b.shape[-1]
 

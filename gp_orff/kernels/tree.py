@@ -19,7 +19,7 @@ from gpytorch.kernels import (
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import as_real_tensor, cholesky
+from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.spectra import Spectrum, spectrum
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
@@ -160,7 +160,7 @@ Sampler = Callable[[Float[Tensor, "D d"]], tuple[Float[Tensor, "D d"], Float[Ten
 
 @dataclass(frozen=True)
 class SpectralMatrix:
-    """B(ω) as a function of the user's: the kernel ∫ cos⟨ω, x − z⟩ B(ω) B(ω)ᵀ S(ω) dω."""
+    """The conjugate of B(ω), a function of the user's: the kernel ∫ e^{−i⟨ω, x − z⟩} B B* S dω."""
 
     amplitude: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p r"]]
     num_outputs: int
@@ -172,16 +172,17 @@ class SpectralMatrix:
     closed_form = decays = False
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
-        """K(0) = ∫ B Bᵀ S dω."""
+        """K(0) = ∫ B B* S dω."""
         return self.variance_spectrum(spectrum).variance
 
     def variance_spectrum(self, spectrum: Spectrum) -> VarianceSpectrum:
-        """B Bᵀ S over frequencies."""
+        """B B* S over frequencies."""
         return VarianceSpectrum(spectrum, self, self.num_inputs)
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
+        # The waves Re(m e^{i⟨ω, x⟩}) have the covariance Re(m m* e^{i⟨ω, x − z⟩}), with m = conj B.
         b = evaluate(self.amplitude, omega.flatten(0, -2))
-        return b.unflatten(0, omega.shape[:-1])
+        return b.conj().resolve_conj().unflatten(0, omega.shape[:-1])
 
 
 def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
@@ -196,8 +197,8 @@ def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, 
             "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r), got "
             f"{type(b).__name__}; use torch operations"
         )
-    remedy = "return b.real if the imaginary part is zero; delays between outputs are not supported"
-    return as_real_tensor(b, "the amplitude B(ω) of SpectralMatrixKernel", remedy).to(omega)
+    dtype = omega.dtype.to_complex() if b.is_complex() else omega.dtype
+    return b.to(omega.device, dtype)
 
 
 # A kernel tree, flattened into a sum of terms.

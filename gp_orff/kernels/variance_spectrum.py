@@ -107,7 +107,8 @@ class CorrelationTable:
 def correlation_table(
     density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
 ) -> CorrelationTable:
-    """The table of ∫ ‖∫ e^{irω} G(ω, ω′) dω‖_F dω′ / ‖K(0)‖_F for a density G, even in (ω, ω′).
+    """The table of ∫ ‖∫ e^{irω} G(ω, ω′) dω‖_F dω′ / ‖K(0)‖_F for a density with G(−ω, −ω′) =
+    G(ω, ω′)*.
 
     Args:
         density: G at m equispaced frequencies ω ≥ 0, times volumes, half of them at ω = 0, and for
@@ -133,7 +134,7 @@ def _waves(
     padded[..., :count, :, :, :, :] = density
     folded = padded.unflatten(-5, (rounds, num_lags)).sum(-6)  # e^{irω} has this period in ω
     half = torch.fft.fft(folded, dim=-5)[..., : num_lags // 2 + 1, :, :, :, :]
-    return half + half[..., opposite, :, :].conj()  # G(−ω, ω′) = G(ω, −ω′)
+    return half + half[..., opposite, :, :].conj()  # G(−ω, ω′) = G(ω, −ω′)*
 
 
 # How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature.
@@ -174,7 +175,7 @@ class MatrixFunction(Protocol):
 
 @dataclass(frozen=True)
 class VarianceSpectrum:
-    """The density A(ω) S(ω), A = B Bᵀ, over frequencies; for a batch of spectra, the worst of them.
+    """The density A(ω) S(ω), A = B B*, over frequencies; for a batch of spectra, the worst of them.
 
     Args:
         spectrum: S.
@@ -195,10 +196,11 @@ class VarianceSpectrum:
     def variance(self) -> Float[Tensor, "*b p p"]:
         """K(0) = ∫ A S dω."""
         omega, volumes = self._polar
-        return sum(
-            torch.einsum("...m,mpr,mqr->...pq", mass, b, b)
+        total = sum(
+            torch.einsum("...m,mpr,mqr->...pq", mass.to(b), b, b.conj())
             for mass, b in self._masses(omega, volumes)
         )
+        return total.real  # the imaginary part is odd in ω
 
     @cached_property
     def _units(self) -> Float[Tensor, "*b p 1"]:
@@ -269,8 +271,8 @@ class VarianceSpectrum:
             mass = self.spectrum.log_density(part).exp() * volume
             used = (mass > 0).reshape(-1, len(part)).any(0).nonzero().squeeze(-1)
             # B may overflow where S underflows, and 0 · ∞ would be NaN.
-            zeros = part.new_zeros(len(part), *shape)
-            yield mass, zeros.index_copy(0, used, self.factor(part[used]))
+            b = self.factor(part[used])
+            yield mass, b.new_zeros(len(part), *shape).index_copy(0, used, b)
 
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
@@ -279,7 +281,8 @@ class VarianceSpectrum:
         with torch.no_grad():
             masses = self._masses(omega, volumes)
             parts = [
-                mass * (b / self._units.unsqueeze(-3)).square().sum((-1, -2)) for mass, b in masses
+                mass * (b / self._units.unsqueeze(-3)).abs().square().sum((-1, -2))
+                for mass, b in masses
             ]
         traces = torch.cat(parts, dim=-1).cpu().numpy()
         invalid = ~np.isfinite(traces).reshape(-1, traces.shape[-1]).all(0)
@@ -344,7 +347,7 @@ class VarianceSpectrum:
         omega[..., others] = rest
         half = torch.where(along == 0, 0.5, 1.0).unsqueeze(-1) * volumes
         parts = [
-            torch.einsum("...m,mpr,mqr->...mpq", mass, b, b)
+            torch.einsum("...m,mpr,mqr->...mpq", mass.to(b), b, b.conj())
             for mass, b in self._masses(omega.flatten(0, 1), half.flatten())
         ]
         density = torch.cat(parts, dim=-3)
@@ -352,7 +355,7 @@ class VarianceSpectrum:
             spacing = torch.from_numpy(step * self.scales).to(rest)
             weight = lattice_weights(self.spectrum, omega[:1, 0], spacing) / spacing
             b = self.factor(omega[:1, 0])
-            density[..., :1, :, :] = 0.5 * weight[..., None, None] * (b @ b.mT)
+            density[..., :1, :, :] = 0.5 * weight[..., None, None] * (b @ b.mH)
         density = density / (self._units * self._units.mT).unsqueeze(-3)
         directions = _directions(len(others), _FEW_ANGLES, self.device)[0]
         opposite = torch.cdist(directions, -directions).argmin(-1)

@@ -587,18 +587,18 @@ BAD_SIGNATURES = {
         ),
         "no process has this covariance",
     ),
-    "delay": (
+    "one_way": (
         lambda lag: torch.stack(
-            [gaussian(lag - s, [1.0]) for s in (0, 0.5, -0.5, 0)], dim=-1
+            [gaussian(lag - s, [1.0]) for s in (0, 0.5, 0.5, 0)], dim=-1
         ).unflatten(-1, (2, 2)),
-        "even",
+        "as every covariance has",
     ),
     "asymmetric": (
         lambda lag: (
             gaussian(lag, [1.0])[:, None, None]
             * torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float64)
         ),
-        "symmetric",
+        "as every covariance has",
     ),
     "does_not_vanish": (lambda lag: torch.cos(lag).unsqueeze(-1), "vanishes at large lags"),
     "nan": (lambda lag: (lag / lag).unsqueeze(-1), "finite"),
