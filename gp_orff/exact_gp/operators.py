@@ -91,6 +91,13 @@ class PointwiseOperator(LinearOperator):
         constant = diag.expand(*self.batch_shape, 1)
         return self + ConstantDiagLinearOperator(constant, diag_shape=self.shape[-1])
 
+    def _mul_matrix(self, other: LinearOperator) -> LinearOperator:
+        if other.shape[-2:] == (1, 1):  # a batch of constants for one matrix
+            return self._mul_constant(other.to_dense()[..., 0, 0])
+        if self.is_square:
+            _warn_lost_structure(f"{type(self).__name__} times {type(other).__name__} elementwise")
+        return to_linear_operator(self.to_dense() * other.to_dense())
+
 
 class RootedOperator(PointwiseOperator):
     """A covariance R Rᵀ, sampled through R: no n·p square matrix is factorised."""
@@ -176,7 +183,7 @@ class WithWhiteNoise(PointwiseOperator):
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if (other < 0).any():
             return super()._mul_constant(other)
-        return self.of(self.latent * other, self.noise * other[..., None, None])
+        return self.of(self.latent._mul_constant(other), self.noise * other[..., None, None])
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
         """The Cholesky factor at any size: a root of limited rank would narrow the samples."""
@@ -367,10 +374,6 @@ class FeatureCovariance(RootedOperator):
         if (other < 0).any():
             return super()._mul_constant(other)
         return FeatureCovariance.of(self.x1, self.x2, self.expansion.scaled(other))
-
-    def _mul_matrix(self, other: LinearOperator) -> LinearOperator:
-        _warn_lost_structure(f"FeatureCovariance times {type(other).__name__} elementwise")
-        return to_linear_operator(self.to_dense() * other.to_dense())
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
         if isinstance(other, FeatureCovariance):

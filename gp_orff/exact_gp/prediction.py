@@ -6,6 +6,7 @@ import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -20,6 +21,7 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import (
     FeatureCovariance,
     NoisyFeatureCovariance,
+    PointwiseOperator,
     posterior_covariance,
 )
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
@@ -167,12 +169,12 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
-# Prediction strategies of our kernels, and three methods of gpytorch that are replaced.
+# Prediction strategies of our kernels, and four methods of gpytorch that are replaced.
 #
-# gpytorch has no hook for sums and products of our kernels, and none that sees the parts of a model
-# in training, of which it takes some that are wrong without an error (see `check_parts`). Models
-# without a kernel of this package are not affected: each replacement first looks for such a kernel,
-# and otherwise does what gpytorch does.
+# gpytorch has no hook for sums and products of our kernels, nor for elementwise products of their
+# matrices, and none that sees the parts of a model in training, of which it takes some that are
+# wrong without an error (see `check_parts`). Models without a kernel of this package are not
+# affected: each replacement first looks for such a kernel, and otherwise does what gpytorch does.
 
 
 def _is_features(kernel: Kernel) -> bool:
@@ -226,6 +228,15 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
+def _mul_matrix(self: LazyEvaluatedKernelTensor, other: LinearOperator) -> LinearOperator:
+    """The elementwise product of two covariances, as of positions and tasks; gpytorch's product of
+    two roots has a cube of numbers."""
+    first, second = self.evaluate_kernel(), other.evaluate_kernel()
+    if isinstance(second, PointwiseOperator):
+        first, second = second, first
+    return type(first)._mul_matrix(first, second)
+
+
 _gpytorch_call = ExactGP.__call__
 
 
@@ -247,4 +258,5 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
 for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
     kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product
+LazyEvaluatedKernelTensor._mul_matrix = _mul_matrix
 ExactGP.__call__ = _call
