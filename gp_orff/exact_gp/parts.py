@@ -13,9 +13,29 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.likelihoods import HeavyTails
+from gp_orff.data.likelihoods import HeavyTails, KnownNoiseLikelihood, TrackLikelihood
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.tree import num_outputs
+
+
+def check_noise(likelihood: Likelihood) -> None:
+    """Refuse likelihoods of this package that no `ExactGP` follows.
+
+    Raises:
+        NotImplementedError: noise that is not Gaussian, or shared by observations.
+    """
+    name = type(likelihood).__name__
+    if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
+        raise NotImplementedError(
+            f"an ExactGP expects Gaussian noise, got a {name}, whose outliers it would not see; "
+            "give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), and call fit(x, y)"
+        )
+    if isinstance(likelihood, TrackLikelihood):
+        raise NotImplementedError(
+            f"an ExactGP expects noise that is independent from point to point, got a {name}, "
+            "whose observations share offsets; use gp_orff.VectorFieldGP(kernel).fit(x, y, "
+            "track=track, time=time)"
+        )
 
 
 def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likelihood) -> None:
@@ -26,17 +46,13 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     Gaussian; likelihoods of another number of outputs end in errors of shapes.
 
     Raises:
-        NotImplementedError: noise that differs from vector to vector, or is not Gaussian.
+        NotImplementedError: as `check_noise`; a `FixedNoiseGaussianLikelihood` for several outputs.
         TypeError: complex targets.
-        ValueError: targets of another shape, or a likelihood with another number of outputs.
+        ValueError: targets of another shape, or a likelihood with another number of outputs, or
+            known noise of other data.
     """
     as_real_tensor(targets, "the targets of ExactGP")
-    if isinstance(likelihood, HeavyTails):
-        raise NotImplementedError(
-            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose outliers "
-            "it would not see; give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), "
-            "and call fit(x, y)"
-        )
+    check_noise(likelihood)
     shape = tuple(prior.event_shape)
     size = prior.lazy_covariance_matrix.shape[-1]
     if size != prior.loc.shape[-1]:
@@ -44,11 +60,19 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     p = shape[1] if len(shape) > 1 else 1
     if p > 1 and isinstance(likelihood, FixedNoiseGaussianLikelihood):
         raise NotImplementedError(
-            "an ExactGP with several outputs expects one noise for all vectors, such as that "
-            f"of a MultitaskGaussianLikelihood, got {type(likelihood).__name__}, whose noise "
-            "gpytorch ignores; give known noise to "
-            "gp_orff.VectorFieldGP(kernel).fit(x, y, noise=noise)"
+            f"expected noise of vectors in an ExactGP with {p} outputs, got a "
+            f"{type(likelihood).__name__}, whose noise gpytorch ignores; use "
+            f"gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
         )
+    if isinstance(likelihood, KnownNoiseLikelihood):
+        count = None if likelihood.noise is None else len(likelihood.noise)
+        if (likelihood.num_tasks, count) != (p, shape[0]):
+            raise ValueError(
+                f"expected the noise of {shape[0]} observations of {p} values in an ExactGP, got "
+                f"a KnownNoiseLikelihood with num_tasks={likelihood.num_tasks} and noise of "
+                f"{'no' if count is None else count} observations; use "
+                f"gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
+            )
     if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
         expected = getattr(likelihood, "num_tasks", 1)
         if expected != p:

@@ -139,7 +139,9 @@ def _serialize(value: object) -> Iterator[bytes]:
 
 
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
-_ELSEWHERE = "_(prior|constraint)$|^batch_shape$|^learn_"  # arguments that are described otherwise
+_ELSEWHERE = (
+    "_(prior|constraint)$|^(batch_shape|noise)$|^learn_"  # arguments that are described otherwise
+)
 _CLASSES = {
     name: cls
     for place in (

@@ -85,12 +85,9 @@ def test_remedies(kernel):
 
 
 def test_student_t_noise():
-    likelihood = gp_orff.MultitaskStudentTLikelihood(2)
-    for mode in ("train", "eval"):
-        model = getattr(Model(KERNELS["exact"](), likelihood=likelihood).double(), mode)()
-        with pytest.raises(NotImplementedError, match=r"VectorFieldGP\(kernel, likelihood=likelih"):
-            model(X if mode == "train" else X + 0.1)
-    kernel = KERNELS["exact"]()
+    likelihood, kernel = gp_orff.MultitaskStudentTLikelihood(2), KERNELS["exact"]()
+    with pytest.raises(NotImplementedError, match=r"VectorFieldGP\(kernel, likelihood=likelih"):
+        Model(kernel, likelihood=likelihood)
     gp_orff.VectorFieldGP(kernel, likelihood=likelihood).fit(X, Y, progress=False)
 
 
