@@ -11,7 +11,7 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.kernels.base import (
-    NO_LENGTHSCALE,
+    INNER_LENGTHSCALE,
     WrapperKernel,
     check_base_kernel,
     check_num_dims,
@@ -269,7 +269,7 @@ class HelmholtzKernel(AdditiveKernel):
         torch.Size([10, 10])
     """
 
-    lengthscale = NO_LENGTHSCALE
+    lengthscale = INNER_LENGTHSCALE
     default_prior = "level_prior", _LEVEL  # of learned spectra: its name and standard deviation
 
     def __init__(

@@ -127,13 +127,37 @@ def test_models_that_are_sound():
         model(X[:5])
 
 
-# Lengthscales of kernels that have none.
+# Lengthscales of kernels inside.
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (lambda: gp_orff.DivergenceFreeKernel(num_dims=2), "base_kernel"),
+        (lambda: gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=2), num_dims=2), "base_kernel"),
+        (lambda: gp_orff.SeparableKernel(RBFKernel(), torch.eye(2)), "base_kernel"),
+        (
+            lambda: gp_orff.ORFFKernel(KERNELS["exact"](), gp_orff.MonteCarlo(8)),
+            "base_kernel.base_kernel.base_kernel",
+        ),
+    ],
+)
+def test_the_lengthscale_is_that_of_the_one_kernel_inside(build, path):
+    kernel = build()
+    inner = kernel.get_submodule(path)
+    assert not kernel.has_lengthscale
+    for value in (0.3, torch.linspace(0.2, 0.4, inner.lengthscale.shape[-1])):
+        kernel.lengthscale = value
+        assert torch.equal(kernel.lengthscale, inner.lengthscale)
+        wanted = torch.as_tensor(value).expand(1, inner.lengthscale.shape[-1])
+        torch.testing.assert_close(inner.lengthscale.detach(), wanted)
+    kernel.initialize(lengthscale=0.6)
+    torch.testing.assert_close(inner.lengthscale.mean().item(), 0.6)
 
 
 @pytest.mark.parametrize(
     ("build", "paths"),
     [
-        (lambda: gp_orff.DivergenceFreeKernel(num_dims=2), ["kernel.base_kernel.lengthscale"]),
         (
             lambda: gp_orff.HelmholtzKernel(num_dims=2),
             [f"kernel.kernels[{i}].base_kernel.base_kernel.lengthscale" for i in (0, 1)],
@@ -142,15 +166,12 @@ def test_models_that_are_sound():
             lambda: KERNELS["exact"]().base_kernel * RBFKernel(active_dims=(0,)),
             ["kernel.field_kernel.base_kernel.lengthscale", "kernel.scalar_kernel.lengthscale"],
         ),
-        (
-            lambda: gp_orff.ORFFKernel(KERNELS["exact"](), gp_orff.MonteCarlo(8)),
-            ["kernel.base_kernel.base_kernel.base_kernel.lengthscale"],
-        ),
     ],
 )
-def test_lengthscales_are_those_of_kernels_inside(build, paths):
+def test_lengthscales_of_several_kernels_inside(build, paths):
     kernel = build()
-    with pytest.raises(RuntimeError, match="scalar kernel inside") as caught:
+    assert kernel.lengthscale is None
+    with pytest.raises(RuntimeError, match=r"one scalar kernel inside.* has 2 of them") as caught:
         kernel.lengthscale = 0.3
     assert str(caught.value).endswith(f"; set {' and '.join(paths)}")
     for path in paths:
