@@ -255,6 +255,9 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     check_noise(self.likelihood)
     if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
         return _gpytorch_call(self, *args, **kwargs)
+    for part in self.modules() if self.training else ():
+        if isinstance(part, ORFFKernel):
+            part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:
