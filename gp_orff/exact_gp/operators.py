@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gp_orff.data.noise import Noise
 from gp_orff.data.statistics import Statistics
+from gp_orff.exact_gp.parts import check_finite
 from gp_orff.features.assemble import merge
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import (
@@ -505,13 +506,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
         """y with one row for each point; raises ValueError if it is not finite."""
-        invalid = int((~torch.isfinite(y)).sum())
-        if invalid:
-            raise ValueError(
-                f"expected finite observations, got {invalid} NaN or infinite values among "
-                f"{y.numel()}; drop those points, or predict under gpytorch.settings."
-                'observation_nan_policy("mask"), at a cost cubic in the number of points'
-            )
+        check_finite(y)
         return y.unflatten(-1, (-1, self.num_outputs))
 
     def _evidence(self, y: Float[Tensor, "*b N*p"]) -> Evidence:

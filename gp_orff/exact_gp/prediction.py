@@ -26,7 +26,7 @@ from gp_orff.exact_gp.operators import (
     posterior_covariance,
 )
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.exact_gp.parts import check_mean, check_noise, check_parts
+from gp_orff.exact_gp.parts import check_kernels, check_mean, check_noise, check_parts
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
 from gp_orff.kernels.base import FieldKernel, WrapperKernel
@@ -255,6 +255,7 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     check_noise(self.likelihood)
     if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
         return _gpytorch_call(self, *args, **kwargs)
+    check_kernels(self)
     for part in self.modules() if self.training else ():
         if isinstance(part, ORFFKernel):
             part.follow_lengthscales()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from inspect import signature
+from types import FunctionType
 
 import numpy as np
 import torch
@@ -15,7 +16,24 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-# Base class of kernels that contain other kernels; checks of inputs.
+# Constructors by the names of public classes; the base class of kernels that contain other kernels;
+# checks of inputs.
+
+
+def name_constructor(cls: type) -> None:
+    """Give a subclass a copy of the constructor that it inherits, which errors call by its name."""
+    inherited = cls.__init__
+    copied = FunctionType(
+        inherited.__code__,
+        inherited.__globals__,
+        "__init__",
+        inherited.__defaults__,
+        inherited.__closure__,
+    )
+    copied.__kwdefaults__ = inherited.__kwdefaults__
+    copied.__annotations__, copied.__doc__ = inherited.__annotations__, inherited.__doc__
+    copied.__module__, copied.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
+    cls.__init__ = copied
 
 
 def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:

@@ -16,6 +16,7 @@ from gp_orff.kernels.base import (
     check_base_kernel,
     check_num_dims,
     check_points,
+    name_constructor,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
@@ -53,6 +54,9 @@ class PotentialKernel(WrapperKernel):
 
     is_stationary = True
     minimum_dims = 1
+
+    def __init_subclass__(cls) -> None:
+        name_constructor(cls)
 
     def __init__(
         self,

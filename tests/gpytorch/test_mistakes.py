@@ -1,10 +1,19 @@
 """Parts of an `ExactGP` that do not fit its kernel: each message has a remedy, which works."""
 
+import pickle
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    LCMKernel,
+    MaternKernel,
+    MultitaskKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
 
@@ -184,3 +193,74 @@ def test_parameters_of_kernels_without_lengthscales():
     with pytest.raises(RuntimeError, match=r"its parameters are .*depth") as caught:
         kernel.initialize(lengthscale=0.3)
     assert "raw_" not in str(caught.value)
+
+
+# Kernels whose matrices have different sizes, and NaN.
+
+
+FIELD = gp_orff.CurlFreeKernel(num_dims=2)
+KERNEL_MISTAKES = {
+    "a field of tasks": (
+        lambda: MultitaskKernel(FIELD, num_tasks=2),
+        "scalar kernel in a MultitaskKernel, got a CurlFreeKernel with 2 outputs",
+    ),
+    "a scaled field of tasks": (
+        lambda: ScaleKernel(MultitaskKernel(ScaleKernel(FIELD), num_tasks=2)),
+        "got a ScaleKernel with 2 outputs",
+    ),
+    "fields of regionalisation": (
+        lambda: LCMKernel([FIELD], num_tasks=2),
+        "scalar kernel in a MultitaskKernel, got a CurlFreeKernel",
+    ),
+    "a field and three outputs": (
+        lambda: FIELD + MultitaskKernel(RBFKernel(), num_tasks=3),
+        r"got \[2, 3\]",
+    ),
+    "a scalar and a field": (lambda: RBFKernel() + FIELD, r"got \[1, 2\]; wrap scalar"),
+    "a product of gpytorch": (
+        lambda: ProductKernel(FIELD, RBFKernel()),
+        r"got gpytorch's ProductKernel.*FieldProductKernel\(field_kernel, scalar_kernel\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", KERNEL_MISTAKES)
+def test_kernels_of_different_sizes(name, mode):
+    build, match = KERNEL_MISTAKES[name]
+    model = getattr(Model(build()).double(), mode)()
+    with pytest.raises(ValueError, match=match):
+        model(X if mode == "train" else X + 0.1)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_targets_that_are_not_finite(kernel, mode):
+    y = Y.clone()
+    y[3, 0], y[4, 1] = torch.nan, torch.inf
+    model = getattr(Model(KERNELS[kernel](), y).double(), mode)()
+    with pytest.raises(ValueError, match=r"got 2 NaN or infinite.*nan_policy"):
+        model(X if mode == "train" else X + 0.1)
+    y[4, 1] = torch.nan
+    model = getattr(Model(KERNELS[kernel](), y).double(), mode)()
+    with gpytorch.settings.observation_nan_policy("mask"):
+        assert model(X if mode == "train" else X + 0.1).mean.isfinite().all()
+
+
+def test_constructors_have_the_names_of_public_classes():
+    for name in gp_orff.__all__:
+        kind = getattr(gp_orff, name)
+        if isinstance(kind, type) and kind.__module__.startswith("gp_orff"):
+            own = kind.__init__.__qualname__.split(".")[0]
+            assert own in (name, "object") or issubclass(kind, Warning), name
+    with pytest.raises(TypeError, match=r"^DivergenceFreeKernel\.__init__\(\) missing 1 required"):
+        gp_orff.DivergenceFreeKernel()
+    with pytest.raises(TypeError, match=r"^QuasiMonteCarlo\.__init__\(\) missing 1 required"):
+        gp_orff.QuasiMonteCarlo()
+    kernel = pickle.loads(pickle.dumps(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3)))
+    assert kernel.num_dims == 3
+    assert gp_orff.Fastfood(8, seed=2) == gp_orff.Fastfood(8, seed=2)
+    with pytest.raises(
+        ValueError, match=r"^a kernel of vectors needs a scalar base kernel, got one"
+    ):
+        gp_orff.VectorFieldGP(MultitaskKernel(FIELD, num_tasks=2))
