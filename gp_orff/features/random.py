@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor
