@@ -7,6 +7,8 @@ import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from jaxtyping import Float
+from linear_operator import to_dense
+from linear_operator.settings import max_cholesky_size
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
@@ -30,12 +32,16 @@ def point_covariances(field: MultivariateNormal) -> Float[Tensor, "*b n p p"]:
     """
     if not isinstance(field, MultitaskMultivariateNormal):
         return field.variance[..., None, None]
-    covariance = field.lazy_covariance_matrix.evaluate_kernel()
-    (n, p), device = field.event_shape, field.mean.device
-    rows = torch.arange(n * p, device=device)
-    rows = rows.view(n, p) if field._interleaved else rows.view(p, n).mT
-    index = [side.expand(n, p, p) for side in (rows.unsqueeze(-1), rows.unsqueeze(-2))]
-    return covariance[..., index[0], index[1]]
+    (n, p), covariance = field.event_shape, field.lazy_covariance_matrix
+    if not field._interleaved:
+        blocks = to_dense(covariance).unflatten(-1, (p, n)).unflatten(-3, (p, n))
+        return blocks.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)
+    # Entries of a structured matrix cost more, one by one, than blocks that are small.
+    size = p * max(1, max_cholesky_size.value() // p)
+    rows = [slice(start, start + size) for start in range(0, n * p, size)]
+    parts = [to_dense(covariance[..., part, part] if n * p > size else covariance) for part in rows]
+    blocks = [part.unflatten(-1, (-1, p)).unflatten(-3, (-1, p)) for part in parts]
+    return torch.cat([b.diagonal(dim1=-4, dim2=-2).movedim(-1, -3) for b in blocks], dim=-3)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussian
 from linear_operator import to_dense
 
 import gp_orff
+from gp_orff.data.point_densities import point_covariances
 from tests.support import oracles
 from tests.support.fields import draw
 from tests.support.models import POINTS, ScalarGP, VectorGP, evidence, gradient, orff_of, vector_gp
@@ -315,6 +316,18 @@ def test_tails_in_one_dimension(nu, variance, error):
     torch.testing.assert_close(found, (weights * values).sum(), rtol=1e-8, atol=0)
     found = likelihood.log_marginal(y, field)[0]
     torch.testing.assert_close(found, (weights * values.exp()).sum().log(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_blocks_of_many_points(interleaved):
+    """In parts, of a batch; and of the structured covariance of features."""
+    root = draw(2, 14, 14, seed=3)
+    law = MultitaskMultivariateNormal(draw(2, 7, 2), root @ root.mT, interleaved=interleaved)
+    wanted = torch.stack([blocks(one) for one in law])
+    with gpytorch.settings.max_cholesky_size(6):
+        torch.testing.assert_close(point_covariances(law), wanted)
+        model = model_of(orff_of(CASES["curl_free"]()), 150, covariances(150, 2), 2).eval()
+        torch.testing.assert_close(point_covariances(model(XS)), blocks(model(XS)))
 
 
 def test_gradients_of_expected_log_densities():
