@@ -88,8 +88,9 @@ def _gram(
     """[Φ, V]ᵀ N⁻¹ [Φ, V] of a chunk."""
     rows = torch.cat([expansion.features(x), with_ones(y)], dim=-1)
     rows = rows.unflatten(-2, (-1, y.shape[-1]))  # (*b, n, p, F+1+p)
-    factor = torch.linalg.cholesky(noise)
-    half = torch.linalg.solve_triangular(factor, rows, upper=False).flatten(-3, -2)
+    eye = torch.eye(y.shape[-1]).to(noise)
+    whitening = torch.linalg.solve_triangular(torch.linalg.cholesky(noise), eye, upper=False)
+    half = (whitening @ rows).flatten(-3, -2)
     return half.mT @ half
 
 
