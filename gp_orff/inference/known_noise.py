@@ -15,10 +15,10 @@ from gp_orff.inference.equations import (
     DenseRows,
     Dual,
     NormalEquations,
+    Whitened,
     evidence_of,
     mean_and_response,
     prefers_dual,
-    solve_with,
     with_ones,
 )
 from gp_orff.inference.posteriors import PrimalPosterior
@@ -51,9 +51,9 @@ class NoiseOfEach(NormalEquations):
 
     def posterior(self, mean):
         a, b, _ = self._sums
-        factor = psd_safe_cholesky(a)
-        solved, evidence = solve_with(factor, b, mean, self._evidence)
-        return PrimalPosterior(self.expansion, *mean_and_response(solved), factor), evidence
+        weights = Whitened.of(psd_safe_cholesky(a), b, self._evidence)
+        theta = mean_and_response(weights.solved(mean))
+        return PrimalPosterior(self.expansion, *theta, weights.factor), weights.evidence
 
     def _evidence(self, explained: Tensor, logdet: Tensor) -> Evidence:
         factor = torch.linalg.cholesky(self.noise)
