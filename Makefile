@@ -18,7 +18,7 @@ help:
 	@echo "                (MEASURE=seconds: first measures old ones again that took at most so long)"
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "gp_orff needs Python >= 3.10, this is " + sys.version)'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gp_orff needs Python >= 3.11, this is " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

@@ -34,7 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -227,7 +227,7 @@ def write(path: Path, rows: dict[str, Row], arguments) -> None:
     head = {
         "command": arguments.command,
         "commit": COMMIT,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "objective": "log p(y) under the exact kernel, helpers/record/evidence.py",
         "seconds": round(time.perf_counter() - arguments.began, 1),

@@ -180,9 +180,9 @@ for potential in (RBFKernel(), MaternKernel(nu=2.5)):
 #
 # A sum over a grid of frequencies is periodic in space, and valid in the domain that the grid was
 # made for. A point outside raises an error; `domain=` makes the domain larger. A grid also has a
-# range of lengthscales, by default 0.7 to 1.4 times those it was built with. Training changes the
-# lengthscales: a `GridWarning` tells you when they leave the range, and `redraw()` builds a new
-# grid.
+# range of lengthscales, by default 0.7 to 1.4 times those it was built with. The training of an
+# `ExactGP` builds a new grid when they leave the range. Elsewhere a `GridWarning` tells you, and
+# `redraw()` builds a new grid.
 
 # %%
 potential = RBFKernel()

@@ -7,7 +7,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def save(arguments: Namespace, results: Mapping[str, object], part: str = "") ->
     whole = {
         "command": arguments.command,
         "commit": COMMIT,
-        "date": datetime.now(timezone.utc).date().isoformat(),
+        "date": datetime.now(UTC).date().isoformat(),
         "machine": machine(),
         "results": rounded(results),
         "seconds": rounded(time.perf_counter() - arguments.began),

@@ -10,7 +10,7 @@ from operator import add, mul
 from typing import Protocol
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float

@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Real
 
 import numpy as np
-import scipy.spatial
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, UInt64
 from torch import Tensor

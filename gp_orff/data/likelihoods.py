@@ -8,7 +8,12 @@ from copy import deepcopy
 import torch
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+    _GaussianLikelihoodBase,
+)
 from gpytorch.priors import LogNormalPrior, Prior
 from gpytorch.utils.warnings import GPInputWarning
 from jaxtyping import Bool, Float
@@ -32,6 +37,7 @@ from gp_orff.data.noise import (
 )
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey, LineOfSight
+from gp_orff.data.point_densities import Errors, MultivariateStudentT
 from gp_orff.data.validation import as_real
 from gp_orff.kernels.base import as_real_tensor
 
@@ -288,11 +294,17 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
 # `KnownNoiseLikelihood`: noise that is given with each reading.
 
 
-class KnownNoiseLikelihood(HeavyTails):
+class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     r"""Noise whose covariance comes with every reading: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
 
     `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such readings. It keeps s = 1,
     and learns s by evidence with `scale_noise=True`.
+
+    In an `ExactGP`, `KnownNoiseLikelihood(num_tasks=p, noise=R)` is what
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` is for one output: it has the noise of the
+    training data. It learns s with `likelihood.raw_noise_scale.requires_grad_(True)`, and
+    `get_fantasy_model` takes the noise of the new data, `noise=`. With the F features of an
+    `ORFFKernel`, a step for N points costs N·F².
 
     With `deg_free=ν` the noise is Student-t with the scale s R_n in the place of its covariance:
     ε_n ~ N(0, s R_n / w_n), w_n ~ Gamma(ν/2, ν/2), for readings of which some are worse than their
@@ -300,13 +312,15 @@ class KnownNoiseLikelihood(HeavyTails):
     and each axis of covariances (N, p, p), one for each number. A fit makes such a likelihood in
     the place of a `MultitaskStudentTLikelihood`.
 
-    Called on the distribution of a field, it adds the noise of new readings, `noise=`, times s
+    Called on the distribution of a field, it adds the noise of new observations, `noise=`, times s
     (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
     Without `noise=` it warns and adds nothing, as
-    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does.
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does, unless it has the noise of these data.
 
     Args:
         num_tasks: p, the number of outputs.
+        noise: for an `ExactGP`, the noise R of its training data: variances (N,) or (N, p), or
+            covariances (N, p, p), in squared units of y. A `VectorFieldGP` takes it in `fit`.
         deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
         learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
         noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
@@ -327,10 +341,13 @@ class KnownNoiseLikelihood(HeavyTails):
         True
     """
 
+    noise: Float[Tensor, "N ..."] | None
+
     def __init__(
         self,
         num_tasks: int,
         *,
+        noise: Float[Tensor, "N ..."] | None = None,
         deg_free: float | Tensor | None = None,
         learn_deg_free: bool = False,
         deg_free_constraint: Interval | None = None,
@@ -338,8 +355,11 @@ class KnownNoiseLikelihood(HeavyTails):
         noise_scale_constraint: Interval | None = None,
         noise_scale_prior: Prior | None = None,
     ):
-        super().__init__()
+        super().__init__(noise_covar=None)
         self.num_tasks = num_tasks
+        self.register_buffer("noise", None)
+        if noise is not None:
+            self.noise = given_noise(noise, len(as_real(noise, "noise")), num_tasks)
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
         self.register_parameter("raw_noise_scale", raw)
         self.register_constraint("raw_noise_scale", noise_scale_constraint or GreaterThan(0.0))
@@ -375,12 +395,10 @@ class KnownNoiseLikelihood(HeavyTails):
     ) -> torch.distributions.Distribution:
         """New readings with the noise `noise`, given values of the field, `function_samples`
         (*b, n, p), or (*b, n) if p = 1."""
+        count = function_samples.shape[-1 if self.num_tasks == 1 else -2]
+        blocks = self._given(count, args, noise).to(function_samples)
         if self.num_tasks == 1:
-            variances = self._blocks(noise, function_samples.shape[-1]).flatten()
-            return torch.distributions.Normal(
-                function_samples, variances.to(function_samples) ** 0.5
-            )
-        blocks = self._blocks(noise, function_samples.shape[-2]).to(function_samples)
+            return torch.distributions.Normal(function_samples, blocks.flatten().sqrt())
         return torch.distributions.MultivariateNormal(function_samples, blocks)
 
     def marginal(
@@ -390,9 +408,9 @@ class KnownNoiseLikelihood(HeavyTails):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> MultivariateNormal:
-        """The distribution of new readings with the noise `noise`, from that of the field, which is
+        """The distribution of observations with the noise `noise`, from that of the field, which is
         `function_dist` at n points."""
-        if noise is None:
+        if noise is None and not self._has_noise_of(function_dist.event_shape[0], args):
             warnings.warn(
                 "expected noise=, the noise of new readings, (n,), (n, p) or (n, p, p), got none: "
                 "the result is the distribution of the field",
@@ -400,26 +418,108 @@ class KnownNoiseLikelihood(HeavyTails):
                 stacklevel=3,
             )
             return function_dist
-        mean, covariance = function_dist.mean, function_dist.lazy_covariance_matrix
-        blocks = to_linear_operator(self._blocks(noise, mean.shape[0]).to(mean))
+        mean = function_dist.mean
+        covariance = function_dist.lazy_covariance_matrix.evaluate_kernel()
+        blocks = self._given(function_dist.event_shape[0], args, noise).to(mean)
+        blocks = to_linear_operator(blocks.expand(*function_dist.batch_shape, -1, -1, -1))
         if not isinstance(function_dist, MultitaskMultivariateNormal):
             return function_dist.__class__(mean, covariance + BlockDiagLinearOperator(blocks))
         interleaved = function_dist._interleaved  # reading by reading, not component by component
         kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
         return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
 
-    def _blocks(self, noise: Float[Tensor, "n ..."], count: int) -> Float[Tensor, "n p p"]:
-        """s R of new readings."""
-        values = given_noise(noise, count, self.num_tasks)
-        if values.dim() == 1:
-            values = values.unsqueeze(-1).expand(count, self.num_tasks)
-        blocks = values if values.dim() == 3 else torch.diag_embed(values)
+    def expected_log_prob(
+        self,
+        observations: Float[Tensor, "*b n p"],
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> Float[Tensor, "*b n"]:
+        """Return E[log p(y_n | f)] (n,) of `observations` y (n, p) under `function_dist`, the
+        distribution of the field at their points; `noise` as for `marginal`."""
+        errors = self._errors(observations, function_dist, args, noise)
+        return errors.expected_log_normal().to(observations)
+
+    def log_marginal(
+        self,
+        observations: Float[Tensor, "*b n p"],
+        function_dist: MultivariateNormal,
+        *args,
+        noise: Float[Tensor, "n ..."] | None = None,
+        **kwargs,
+    ) -> Float[Tensor, "*b n"]:
+        """Return log E[p(y_n | f)] (n,) of `observations` y (n, p) under `function_dist`, the
+        distribution of the field at their points; `noise` as for `marginal`."""
+        errors = self._errors(observations, function_dist, args, noise)
+        return errors.log_mean_normal().to(observations)
+
+    def get_fantasy_likelihood(
+        self, *, noise: Float[Tensor, "m ..."] | None = None, **kwargs
+    ) -> "KnownNoiseLikelihood":
+        """The likelihood of the training data and of new observations, whose noise is `noise`, as
+        `get_fantasy_model` asks for it.
+
+        Raises:
+            ValueError: no noise of the training data or of the new observations.
+        """
+        if self.noise is None or noise is None:
+            raise ValueError(
+                "expected noise= of the data and of the new readings, as in "
+                "model.get_fantasy_model(x, y, noise=noise), got none"
+            )
+        new = given_noise(noise, len(as_real(noise, "noise")), self.num_tasks).to(self.noise)
+        blocks = torch.cat([_as_blocks(values, self.num_tasks) for values in (self.noise, new)])
+        likelihood = deepcopy(self)
+        likelihood.noise = given_noise(blocks, len(blocks), self.num_tasks)
+        return likelihood
+
+    def _errors(self, observations, function_dist, params, noise) -> Errors:
+        """The errors of observations under Gaussian noise."""
+        if self.has_deg_free:
+            raise NotImplementedError(
+                "expected Gaussian noise in a KnownNoiseLikelihood outside VectorFieldGP, got "
+                "deg_free; use MultitaskStudentTLikelihood(num_tasks), whose noise is learned"
+            )
+        blocks = self._given(function_dist.event_shape[0], params, noise)
+        return Errors.of(observations, function_dist, blocks)
+
+    def _has_noise_of(self, count: int, params: tuple) -> bool:
+        """Whether `noise` is that of the data: those of training, or those with these inputs."""
+        return self.noise is not None and len(self.noise) == count and (self.training or params)
+
+    def _given(
+        self, count: int, params: tuple, noise: Float[Tensor, "n ..."] | None
+    ) -> Float[Tensor, "n p p"]:
+        """s R of the observations, given or that of the data."""
+        if noise is not None:
+            noise = given_noise(noise, count, self.num_tasks)
+        elif self._has_noise_of(count, params):
+            noise = self.noise
+        else:
+            raise ValueError(
+                f"expected noise=, the noise of {count} readings, (n,), (n, p) or (n, p, p), got "
+                "none"
+            )
+        blocks = _as_blocks(noise, self.num_tasks)
         return self.heavier * self.noise_scale * blocks.to(self.noise_scale.device)
+
+
+def _as_blocks(noise: Float[Tensor, "n ..."], num_tasks: int) -> Float[Tensor, "n p p"]:
+    """Noise as `given_noise` returns it, as covariances."""
+    if noise.dim() == 1:
+        noise = noise.unsqueeze(-1).expand(-1, num_tasks)
+    return noise if noise.dim() == 3 else torch.diag_embed(noise)
 
 
 @noise_of.register
 def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
     check_num_tasks(likelihood, num_outputs)
+    if likelihood.noise is not None:
+        raise ValueError(
+            "expected the noise of observations with them, VectorFieldGP(kernel).fit(x, y, "
+            "noise=noise), got KnownNoiseLikelihood(noise=), which is for an ExactGP"
+        )
     scale = likelihood.noise_scale.unsqueeze(-1)
     return scale * torch.eye(num_outputs, dtype=scale.dtype, device=scale.device)
 
@@ -448,9 +548,11 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     search stays above 2.5, unless it starts lower: under gross outliers the evidence rises to 2,
     where the map is worse, and its error bars are too small.
 
-    Calling this likelihood on a distribution, as other gpytorch models do, adds Gaussian noise of
-    the same covariance, νΣ/(ν−2), which tells nothing of ν. An `ExactGP` with a kernel of this
-    package refuses it.
+    In variational models of gpytorch `expected_log_prob` and `log_marginal`, of `VariationalELBO`
+    and `PredictiveLogLikelihood`, are those of t_ν(y − f; 0, Σ) under the distribution of all
+    outputs of a point, by quadrature of one dimension to ten digits. Calling this likelihood on a
+    distribution adds Gaussian noise of the same covariance, νΣ/(ν−2), which tells nothing of ν;
+    called on values of a field, it returns their Student-t distribution. An `ExactGP` refuses it.
 
     Args:
         num_tasks: p, the number of outputs.
@@ -500,6 +602,44 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     ):
         super().__init__(num_tasks, has_task_noise=has_task_noise, **kwargs)
         self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
+
+    def forward(
+        self, function_samples: Float[Tensor, "*b n p"], *args, **kwargs
+    ) -> MultivariateStudentT:
+        """Observations given values of the field, `function_samples` (*b, n, p)."""
+        scale = self._scale.to(function_samples)
+        return MultivariateStudentT(
+            self.deg_free.to(scale), function_samples, torch.linalg.cholesky(scale)
+        )
+
+    def expected_log_prob(
+        self,
+        target: Float[Tensor, "*b n p"],
+        input: MultitaskMultivariateNormal,
+        *args,
+        **kwargs,
+    ) -> Float[Tensor, "*b n"]:
+        """Return E[log t_ν(y_n; f, Σ)] (n,) of the observations y = `target` (n, p) under `input`,
+        the distribution of the field at their points."""
+        errors = Errors.of(target, input, self._scale)
+        return errors.expected_log_student_t(self.deg_free).to(target)
+
+    def log_marginal(
+        self,
+        observations: Float[Tensor, "*b n p"],
+        function_dist: MultitaskMultivariateNormal,
+        *args,
+        **kwargs,
+    ) -> Float[Tensor, "*b n"]:
+        """Return log E[t_ν(y_n; f, Σ)] (n,) of `observations` y (n, p) under `function_dist`, the
+        distribution of the field at their points."""
+        errors = Errors.of(observations, function_dist, self._scale)
+        return errors.log_mean_student_t(self.deg_free).to(observations)
+
+    @property
+    def _scale(self) -> Float[Tensor, "*b 1 p p"]:
+        """Σ, for all points."""
+        return noise_of(self, self.num_tasks).unsqueeze(-3)
 
     def _shaped_noise_covar(self, *args, **kwargs) -> LinearOperator:
         scale = super()._shaped_noise_covar(*args, **kwargs)

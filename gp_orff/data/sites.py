@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 
 import numpy as np
-import scipy.spatial
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int, Shaped, UInt64
 from torch import Tensor

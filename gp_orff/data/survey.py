@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import scipy.spatial
+import scipy
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor

@@ -464,7 +464,7 @@ def _utc(value: datetime.datetime) -> datetime.datetime:
     """The time in UTC, without its zone."""
     if value.tzinfo is None:
         return value
-    return value.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+    return value.astimezone(datetime.UTC).replace(tzinfo=None)
 
 
 # From track labels and times to block means, and those of several chunks together.

@@ -7,7 +7,9 @@ import linear_operator.settings
 import torch
 from jaxtyping import Float
 from linear_operator.operators import (
+    BlockDiagLinearOperator,
     ConstantDiagLinearOperator,
+    DiagLinearOperator,
     KroneckerProductDiagLinearOperator,
     KroneckerProductLinearOperator,
     LinearOperator,
@@ -18,8 +20,9 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
-from gp_orff.data.noise import Noise, independent, same_point
+from gp_orff.data.noise import Noise
 from gp_orff.data.statistics import Statistics
+from gp_orff.exact_gp.parts import check_finite
 from gp_orff.features.assemble import merge
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import (
@@ -29,6 +32,7 @@ from gp_orff.inference.equations import (
     normal_equations,
     prefers_dual,
 )
+from gp_orff.inference.known_noise import block_matrix, equations_with_noise
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.inference.quadratic import Evidence
 
@@ -42,10 +46,13 @@ from gp_orff.inference.quadratic import Evidence
 #     FeatureCovariance   + I⊗Σ  →  NoisyFeatureCovariance     evidence, solutions, posterior
 #     PosteriorCovariance + I⊗Σ  →  NoisyPosteriorCovariance   samples by parts, Cholesky densities
 #
+# In the place of I⊗Σ there may be known noise with a block R_n for each point. The noise is stored
+# as its blocks on top of each other, (m·p, p), with m = 1 for I⊗Σ and m = N for known noise.
+#
 # - Slices of whole points are covariances of fewer points (`_points`); other slices become dense.
-# - Sums keep their structure if the other part is noise of the form I⊗Σ, as likelihoods and jitter
-#   write it (`noise_covariance`), or features at the same points. Otherwise gpytorch's general
-#   algebra takes over, with a warning.
+# - Sums keep their structure if the other part is noise in blocks, as likelihoods and jitter write
+#   it (`noise_covariance`), or features at the same points. Otherwise gpytorch's general algebra
+#   takes over, with a warning.
 # - Arithmetic is in float64 inside, whatever the dtype of the model: normal equations of features
 #   lose too many digits in float32. Results are returned in the dtype of the operator.
 
@@ -90,6 +97,13 @@ class PointwiseOperator(LinearOperator):
             return super().add_diagonal(diag)
         constant = diag.expand(*self.batch_shape, 1)
         return self + ConstantDiagLinearOperator(constant, diag_shape=self.shape[-1])
+
+    def _mul_matrix(self, other: LinearOperator) -> LinearOperator:
+        if other.shape[-2:] == (1, 1):  # a batch of constants for one matrix
+            return self._mul_constant(other.to_dense()[..., 0, 0])
+        if self.is_square:
+            _warn_lost_structure(f"{type(self).__name__} times {type(other).__name__} elementwise")
+        return to_linear_operator(self.to_dense() * other.to_dense())
 
 
 class RootedOperator(PointwiseOperator):
@@ -140,10 +154,24 @@ class DenseOutsidePoints(PointwiseOperator):
 
 
 class WithWhiteNoise(PointwiseOperator):
-    """A covariance R Rᵀ + I⊗Σ, sampled as a sum of independent parts."""
+    """A covariance R Rᵀ + I⊗Σ, or with a block of noise for each point, sampled as a sum of
+    independent parts."""
 
     latent: RootedOperator
-    noise: Float[Tensor, "*b p p"]
+    noise: Float[Tensor, "*b m*p p"]
+
+    @property
+    def _blocks(self) -> Float[Tensor, "*b m p p"]:
+        """Σ, or R_n of every point."""
+        return self.noise.unflatten(-2, (-1, self.num_outputs))
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether all points have one noise."""
+        return self.noise.shape[-2] == self.num_outputs
+
+    def _noise_of(self, points: slice) -> Float[Tensor, "*b m*p p"]:
+        return self.noise if self._is_shared else self._blocks[..., points, :, :].flatten(-3, -2)
 
     def _size(self) -> torch.Size:
         return self.latent.shape
@@ -154,29 +182,31 @@ class WithWhiteNoise(PointwiseOperator):
     def _matmul(self, rhs: Tensor) -> Tensor:
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
-        blocks = rhs.unflatten(-2, (-1, self.num_outputs))
-        white = (self.noise.unsqueeze(-3) @ blocks).flatten(-3, -2)
+        white = (self._blocks @ rhs.unflatten(-2, (-1, self.num_outputs))).flatten(-3, -2)
         return self.latent._matmul(rhs) + white
 
     def _diagonal(self) -> Float[Tensor, "*b n*p"]:
-        white = self.noise.diagonal(dim1=-1, dim2=-2).unsqueeze(-2)
+        white = self._blocks.diagonal(dim1=-1, dim2=-2)
         return (self.latent._diagonal().unflatten(-1, (-1, self.num_outputs)) + white).flatten(-2)
 
     def to_dense(self) -> Float[Tensor, "*b n*p n*p"]:
-        return self.latent.to_dense() + independent(self.noise, self.shape[-1] // self.num_outputs)
+        count = self.shape[-1] // self.num_outputs
+        return self.latent.to_dense() + block_matrix(of_each(self._blocks, count))
 
     def _points(self, rows: slice, cols: slice) -> LinearOperator:
         latent = self.latent._points(rows, cols)
         if rows == cols:
-            return self.of(latent, self.noise)
+            return self.of(latent, self._noise_of(rows))
         index = torch.arange(self.shape[-1] // self.num_outputs, device=self.device)
         same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
-        return to_linear_operator(latent.to_dense() + same_point(same, self.noise))
+        blocks = of_each(self._blocks, len(index))[..., rows, :, :]
+        white = torch.einsum("nm,...nij->...nimj", same, blocks).flatten(-4, -3).flatten(-2, -1)
+        return to_linear_operator(latent.to_dense() + white)
 
     def _mul_constant(self, other: Tensor) -> LinearOperator:
         if (other < 0).any():
             return super()._mul_constant(other)
-        return self.of(self.latent * other, self.noise * other[..., None, None])
+        return self.of(self.latent._mul_constant(other), self.noise * other[..., None, None])
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
         """The Cholesky factor at any size: a root of limited rank would narrow the samples."""
@@ -184,12 +214,26 @@ class WithWhiteNoise(PointwiseOperator):
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
         latent = self.latent.zero_mean_mvn_samples(num_samples)
-        white = torch.randn_like(latent).unflatten(-1, (-1, self.num_outputs))
-        return latent + (white @ psd_safe_cholesky(self.noise).mT).flatten(-2)
+        white = torch.randn_like(latent).unflatten(-1, (-1, self.num_outputs, 1))
+        return latent + (psd_safe_cholesky(self._blocks) @ white).flatten(-3)
 
 
-def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | None:
-    """Σ if `other` is I⊗Σ as gpytorch's likelihoods and jitter write it, otherwise None.
+def of_each(blocks: Float[Tensor, "*b m p p"], count: int) -> Float[Tensor, "*b n p p"]:
+    """The block of every point, of which there may be one for all."""
+    return blocks.expand(*blocks.shape[:-3], count, -1, -1)
+
+
+def sum_of_noises(a: Float[Tensor, "*b k*p p"], b: Float[Tensor, "*b m*p p"]) -> Tensor:
+    """The sum, where either may have one block for all points."""
+    p = a.shape[-1]
+    return (a.unflatten(-2, (-1, p)) + b.unflatten(-2, (-1, p))).flatten(-3, -2)
+
+
+def noise_covariance(
+    covariance: PointwiseOperator, other: object
+) -> Float[Tensor, "*b m*p p"] | None:
+    """Σ if `other` is I⊗Σ as gpytorch's likelihoods and jitter write it, the blocks of all points
+    if it is block diagonal, otherwise None.
 
     Raises:
         ValueError: noise for another number of points or outputs.
@@ -197,6 +241,10 @@ def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | N
     p = covariance.num_outputs
     if isinstance(other, ConstantDiagLinearOperator):
         noise = other.diag_values.unsqueeze(-1) * torch.eye(p).to(other.diag_values)
+    elif isinstance(other, BlockDiagLinearOperator):
+        noise = other.base_linear_op.to_dense().flatten(-3, -2)
+    elif type(other) is DiagLinearOperator and other.shape[-1] % p == 0:
+        noise = torch.diag_embed(other._diag.unflatten(-1, (-1, p))).flatten(-3, -2)
     elif isinstance(other, KroneckerProductLinearOperator | KroneckerProductDiagLinearOperator):
         points, *outputs = other.linear_ops
         if not isinstance(points, ConstantDiagLinearOperator) or len(outputs) != 1:
@@ -210,7 +258,7 @@ def noise_covariance(covariance: PointwiseOperator, other: object) -> Tensor | N
             f"{other.shape[-1]} values; expected num_tasks={p} in MultitaskGaussianLikelihood"
         )
     batch = torch.broadcast_shapes(covariance.batch_shape, noise.shape[:-2])
-    return noise.expand(*batch, p, p)
+    return noise.expand(*batch, -1, -1)
 
 
 class PaddedRoot(LinearOperator):
@@ -368,10 +416,6 @@ class FeatureCovariance(RootedOperator):
             return super()._mul_constant(other)
         return FeatureCovariance.of(self.x1, self.x2, self.expansion.scaled(other))
 
-    def _mul_matrix(self, other: LinearOperator) -> LinearOperator:
-        _warn_lost_structure(f"FeatureCovariance times {type(other).__name__} elementwise")
-        return to_linear_operator(self.to_dense() * other.to_dense())
-
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
         if isinstance(other, FeatureCovariance):
             if _same(self.x1, other.x1) and _same(self.x2, other.x2):
@@ -387,23 +431,26 @@ class FeatureCovariance(RootedOperator):
 
 
 class NoisyFeatureCovariance(WithWhiteNoise):
-    """K(x, x) + I⊗Σ with the algebra of `inference`; no N·p square matrix unless it is small."""
+    """K(x, x) + I⊗Σ, or with known noise, by the algebra of `inference`; no N·p square matrix
+    unless it is small."""
 
     def __init__(
         self,
         x: Float[Tensor, "*b N d"],
-        noise: Float[Tensor, "*b p p"],
+        noise: Float[Tensor, "*b m*p p"],
         *tensors: Tensor,
         rebuild: Callable[..., Expansion],
     ):
         super().__init__(x, noise, *tensors, rebuild=rebuild)
         self.latent = FeatureCovariance(x, x, *tensors, rebuild=rebuild)
-        self.noise = 0.5 * (noise + noise.mT)  # so that every use has the same gradient
         self.num_outputs = self.latent.num_outputs
+        blocks = noise.unflatten(-2, (-1, self.num_outputs))
+        # symmetric, so that every use has the same gradient
+        self.noise = (0.5 * (blocks + blocks.mT)).flatten(-3, -2)
 
     @classmethod
     def of(
-        cls, latent: FeatureCovariance, noise: Float[Tensor, "*b p p"]
+        cls, latent: FeatureCovariance, noise: Float[Tensor, "*b m*p p"]
     ) -> "NoisyFeatureCovariance":
         parts = with_one_batch(latent.x1, noise, *latent.expansion.tensors)
         return cls(*parts, rebuild=latent.expansion.rebuild)
@@ -413,17 +460,22 @@ class NoisyFeatureCovariance(WithWhiteNoise):
             noisy = isinstance(other, NoisyFeatureCovariance)
             latent = self.latent + (other.latent if noisy else other)
             if isinstance(latent, FeatureCovariance):
-                noise = self.noise + other.noise if noisy else self.noise
+                noise = sum_of_noises(self.noise, other.noise) if noisy else self.noise
                 return NoisyFeatureCovariance.of(latent, noise)
         noise = noise_covariance(self, other)
         if noise is not None:
-            return NoisyFeatureCovariance.of(self.latent, self.noise + noise)
+            return NoisyFeatureCovariance.of(self.latent, sum_of_noises(self.noise, noise))
         return _unstructured_sum(self, other, super().__add__)
 
     @property
     def prefers_dual(self) -> bool:
         """Whether K + I⊗Σ itself is the cheaper matrix to factorise."""
-        return prefers_dual(self.latent.expansion, self.latent.x1.shape[-2])
+        return prefers_dual(self.latent.expansion, self.latent.x1.shape[-2], self._is_shared)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether the posterior follows from sums over the data."""
+        return self._is_shared and not self.prefers_dual
 
     def posterior(
         self, y: Float[Tensor, "*b N*p"], expansion: Expansion | None = None
@@ -447,18 +499,14 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         return torch.zeros(self.num_outputs, dtype=torch.float64, device=self.device)
 
     def _equations(self, y: Float[Tensor, "*b N*p"], expansion: Expansion) -> NormalEquations:
-        noise = Noise.of(self.noise)
-        return equations_of_vectors(expansion, self.latent.x1, self._per_point(y), noise)
+        x, y = self.latent.x1, self._per_point(y)
+        if not self._is_shared:
+            return equations_with_noise(expansion, x, y, self._blocks)
+        return equations_of_vectors(expansion, x, y, Noise.of(self.noise))
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
         """y with one row for each point; raises ValueError if it is not finite."""
-        invalid = int((~torch.isfinite(y)).sum())
-        if invalid:
-            raise ValueError(
-                f"expected finite observations, got {invalid} NaN or infinite values among "
-                f"{y.numel()}; drop those points, or predict under gpytorch.settings."
-                'observation_nan_policy("mask"), at a cost cubic in the number of points'
-            )
+        check_finite(y)
         return y.unflatten(-1, (-1, self.num_outputs))
 
     def _evidence(self, y: Float[Tensor, "*b N*p"]) -> Evidence:
@@ -507,12 +555,12 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         # is for the other case.
         if self.prefers_dual:
             return self._equations(self._zeros(), latent.expansion).solve(rhs)
-        noise = Noise.of(self.noise)
+        precision = Noise.of(self._blocks).precision
         posterior = self.posterior(self._zeros())
         expansion = posterior.expansion
 
         def whiten(v: Tensor) -> Tensor:  # Σ⁻¹v
-            return (noise.precision.unsqueeze(-3) @ v.unflatten(-2, (-1, p))).flatten(-3, -2)
+            return (precision @ v.unflatten(-2, (-1, p))).flatten(-3, -2)
 
         white = whiten(rhs)
         per_point = white.unflatten(-2, (-1, p)).flatten(-2)
@@ -545,9 +593,10 @@ def _unstructured_sum(
 
 def _warn_lost_structure(what: str) -> None:
     warnings.warn(
-        f"{what} is not features plus noise of the form I⊗Σ: gpytorch's general algebra, cubic in "
-        "the number of points, takes over. Use MultitaskGaussianLikelihood or GaussianLikelihood, "
-        "and put sums and products of kernels inside one ORFFKernel.",
+        f"{what} is not features plus noise that is independent from point to point: gpytorch's "
+        "general algebra, cubic in the number of points, takes over. Use GaussianLikelihood, "
+        "MultitaskGaussianLikelihood or gp_orff.KnownNoiseLikelihood, and put sums and products of "
+        "kernels inside one ORFFKernel.",
         PerformanceWarning,
         stacklevel=4,
     )
@@ -603,14 +652,14 @@ class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
 class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
     """Cov[f(x) + ε | y] of new observations; densities by Cholesky."""
 
-    def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]):
+    def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b m*p p"]):
         super().__init__(latent, noise)
         self.latent, self.noise = latent, noise
         self.num_outputs = latent.num_outputs
 
     @classmethod
     def of(
-        cls, latent: PosteriorCovariance, noise: Float[Tensor, "*b p p"]
+        cls, latent: PosteriorCovariance, noise: Float[Tensor, "*b m*p p"]
     ) -> "NoisyPosteriorCovariance":
         return cls(latent, noise)
 

@@ -1,13 +1,20 @@
 """`ORFFKernel`: the features of a kernel as a gpytorch kernel."""
 
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.exact_gp.operators import FeatureCovariance, FeatureOperator, NoisyFeatureCovariance
 from gp_orff.features.assemble import check_domain, draw, expand
-from gp_orff.features.draws import Rule
+from gp_orff.features.draws import Draw, GridWarning, Rule
 from gp_orff.features.expansion import Expansion
+from gp_orff.features.grid import MOST_DENSE, Grid
+from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.truncation import GridAccuracy, SampleAccuracy, accuracy, truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
 from gp_orff.kernels.spectra import Spectrum
@@ -25,8 +32,9 @@ class ORFFKernel(WrapperKernel):
 
     The frequencies are chosen when this kernel is built. Random frequencies follow the present
     lengthscales in every evaluation. Those of a `Grid` are fixed, and their weights follow the
-    hyperparameters. The computations are in float64; in a float32 model, inputs, hyperparameters
-    and results are float32, which saves no time.
+    hyperparameters; a step of the training of an `ExactGP` begins with other ones if a lengthscale
+    has left their range, so that optimisers may begin anywhere. The computations are in float64; in
+    a float32 model, inputs, hyperparameters and results are float32, which saves no time.
 
     Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
 
@@ -295,10 +303,43 @@ class ORFFKernel(WrapperKernel):
         Returns:
             This kernel, changed in place.
         """
-        device = next(self.frequencies.buffers()).device
-        self.frequencies = nn.ModuleList(draw(self.base_kernel, self.rule, self._num_dims))
-        self.frequencies.to(device=device, dtype=self.dtype)
+        self._take(draw(self.base_kernel, self.rule, self._num_dims))
         return self
+
+    def follow_lengthscales(self) -> None:
+        """Redraw the frequencies if a lengthscale has left their range, as an `ExactGP` does before
+        every step of its training. Where no such grid can be built, they stay."""
+        summands, rule = terms(self.base_kernel), self.rule
+        pairs = zip(self.frequencies, summands, strict=True)
+        if all(draw.ratio_outside_range(spectra_of(term)) is None for draw, term in pairs):
+            return
+        with warnings.catch_warnings():  # of the range that is left
+            warnings.simplefilter("ignore", GridWarning)
+            present = self.num_features
+        if isinstance(rule, Grid) and rule.max_features is None:
+            rule = replace(rule, max_features=max(MOST_DENSE, present))
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # lengthscales of a line search
+                draws = draw(self.base_kernel, rule, self._num_dims)
+        except GridBudgetError:
+            return
+        if list(map(type, draws)) != list(map(type, self.frequencies)):
+            return
+        self._take(draws)
+        if rule is not self.rule and draws[0].shared.tolerance > 1.01 * rule.tolerance:
+            warnings.warn(
+                f"a lengthscale has become so short in training that {rule.max_features} features "
+                f"do not suffice for a grid of tolerance {rule.tolerance:g}: it is "
+                f"{draws[0].shared.tolerance.item():.1g} now; give Grid a max_features= or a "
+                "tolerance= that suits the lengthscale",
+                GridWarning,
+                stacklevel=2,
+            )
+
+    def _take(self, draws: Sequence[Draw]) -> None:
+        device = next(self.frequencies.buffers()).device
+        self.frequencies = nn.ModuleList(draws).train(self.training)
+        self.frequencies.to(device=device, dtype=self.dtype)
 
     def _check_inputs(self, x: Tensor) -> None:
         check_inputs(self, x)

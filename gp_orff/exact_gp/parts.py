@@ -1,7 +1,9 @@
 """Means, targets and likelihoods of an `ExactGP`, which have to fit its kernel."""
 
+import torch
+from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MultitaskKernel, ProductKernel
 from gpytorch.likelihoods import (
     FixedNoiseGaussianLikelihood,
     GaussianLikelihood,
@@ -13,9 +15,30 @@ from gpytorch.models import ExactGP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.likelihoods import HeavyTails
+from gp_orff.data.likelihoods import HeavyTails, KnownNoiseLikelihood, TrackLikelihood
 from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.fields import require_field_products
 from gp_orff.kernels.tree import num_outputs
+
+
+def check_noise(likelihood: Likelihood) -> None:
+    """Refuse likelihoods of this package that no `ExactGP` follows.
+
+    Raises:
+        NotImplementedError: noise that is not Gaussian, or shared by observations.
+    """
+    name = type(likelihood).__name__
+    if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
+        raise NotImplementedError(
+            f"an ExactGP expects Gaussian noise, got a {name}, whose outliers it would not see; "
+            "give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), and call fit(x, y)"
+        )
+    if isinstance(likelihood, TrackLikelihood):
+        raise NotImplementedError(
+            f"an ExactGP expects noise that is independent from point to point, got a {name}, "
+            "whose observations share offsets; use gp_orff.VectorFieldGP(kernel).fit(x, y, "
+            "track=track, time=time)"
+        )
 
 
 def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likelihood) -> None:
@@ -26,17 +49,15 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     Gaussian; likelihoods of another number of outputs end in errors of shapes.
 
     Raises:
-        NotImplementedError: noise that differs from vector to vector, or is not Gaussian.
+        NotImplementedError: as `check_noise`; a `FixedNoiseGaussianLikelihood` for several outputs.
         TypeError: complex targets.
-        ValueError: targets of another shape, or a likelihood with another number of outputs.
+        ValueError: targets of another shape, or NaN in them; a likelihood with another number of
+            outputs, or known noise of other data.
     """
     as_real_tensor(targets, "the targets of ExactGP")
-    if isinstance(likelihood, HeavyTails):
-        raise NotImplementedError(
-            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose outliers "
-            "it would not see; give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), "
-            "and call fit(x, y)"
-        )
+    check_noise(likelihood)
+    if settings.observation_nan_policy.value() == "ignore":
+        check_finite(targets)
     shape = tuple(prior.event_shape)
     size = prior.lazy_covariance_matrix.shape[-1]
     if size != prior.loc.shape[-1]:
@@ -44,11 +65,19 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     p = shape[1] if len(shape) > 1 else 1
     if p > 1 and isinstance(likelihood, FixedNoiseGaussianLikelihood):
         raise NotImplementedError(
-            "an ExactGP with several outputs expects one noise for all vectors, such as that "
-            f"of a MultitaskGaussianLikelihood, got {type(likelihood).__name__}, whose noise "
-            "gpytorch ignores; give known noise to "
-            "gp_orff.VectorFieldGP(kernel).fit(x, y, noise=noise)"
+            f"expected noise of vectors in an ExactGP with {p} outputs, got a "
+            f"{type(likelihood).__name__}, whose noise gpytorch ignores; use "
+            f"gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
         )
+    if isinstance(likelihood, KnownNoiseLikelihood):
+        count = None if likelihood.noise is None else len(likelihood.noise)
+        if (likelihood.num_tasks, count) != (p, shape[0]):
+            raise ValueError(
+                f"expected the noise of {shape[0]} observations of {p} values in an ExactGP, got "
+                f"a KnownNoiseLikelihood with num_tasks={likelihood.num_tasks} and noise of "
+                f"{'no' if count is None else count} observations; use "
+                f"gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
+            )
     if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
         expected = getattr(likelihood, "num_tasks", 1)
         if expected != p:
@@ -68,26 +97,60 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     )
 
 
+def check_finite(y: Tensor) -> None:
+    """Refuse NaN and infinity, which would be that of all results.
+
+    Raises:
+        ValueError: observations that are not finite.
+    """
+    invalid = int((~torch.isfinite(y)).sum())
+    if invalid:
+        raise ValueError(
+            f"expected finite observations, got {invalid} NaN or infinite values among "
+            f"{y.numel()}; drop those points, or train and predict under gpytorch.settings."
+            'observation_nan_policy("mask"), at a cost cubic in the number of points'
+        )
+
+
+def check_kernels(model: ExactGP) -> None:
+    """Refuse sums and products of kernels with different numbers of outputs, and fields in the
+    place of scalar kernels, whose matrices would have different sizes.
+
+    Raises:
+        ValueError: such a kernel.
+    """
+    for part in model.modules():
+        if isinstance(part, AdditiveKernel | ProductKernel):
+            outputs = [num_outputs(kernel) for kernel in part.kernels]
+            if len(set(outputs)) == 1:
+                continue
+            require_field_products(part)
+            raise ValueError(
+                f"expected summands with one number of outputs, got {outputs}; wrap scalar "
+                f"kernels in gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
+            )
+        if isinstance(part, MultitaskKernel) and num_outputs(part.data_covar_module) > 1:
+            p = num_outputs(part.data_covar_module)
+            raise ValueError(
+                "expected a scalar kernel in a MultitaskKernel, got a "
+                f"{type(part.data_covar_module).__name__} with {p} outputs; give it to the model "
+                "as it is, or take the scalar kernel inside it"
+            )
+
+
 def check_mean(model: ExactGP, x: Float[Tensor, "*b n d"], error: RuntimeError) -> None:
     """Say which mean a model needs whose `forward` has failed, if it has one mean and one kernel.
 
     Raises:
-        ValueError: a mean, or a summand of the kernel, with another number of outputs.
+        ValueError: a mean with another number of outputs.
     """
     kernels = [part for part in model.children() if isinstance(part, Kernel)]
     means = [part for part in model.children() if isinstance(part, Mean)]
     if len(kernels) != 1 or len(means) != 1:
         return
     (kernel,), (mean,) = kernels, means
-    parts = list(kernel.kernels) if isinstance(kernel, AdditiveKernel) else [kernel]
-    outputs = [num_outputs(part) for part in parts]
-    if len(set(outputs)) > 1:
-        raise ValueError(
-            f"expected summands with one number of outputs, got {outputs}; wrap scalar kernels in "
-            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
-        ) from error
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    shape, n, p = tuple(mean(x).shape), x.shape[-2], outputs[0]
+    shape, n, p = tuple(mean(x).shape), x.shape[-2], num_outputs(kernel)
     shape = shape[-1:] if shape[-1] == n else shape[-2:]
     if shape not in ((n, p), (n,) if p == 1 else ()):
         raise ValueError(_wrong_mean(shape, p)) from error

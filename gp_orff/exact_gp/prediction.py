@@ -1,11 +1,13 @@
 """Predictions of an `ExactGP` with our kernels, and how they enter gpytorch."""
 
 import warnings
+from functools import wraps
 
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -20,10 +22,11 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import (
     FeatureCovariance,
     NoisyFeatureCovariance,
+    PointwiseOperator,
     posterior_covariance,
 )
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.exact_gp.parts import check_mean, check_parts
+from gp_orff.exact_gp.parts import check_kernels, check_mean, check_noise, check_parts
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
 from gp_orff.kernels.base import FieldKernel, WrapperKernel
@@ -121,7 +124,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
     def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
         """The posterior of the features, or of a part of them with these columns."""
         covariance = self._noisy_covariance
-        if covariance.prefers_dual:
+        if not covariance.has_sums:
             return covariance.posterior(self._residuals, expansion.double())
         statistics = self.statistics if columns is None else self.statistics.select(columns)
         return covariance.posterior_from(statistics, expansion.double())
@@ -132,7 +135,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         """The strategy with more data; statistics add up, and only the new points are visited."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         new = type(self)(full_inputs, full_output, full_targets, likelihood)
-        if self._structured and new._structured and not self._noisy_covariance.prefers_dual:
+        if self._structured and new._structured and self._noisy_covariance.has_sums:
             new_targets = targets.flatten(-2) if full_output.event_shape[1:] else targets
             residuals = new_targets - full_output.loc[..., self.num_train :]
             latent = new._noisy_covariance.latent
@@ -167,12 +170,12 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
-# Prediction strategies of our kernels, and three methods of gpytorch that are replaced.
+# Prediction strategies of our kernels, and five methods of gpytorch that are replaced.
 #
-# gpytorch has no hook for sums and products of our kernels, and none that sees the parts of a model
-# in training, of which it takes some that are wrong without an error (see `check_parts`). Models
-# without a kernel of this package are not affected: each replacement first looks for such a kernel,
-# and otherwise does what gpytorch does.
+# gpytorch has no hook for sums and products of our kernels, nor for elementwise products of their
+# matrices, and none that sees the parts of a model in training, of which it takes some that are
+# wrong without an error (see `check_parts`). Models without a kernel or likelihood of this package
+# are not affected: each replacement first looks for one, and otherwise does what gpytorch does.
 
 
 def _is_features(kernel: Kernel) -> bool:
@@ -226,13 +229,36 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     return FieldProductKernel(self, other) if _is_field(self) else FieldProductKernel(other, self)
 
 
+def _mul_matrix(self: LazyEvaluatedKernelTensor, other: LinearOperator) -> LinearOperator:
+    """The elementwise product of two covariances, as of positions and tasks; gpytorch's product of
+    two roots has a cube of numbers."""
+    first, second = self.evaluate_kernel(), other.evaluate_kernel()
+    if isinstance(second, PointwiseOperator):
+        first, second = second, first
+    return type(first)._mul_matrix(first, second)
+
+
+_gpytorch_init = ExactGP.__init__
+
+
+@wraps(_gpytorch_init)
+def _init(self: ExactGP, train_inputs, train_targets, likelihood, *args, **kwargs) -> None:
+    check_noise(likelihood)
+    _gpytorch_init(self, train_inputs, train_targets, likelihood, *args, **kwargs)
+
+
 _gpytorch_call = ExactGP.__call__
 
 
 def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     """The distribution at some inputs, of a model whose parts fit each other."""
+    check_noise(self.likelihood)
     if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
         return _gpytorch_call(self, *args, **kwargs)
+    check_kernels(self)
+    for part in self.modules() if self.training else ():
+        if isinstance(part, ORFFKernel):
+            part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:
@@ -247,4 +273,5 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
 for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
     kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product
-ExactGP.__call__ = _call
+LazyEvaluatedKernelTensor._mul_matrix = _mul_matrix
+ExactGP.__init__, ExactGP.__call__ = _init, _call

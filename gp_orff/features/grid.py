@@ -1,7 +1,6 @@
 """Frequency grids, and the rule that chooses between a grid and random frequencies."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -90,9 +89,9 @@ class Grid:
     that of the truncated prior, with δ as independent noise: where δ is not small against the noise
     variance, it may be many nats too low; where δ is larger, `VectorFieldGP` gives a `GridWarning`.
 
-    In training, `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()`
-    builds a new grid. `VectorFieldGP` does so itself. An evaluation of the evidence costs F³ for F
-    features, and F grows like (extent/lengthscale)^d.
+    `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()` builds a new
+    grid. The training of an `ExactGP` and `VectorFieldGP` do so themselves. An evaluation of the
+    evidence costs F³ for F features, and F grows like (extent/lengthscale)^d.
 
     Args:
         domain: (low, high) of every input, for all points of prediction; points outside raise an
@@ -390,7 +389,7 @@ def _numbers(values: Float[np.ndarray, "k"]) -> str:
 
 
 MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
-_RANDOM, _SMALL = 4096, 512  # random features, by default, and by default without data
+_RANDOM = 4096  # random features, by default
 
 
 @dataclass(frozen=True)
@@ -400,8 +399,8 @@ class Auto:
     The choice is made when the `ORFFKernel` is built, by the first line that applies:
 
     - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
-      allow, 4096 by default. If a grid was possible, it has 512 features by default, and a warning
-      says so: the predictive variance of random features is too small.
+      allow; without it an error if a grid is possible for such data, as the predictive variance of
+      random features is too small.
     - More than 4 inputs (three of space, and time), or a kernel for which no grid can be built:
       `QuasiMonteCarlo` as well.
     - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
@@ -433,7 +432,8 @@ class Auto:
 
     Raises:
         ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
-            frequencies are drawn, `max_features` cannot hold one of each term.
+            frequencies are drawn, `max_features` cannot hold one of each term, or there are neither
+            data, nor a domain, nor a budget.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -465,11 +465,20 @@ class Auto:
         return replace(self, data=box_of(x))
 
     def choose(self, terms: Sequence[TermSpectrum]) -> tuple[Rule, str]:
-        """The rule for the spectra of `terms`, and the reason in words."""
+        """The rule for the spectra of `terms`, and the reason in words.
+
+        Raises:
+            ValueError: neither data, nor a domain, nor a budget, where a grid is possible.
+        """
         box = self.domain or self.data
         if box is None:
-            rule = replace(self, max_features=_SMALL) if self._lacks_data(terms) else self
-            return rule._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
+            if self._lacks_data(terms):
+                raise ValueError(
+                    "Auto expects the inputs, to choose a grid for their extent, got neither data "
+                    "nor domain; use gp_orff.Auto().for_data(x), or a budget of random features, "
+                    "such as gp_orff.Auto(max_features=1024)"
+                )
+            return self._random(terms, "no data to choose a domain from, see Auto.for_data(x)")
         if len(box) > GRID_INPUTS:
             return self._random(terms, f"{len(box)} inputs are more than {GRID_INPUTS}")
         grid = Grid(
@@ -490,18 +499,9 @@ class Auto:
         return grid, f"grid: {len(box)} inputs, {achieved}"
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The frequencies of each of `terms` by the chosen rule, each with its `reason`.
-
-        It warns if neither data, nor a domain, nor a budget are given.
-        """
+        """The frequencies of each of `terms` by the chosen rule, each with its `reason`; ValueError
+        as for `choose`."""
         rule, reason = self.choose(terms)
-        if self._lacks_data(terms):
-            warnings.warn(
-                f"Auto() without data uses {_SMALL} random features, whose "
-                "predictive variance is too small: give it the inputs, Auto().for_data(x), for a "
-                "grid, or a budget, Auto(max_features=...)",
-                stacklevel=2,
-            )
         draws = rule.draw(terms)
         for draw in draws:
             draw.reason = reason

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from jaxtyping import Bool, Float, Int
 

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
 from gp_orff.features.zoo import DotProductDraw, lifted_leaf
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial, Spectrum
 from gp_orff.kernels.tree import Sampler
 
@@ -262,6 +262,9 @@ class _RandomRule(ABC):
     measure: str | Measure  # the name of the measure, if it has one
     seed: int
     shared: bool = False  # whether the terms of a sum are drawn from one mixture
+
+    def __init_subclass__(cls) -> None:
+        name_constructor(cls)
 
     def __init__(
         self,

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import scipy.optimize
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn

@@ -24,7 +24,7 @@ from gp_orff.features.phases import (
 )
 from gp_orff.features.random import NAMES, Measure, as_measure
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
-from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.base import check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
@@ -129,6 +129,9 @@ class _StructuredRule(ABC):
     seed: int = field(default=0, kw_only=True)
     measure: str | Measure = field(default="trace", kw_only=True)
     projection: ClassVar[type[Projection]]
+
+    def __init_subclass__(cls) -> None:
+        name_constructor(cls)
 
     def __post_init__(self):
         name = type(self).__name__

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor

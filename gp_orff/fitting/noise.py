@@ -7,7 +7,7 @@ from functools import cached_property, singledispatch
 from itertools import chain
 
 import numpy as np
-import scipy.optimize
+import scipy
 import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import Kernel

@@ -8,10 +8,10 @@ from itertools import islice
 from math import prod
 from typing import NamedTuple
 
+import scipy
 import torch
 from jaxtyping import Complex, Float, Int
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from scipy.fft import next_fast_len
 from torch import Tensor
 
 from gp_orff.features.expansion import FeatureExpansion
@@ -63,7 +63,7 @@ class Images:
     def of(cls, expansion: FeatureExpansion) -> "Images":
         """The images of the features' columns, which are those of a lattice."""
         phi: LatticeColumns = expansion.phi
-        points = tuple(next_fast_len(4 * m + 1, real=True) for m in phi.modes)
+        points = tuple(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in phi.modes)
         extents = _half(points, phi.modes)
         frequency = expansion.columns % len(phi.indices)
         sine = expansion.columns >= len(phi.indices)

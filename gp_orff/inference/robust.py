@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float

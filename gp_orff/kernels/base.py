@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from inspect import signature
+from types import FunctionType
 
 import numpy as np
 import torch
@@ -15,23 +16,56 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-# Base class of kernels that contain other kernels; checks of inputs.
+# Constructors by the names of public classes; the base class of kernels that contain other kernels;
+# checks of inputs.
 
 
-def _refuse_lengthscale(kernel: Kernel, value: object) -> None:
-    """Raise RuntimeError, as gpytorch does, for a lengthscale that is to be set on a kernel that
-    has none; the message says where the lengthscales inside are."""
-    inside = [name for name, part in kernel.named_modules() if getattr(part, "has_lengthscale", 0)]
+def name_constructor(cls: type) -> None:
+    """Give a subclass a copy of the constructor that it inherits, which errors call by its name."""
+    inherited = cls.__init__
+    copied = FunctionType(
+        inherited.__code__,
+        inherited.__globals__,
+        "__init__",
+        inherited.__defaults__,
+        inherited.__closure__,
+    )
+    copied.__kwdefaults__ = inherited.__kwdefaults__
+    copied.__annotations__, copied.__doc__ = inherited.__annotations__, inherited.__doc__
+    copied.__module__, copied.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
+    cls.__init__ = copied
+
+
+def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:
+    """The kernels inside that have a lengthscale, by their paths."""
+    parts = kernel.named_modules()
+    return {name: part for name, part in parts if getattr(part, "has_lengthscale", False)}
+
+
+def _lengthscale(kernel: Kernel) -> Float[Tensor, "*b 1 k"] | None:
+    """The lengthscale (*b, 1, k) of the one kernel inside `kernel` that has one, which can be set;
+    None if none or several have one."""
+    inside = list(_with_lengthscale(kernel).values())
+    return inside[0].lengthscale if len(inside) == 1 else None
+
+
+def _assign_lengthscale(kernel: Kernel, value: float | Tensor) -> None:
+    """Set the lengthscale of the one kernel inside that has one; RuntimeError, as of gpytorch, if
+    none or several do, whose message says where they are."""
+    inside = _with_lengthscale(kernel)
+    if len(inside) == 1:
+        inside.popitem()[1].lengthscale = value
+        return
     paths = [re.sub(r"\.(\d+)", r"[\1]", f"kernel.{name}.lengthscale") for name in inside]
     others = [name.replace("raw_", "") for name, _ in kernel.named_parameters()]
     remedy = f"set {' and '.join(paths)}" if paths else f"its parameters are {', '.join(others)}"
     raise RuntimeError(
-        "expected the lengthscale of a scalar kernel inside, got one for "
-        f"{type(kernel).__name__}, which has none; {remedy}"
+        f"expected a lengthscale of one scalar kernel inside, got one for "
+        f"{type(kernel).__name__}, which has {len(paths) or 'none'} of them; {remedy}"
     )
 
 
-NO_LENGTHSCALE = property(lambda kernel: None, _refuse_lengthscale)
+INNER_LENGTHSCALE = property(_lengthscale, _assign_lengthscale)
 
 
 class FieldKernel(Kernel):
@@ -41,7 +75,7 @@ class FieldKernel(Kernel):
     """
 
     amplitude: str
-    lengthscale = NO_LENGTHSCALE
+    lengthscale = INNER_LENGTHSCALE
 
     def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
         """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
@@ -55,7 +89,7 @@ class WrapperKernel(Kernel):
     and frequencies. This class indexes and expands only the kernels inside.
     """
 
-    lengthscale = NO_LENGTHSCALE
+    lengthscale = INNER_LENGTHSCALE
 
     def __new__(cls, *args, **kwargs):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""

@@ -11,11 +11,12 @@ from linear_operator import to_dense
 from torch import Tensor
 
 from gp_orff.kernels.base import (
-    NO_LENGTHSCALE,
+    INNER_LENGTHSCALE,
     WrapperKernel,
     check_base_kernel,
     check_num_dims,
     check_points,
+    name_constructor,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
@@ -53,6 +54,9 @@ class PotentialKernel(WrapperKernel):
 
     is_stationary = True
     minimum_dims = 1
+
+    def __init_subclass__(cls) -> None:
+        name_constructor(cls)
 
     def __init__(
         self,
@@ -269,7 +273,7 @@ class HelmholtzKernel(AdditiveKernel):
         torch.Size([10, 10])
     """
 
-    lengthscale = NO_LENGTHSCALE
+    lengthscale = INNER_LENGTHSCALE
     default_prior = "level_prior", _LEVEL  # of learned spectra: its name and standard deviation
 
     def __init__(

@@ -7,7 +7,7 @@ from functools import lru_cache
 from numbers import Real
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.priors import Prior

@@ -8,7 +8,7 @@ from functools import cache, lru_cache, singledispatch
 from typing import NamedTuple
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel
 from jaxtyping import Float

@@ -372,7 +372,7 @@ def variances(
     lattice, _ = _lattice(variance, x, z)
     total = 0.0
     for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // x.shape[-2])):
-        total = total + torch.cos((x - z) @ omega.mT) @ b.abs().square().sum(-1)
+        total = total + torch.cos((x - z).double() @ omega.mT) @ b.abs().square().sum(-1)
     return total.flatten(-2)
 
 

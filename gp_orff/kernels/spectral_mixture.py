@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.kernels import SpectralMixtureKernel
 from jaxtyping import Float

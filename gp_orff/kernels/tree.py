@@ -274,7 +274,7 @@ class Term:
         """The term of a vector-valued kernel with this scalar term as its base kernel."""
         if self.num_outputs != 1:
             raise ValueError(
-                f"{type(factor).__name__} needs a scalar base kernel, got one with "
+                "a kernel of vectors needs a scalar base kernel, got one with "
                 f"{self.num_outputs} outputs; pass the scalar kernel inside it"
             )
         return replace(self, factor=factor)

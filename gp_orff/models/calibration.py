@@ -4,11 +4,11 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
-import scipy.spatial
-import scipy.special
+import scipy
 import torch
 from gpytorch.means import Mean
 from jaxtyping import Bool, Complex, Float
@@ -192,11 +192,11 @@ _HALF = 1.0  # lengthscales from the centre of a block to its sides
 _SHARE = 0.2  # of the readings, at most, in a block
 _BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
 _FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
-_HALF_WIDTH = float(scipy.special.ndtri(0.5 + 0.5 * LEVEL))  # of an interval, over sd
+_HALF_WIDTH = NormalDist().inv_cdf(0.5 + 0.5 * LEVEL)  # of an interval, over sd
 _RARE = 1e-5  # likewise, of what few fits have: blocks that lie well beside one that does not
 _OF_STUDENT_T = 0.1  # outliers, which Student-t noise is made for
-_MIDDLE = 0.5 * float(scipy.special.ndtri(0.75))  # half of the median of |z|, over its sd
-_SHARE_OF_MIDDLE = float(2 * scipy.special.ndtr(_MIDDLE) - 1)
+_MIDDLE = 0.5 * NormalDist().inv_cdf(0.75)  # half of the median of |z|, over its sd
+_SHARE_OF_MIDDLE = 2 * NormalDist().cdf(_MIDDLE) - 1
 _TINY = 1e-12  # a probability: normal scores are finite
 _MOST = 4096  # rows; more would take long beside the fit
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import scipy
 import torch
 from gpytorch import Module
 from gpytorch.kernels import Kernel
@@ -14,7 +15,6 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import Prior
 from jaxtyping import Float
 from linear_operator.utils.warnings import NumericalWarning
-from scipy.special import gammaln, logsumexp
 from torch import Tensor, nn
 
 from gp_orff.data.noise import noises_of
@@ -446,7 +446,7 @@ def adaptive_draws(
         parts = [math.log(_OF_PRIOR / _BATCH) + log_prior(u)]
         share = math.log((1 - _OF_PRIOR / _BATCH) / len(proposals))
         parts += [share + proposal(u) for proposal in proposals]
-        ratios = logs - logsumexp(parts, axis=0)
+        ratios = logs - scipy.special.logsumexp(parts, axis=0)
         known = np.isfinite(ratios)
         if not known.any():
             raise ValueError(
@@ -454,7 +454,7 @@ def adaptive_draws(
                 "got none; use posterior(marginalize=False)"
             )
         smoothed, pareto_k = smoothed_logs(np.where(known, ratios, -np.inf))
-        weights = np.exp(smoothed - logsumexp(smoothed))
+        weights = np.exp(smoothed - scipy.special.logsumexp(smoothed))
         draws = Draws(u, weights, pareto_k)
         if draws.effective >= effective:
             break
@@ -483,7 +483,7 @@ class StudentT:
         """The log density."""
         k = len(self.mean)
         scores = np.linalg.solve(self.root, (u - self.mean).T)
-        constant = gammaln(0.5 * (_TAILS + k)) - gammaln(0.5 * _TAILS)
+        constant = scipy.special.gammaln(0.5 * (_TAILS + k)) - scipy.special.gammaln(0.5 * _TAILS)
         constant -= 0.5 * k * math.log(_TAILS * math.pi) + np.log(self.root.diagonal()).sum()
         return constant - 0.5 * (_TAILS + k) * np.log1p(np.square(scores).sum(0) / _TAILS)
 
@@ -529,7 +529,7 @@ def pareto(excess: Float[np.ndarray, "m"]) -> tuple[float, float]:
         shapes = np.log1p(-b[:, None] * x).mean(-1)
         profile = m * (np.log(-b / shapes) - shapes - 1)
     profile = np.where(np.isfinite(profile), profile, -np.inf)
-    b = np.exp(profile - logsumexp(profile)) @ b
+    b = np.exp(profile - scipy.special.logsumexp(profile)) @ b
     k = float(np.log1p(-b * x).mean())
     scale = -k / b
     weight, centre = _SHAPES

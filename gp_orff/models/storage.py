@@ -139,7 +139,9 @@ def _serialize(value: object) -> Iterator[bytes]:
 
 
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
-_ELSEWHERE = "_(prior|constraint)$|^batch_shape$|^learn_"  # arguments that are described otherwise
+_ELSEWHERE = (
+    "_(prior|constraint)$|^(batch_shape|noise)$|^learn_"  # arguments that are described otherwise
+)
 _CLASSES = {
     name: cls
     for place in (
@@ -249,6 +251,27 @@ def describe(module: Module) -> dict:
         "state": module.state_dict(),
         "frozen": [n for n, p in module.named_parameters() if not p.requires_grad],
     }
+
+
+def recipe_of(module: Module) -> dict | None:
+    """How to build a module, as plain values without its state; None if that is not known."""
+    return describe(module)["recipe"]
+
+
+def rebuilt(recipe: Mapping | None, module: Module | None, role: str) -> Module:
+    """The module itself if it has this recipe, or one that is built by it.
+
+    Raises:
+        ValueError: neither a recipe nor a module.
+    """
+    if module is not None and recipe in (None, recipe_of(module)):
+        return module
+    if recipe is None:
+        raise ValueError(
+            f"expected a {role} whose class, constraints and priors a state can describe, got "
+            "another; assign one, built as it was, before loading the state"
+        )
+    return _build_recipe(recipe)
 
 
 def build(description: Mapping, module: Module | None, role: str) -> Module:

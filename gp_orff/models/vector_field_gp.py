@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -10,9 +10,11 @@ from functools import partial
 from time import perf_counter
 
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
+from gpytorch.models import GP
 from jaxtyping import Float
 from torch import Tensor
 
@@ -76,6 +78,8 @@ from gp_orff.models.storage import (
     describe,
     describe_rule,
     pack_state,
+    rebuilt,
+    recipe_of,
     unpack_state,
 )
 from gp_orff.settings import check_calibration
@@ -85,7 +89,7 @@ from gp_orff.threads import chosen_threads
 _KIND = "gp_orff.VectorFieldGP"
 
 
-class VectorFieldGP(torch.nn.Module):
+class VectorFieldGP(GP):
     r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
 
     `fit` learns the hyperparameters by marginal likelihood, `condition` keeps them as they are, and
@@ -176,16 +180,38 @@ class VectorFieldGP(torch.nn.Module):
         noise_of(self.likelihood, self.num_outputs)  # raises if it is not supported
         check_mean(self.mean, self.num_outputs)
 
-    def forward(self, *inputs: object) -> None:
-        """Not available: a model has a `posterior`.
+    def forward(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
+        """Return the distribution of the field at points x given all data, `posterior()(x)`.
+
+        `fit`, `condition` and `load` end in eval mode, as gpytorch's models have to be for
+        predictions; `update` and `observe` too.
+
+        Args:
+            x: points (n, d).
 
         Raises:
-            NotImplementedError: always, with what to call.
+            RuntimeError: a model in train mode, or without data.
         """
-        raise NotImplementedError(
-            "expected model.posterior()(x) for the distribution of the field at points x, got the "
-            "call of a VectorFieldGP, which is no gpytorch model"
-        )
+        if self.training:
+            raise RuntimeError(
+                "expected a VectorFieldGP in eval mode, got one in train mode; call "
+                "model.fit(x, y) to train it, or model.eval() if it has data"
+            )
+        return self.posterior()(x)
+
+    @property
+    def covar_module(self) -> Kernel:
+        """The `kernel`, by the name that it has in gpytorch's models."""
+        return self.kernel
+
+    @property
+    def mean_module(self) -> Mean:
+        """The prior `mean`, by the name that it has in gpytorch's models."""
+        return self.mean
+
+    def __setattr__(self, name: str, value: object) -> None:
+        names = {"covar_module": "kernel", "mean_module": "mean"}
+        super().__setattr__(names.get(name, name), value)
 
     # learn and condition
 
@@ -820,18 +846,46 @@ class VectorFieldGP(torch.nn.Module):
             model._assign(unpack_state(content["fit"], *parts))
         return model
 
-    def get_extra_state(self) -> Float[Tensor, "k"]:
-        """What a fit has learned with weak priors, for `state_dict`: while the hyperparameters stay
-        as they are, `condition` gives a posterior that integrates over them, as the fit does. Empty
-        without such a fit."""
-        return torch.empty(0) if self._learned is None else self._learned
+    def get_extra_state(self) -> dict[str, object]:
+        """What no parameter or buffer has, for `state_dict`: the kinds of likelihood of all groups,
+        and what a fit has learned with weak priors. While the hyperparameters stay as they are,
+        `condition` gives a posterior that integrates over them, as the fit does."""
+        every = self._every_likelihood.items()
+        return {
+            "likelihoods": {label: recipe_of(likelihood) for label, likelihood in every},
+            "learned": torch.empty(0) if self._learned is None else self._learned,
+        }
 
-    def set_extra_state(self, state: Float[Tensor, "k"]) -> None:
-        self._learned = state.double().cpu() if len(state) else None
+    def set_extra_state(self, state: dict[str, object]) -> None:
+        """Take over `state`, which `get_extra_state` returned."""
+        learned = state["learned"]
+        self._learned = learned.double().cpu() if len(learned) else None
 
     def _load_from_state_dict(self, state_dict, prefix, *args) -> None:
-        state_dict.setdefault(prefix + "_extra_state", torch.empty(0))  # of earlier versions
+        key = prefix + "_extra_state"
+        state = state_dict.get(key, torch.empty(0))
+        if isinstance(state, Tensor):  # of earlier versions
+            warnings.warn(
+                "the state_dict is older than this version of gp_orff: it does not say which "
+                "likelihoods the groups of observations have; those of this model stay",
+                stacklevel=2,
+            )
+            state_dict[key] = {"learned": state}
+        else:
+            self._take_likelihoods(state["likelihoods"])
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _take_likelihoods(self, recipes: Mapping[str, dict | None]) -> None:
+        """Have the likelihoods of a saved state, whose values are loaded next."""
+        present, groups = self._every_likelihood, NamedLikelihoods()
+        for label, recipe in recipes.items():
+            likelihood = rebuilt(recipe, present.get(label), "likelihood")
+            likelihood = likelihood.to(next(self.kernel.parameters())).train(self.training)
+            if label == DEFAULT:
+                self.likelihood = likelihood
+            else:
+                groups[label] = likelihood
+        self.likelihoods = groups
 
     # reading of arguments
 
@@ -1020,6 +1074,7 @@ class VectorFieldGP(torch.nn.Module):
             else:
                 self.likelihoods[label] = likelihood
         self._assigned = state
+        self.eval()
         self._learned = self._hyperparameters() if state.history.weak_priors else None
         return self
 

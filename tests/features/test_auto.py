@@ -40,7 +40,9 @@ def test_many_inputs_take_random_frequencies():
 
 
 def test_without_data_or_where_a_grid_is_refused():
-    rule, reason = chosen(field(2), gp_orff.Auto())
+    with pytest.raises(ValueError, match=r"Auto\(\)\.for_data\(x\)"):
+        chosen(field(2), gp_orff.Auto())
+    rule, reason = chosen(field(2), gp_orff.Auto(max_features=64))
     assert isinstance(rule, gp_orff.QuasiMonteCarlo)
     assert "for_data" in reason
     product = RBFKernel() * MaternKernel(nu=1.5)

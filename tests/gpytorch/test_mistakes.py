@@ -1,10 +1,19 @@
 """Parts of an `ExactGP` that do not fit its kernel: each message has a remedy, which works."""
 
+import pickle
+
 import gpytorch
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    LCMKernel,
+    MaternKernel,
+    MultitaskKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean
 
@@ -85,12 +94,9 @@ def test_remedies(kernel):
 
 
 def test_student_t_noise():
-    likelihood = gp_orff.MultitaskStudentTLikelihood(2)
-    for mode in ("train", "eval"):
-        model = getattr(Model(KERNELS["exact"](), likelihood=likelihood).double(), mode)()
-        with pytest.raises(NotImplementedError, match=r"VectorFieldGP\(kernel, likelihood=likelih"):
-            model(X if mode == "train" else X + 0.1)
-    kernel = KERNELS["exact"]()
+    likelihood, kernel = gp_orff.MultitaskStudentTLikelihood(2), KERNELS["exact"]()
+    with pytest.raises(NotImplementedError, match=r"VectorFieldGP\(kernel, likelihood=likelih"):
+        Model(kernel, likelihood=likelihood)
     gp_orff.VectorFieldGP(kernel, likelihood=likelihood).fit(X, Y, progress=False)
 
 
@@ -130,13 +136,37 @@ def test_models_that_are_sound():
         model(X[:5])
 
 
-# Lengthscales of kernels that have none.
+# Lengthscales of kernels inside.
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (lambda: gp_orff.DivergenceFreeKernel(num_dims=2), "base_kernel"),
+        (lambda: gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=2), num_dims=2), "base_kernel"),
+        (lambda: gp_orff.SeparableKernel(RBFKernel(), torch.eye(2)), "base_kernel"),
+        (
+            lambda: gp_orff.ORFFKernel(KERNELS["exact"](), gp_orff.MonteCarlo(8)),
+            "base_kernel.base_kernel.base_kernel",
+        ),
+    ],
+)
+def test_the_lengthscale_is_that_of_the_one_kernel_inside(build, path):
+    kernel = build()
+    inner = kernel.get_submodule(path)
+    assert not kernel.has_lengthscale
+    for value in (0.3, torch.linspace(0.2, 0.4, inner.lengthscale.shape[-1])):
+        kernel.lengthscale = value
+        assert torch.equal(kernel.lengthscale, inner.lengthscale)
+        wanted = torch.as_tensor(value).expand(1, inner.lengthscale.shape[-1])
+        torch.testing.assert_close(inner.lengthscale.detach(), wanted)
+    kernel.initialize(lengthscale=0.6)
+    torch.testing.assert_close(inner.lengthscale.mean().item(), 0.6)
 
 
 @pytest.mark.parametrize(
     ("build", "paths"),
     [
-        (lambda: gp_orff.DivergenceFreeKernel(num_dims=2), ["kernel.base_kernel.lengthscale"]),
         (
             lambda: gp_orff.HelmholtzKernel(num_dims=2),
             [f"kernel.kernels[{i}].base_kernel.base_kernel.lengthscale" for i in (0, 1)],
@@ -145,15 +175,12 @@ def test_models_that_are_sound():
             lambda: KERNELS["exact"]().base_kernel * RBFKernel(active_dims=(0,)),
             ["kernel.field_kernel.base_kernel.lengthscale", "kernel.scalar_kernel.lengthscale"],
         ),
-        (
-            lambda: gp_orff.ORFFKernel(KERNELS["exact"](), gp_orff.MonteCarlo(8)),
-            ["kernel.base_kernel.base_kernel.base_kernel.lengthscale"],
-        ),
     ],
 )
-def test_lengthscales_are_those_of_kernels_inside(build, paths):
+def test_lengthscales_of_several_kernels_inside(build, paths):
     kernel = build()
-    with pytest.raises(RuntimeError, match="scalar kernel inside") as caught:
+    assert kernel.lengthscale is None
+    with pytest.raises(RuntimeError, match=r"one scalar kernel inside.* has 2 of them") as caught:
         kernel.lengthscale = 0.3
     assert str(caught.value).endswith(f"; set {' and '.join(paths)}")
     for path in paths:
@@ -166,3 +193,74 @@ def test_parameters_of_kernels_without_lengthscales():
     with pytest.raises(RuntimeError, match=r"its parameters are .*depth") as caught:
         kernel.initialize(lengthscale=0.3)
     assert "raw_" not in str(caught.value)
+
+
+# Kernels whose matrices have different sizes, and NaN.
+
+
+FIELD = gp_orff.CurlFreeKernel(num_dims=2)
+KERNEL_MISTAKES = {
+    "a field of tasks": (
+        lambda: MultitaskKernel(FIELD, num_tasks=2),
+        "scalar kernel in a MultitaskKernel, got a CurlFreeKernel with 2 outputs",
+    ),
+    "a scaled field of tasks": (
+        lambda: ScaleKernel(MultitaskKernel(ScaleKernel(FIELD), num_tasks=2)),
+        "got a ScaleKernel with 2 outputs",
+    ),
+    "fields of regionalisation": (
+        lambda: LCMKernel([FIELD], num_tasks=2),
+        "scalar kernel in a MultitaskKernel, got a CurlFreeKernel",
+    ),
+    "a field and three outputs": (
+        lambda: FIELD + MultitaskKernel(RBFKernel(), num_tasks=3),
+        r"got \[2, 3\]",
+    ),
+    "a scalar and a field": (lambda: RBFKernel() + FIELD, r"got \[1, 2\]; wrap scalar"),
+    "a product of gpytorch": (
+        lambda: ProductKernel(FIELD, RBFKernel()),
+        r"got gpytorch's ProductKernel.*FieldProductKernel\(field_kernel, scalar_kernel\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("name", KERNEL_MISTAKES)
+def test_kernels_of_different_sizes(name, mode):
+    build, match = KERNEL_MISTAKES[name]
+    model = getattr(Model(build()).double(), mode)()
+    with pytest.raises(ValueError, match=match):
+        model(X if mode == "train" else X + 0.1)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_targets_that_are_not_finite(kernel, mode):
+    y = Y.clone()
+    y[3, 0], y[4, 1] = torch.nan, torch.inf
+    model = getattr(Model(KERNELS[kernel](), y).double(), mode)()
+    with pytest.raises(ValueError, match=r"got 2 NaN or infinite.*nan_policy"):
+        model(X if mode == "train" else X + 0.1)
+    y[4, 1] = torch.nan
+    model = getattr(Model(KERNELS[kernel](), y).double(), mode)()
+    with gpytorch.settings.observation_nan_policy("mask"):
+        assert model(X if mode == "train" else X + 0.1).mean.isfinite().all()
+
+
+def test_constructors_have_the_names_of_public_classes():
+    for name in gp_orff.__all__:
+        kind = getattr(gp_orff, name)
+        if isinstance(kind, type) and kind.__module__.startswith("gp_orff"):
+            own = kind.__init__.__qualname__.split(".")[0]
+            assert own in (name, "object") or issubclass(kind, Warning), name
+    with pytest.raises(TypeError, match=r"^DivergenceFreeKernel\.__init__\(\) missing 1 required"):
+        gp_orff.DivergenceFreeKernel()
+    with pytest.raises(TypeError, match=r"^QuasiMonteCarlo\.__init__\(\) missing 1 required"):
+        gp_orff.QuasiMonteCarlo()
+    kernel = pickle.loads(pickle.dumps(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3)))
+    assert kernel.num_dims == 3
+    assert gp_orff.Fastfood(8, seed=2) == gp_orff.Fastfood(8, seed=2)
+    with pytest.raises(
+        ValueError, match=r"^a kernel of vectors needs a scalar base kernel, got one"
+    ):
+        gp_orff.VectorFieldGP(MultitaskKernel(FIELD, num_tasks=2))

@@ -11,7 +11,7 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from linear_operator import to_dense
+from linear_operator import to_dense, to_linear_operator
 from linear_operator.utils.warnings import PerformanceWarning
 
 import gp_orff
@@ -27,7 +27,6 @@ from tests.support.fields import draw
 from tests.support.models import (
     NOISES,
     POINTS,
-    ScalarGP,
     VectorGP,
     dense_noise,
     evidence,
@@ -468,12 +467,12 @@ def test_solves_by_the_structured_algebra(name, regime):
 
 
 def test_unrecognised_noise_is_correct_and_says_so():
+    """Noise that is correlated between points."""
     case = CASES["scalar"]()
-    x, y, noise = draw(20, 2), draw(20, seed=1), 0.1 + draw(20, seed=2).square()
-    kernel = orff_of(case)
-    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
-    model = ScalarGP(x, y, likelihood, kernel).double()
-    with pytest.warns(PerformanceWarning, match=r"not features plus noise.*I⊗Σ.*cubic"):
-        value = evidence(model)
-    noisy = case.covariance(kernel.frequencies, x, x) + torch.diag(noise)
-    torch.testing.assert_close(value, oracles.log_density(noisy, y - model.mean_module(x)))
+    x, y, root = draw(20, 2), draw(20, seed=1), draw(20, 20, seed=2)
+    kernel, noise = orff_of(case), 0.1 * torch.eye(20) + root @ root.mT / 20
+    with pytest.warns(PerformanceWarning, match=r"not features plus noise that is indep.*cubic"):
+        noisy = kernel(x).evaluate_kernel() + to_linear_operator(noise)
+    wanted = oracles.log_density(case.covariance(kernel.frequencies, x, x) + noise, y)
+    law = gpytorch.distributions.MultivariateNormal(torch.zeros(20).double(), noisy)
+    torch.testing.assert_close(law.log_prob(y), wanted)

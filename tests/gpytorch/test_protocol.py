@@ -3,8 +3,8 @@
 import gpytorch
 import pytest
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal
-from gpytorch.kernels import MaternKernel, RBFKernel, RFFKernel, ScaleKernel
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import IndexKernel, MaternKernel, RBFKernel, RFFKernel, ScaleKernel
 from linear_operator.operators import ZeroLinearOperator
 from linear_operator.utils.warnings import PerformanceWarning
 
@@ -256,6 +256,65 @@ def test_products_outside_the_features_are_correct_and_say_so():
     dense = case.covariance(orff.frequencies, x, x) * other(x).to_dense()
     noisy = dense + dense_noise(model, 30)
     torch.testing.assert_close(value, oracles.log_density(noisy, y - model.mean_module(x)))
+
+
+class HadamardGP(gpytorch.models.ExactGP):
+    """The model of gpytorch's tutorial on tasks that are observed at different points."""
+
+    def __init__(self, x, task, y, kernel):
+        super().__init__((x, task), y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module, self.tasks = kernel, IndexKernel(num_tasks=2, rank=1)
+        self.double()
+        self.tasks.initialize(covar_factor=draw(2, 1, seed=2), raw_var=draw(2, seed=3))
+
+    def forward(self, x, task):
+        covariance = self.covar_module(x).mul(self.tasks(task))
+        return MultivariateNormal(self.mean_module(x), covariance)
+
+
+@pytest.mark.parametrize("correction", [True, False])
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.PerformanceWarning")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of an IndexKernel
+def test_tasks_at_different_points(correction):
+    """On a grid of tolerance 1e-8 the evidence and the posterior are those of the exact kernel."""
+    x, task, y = draw(30, 1), (torch.arange(30) % 2).unsqueeze(-1), draw(30, seed=1)
+    rule = gp_orff.Grid(((-5.0, 5.0),), tolerance=1e-8, diagonal_correction=correction)
+    grid = ScaleKernel(gp_orff.ORFFKernel(RBFKernel(), rule, num_dims=1))
+    results = []
+    for kernel in (ScaleKernel(RBFKernel()), grid):
+        model = HadamardGP(x, task, y, kernel)
+        value = evidence(model)
+        results.append((value, model.eval()(x[:9] + 0.1, 1 - task[:9])))
+    (exact, wanted), (value, posterior) = results
+    torch.testing.assert_close(value, exact, rtol=0, atol=1e-5)
+    torch.testing.assert_close(posterior.mean, wanted.mean, rtol=0, atol=1e-5)
+    for part in ("covariance_matrix", "variance"):
+        torch.testing.assert_close(
+            getattr(posterior, part), getattr(wanted, part), rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("rows", [30, 300])
+@pytest.mark.parametrize("inside", [(), (2,)])
+@pytest.mark.parametrize("correction", [True, False])
+def test_a_batch_of_scales_over_features(inside, correction, rows):
+    """Each is the scaled kernel, with the structure of features, so that no warning is given."""
+    rule = gp_orff.Grid(((-5.0, 5.0),), lengthscale_range=(0.5, 2), diagonal_correction=correction)
+    base = RBFKernel(batch_shape=torch.Size(inside))
+    orff = gp_orff.ORFFKernel(base, rule, num_dims=1)
+    kernel = ScaleKernel(orff, batch_shape=torch.Size([2])).double()
+    base.lengthscale = torch.tensor([0.8, 1.5]).reshape(2, 1, 1) if inside else 1.2
+    kernel.outputscale = torch.tensor([1.0, 3.0])
+    x, y = draw(rows, 1).clamp(-4, 4), draw(rows, seed=1)
+    noisy = kernel(x).add_jitter(0.3)
+    quad, logdet = noisy.inv_quad_logdet(y.expand(2, rows).unsqueeze(-1), logdet=True)
+    for i, scale in enumerate(kernel.outputscale):
+        dense = (base[i] if inside else base)(x).to_dense() * scale
+        torch.testing.assert_close(kernel(x).to_dense()[i], dense, rtol=0, atol=1e-4)
+        dense = kernel(x).to_dense()[i] + 0.3 * torch.eye(rows)
+        torch.testing.assert_close(logdet[i], torch.logdet(dense))
+        torch.testing.assert_close(quad[i], y @ torch.linalg.solve(dense, y))
 
 
 @pytest.mark.parametrize("order", ["field_first", "scalar_first"])

@@ -380,6 +380,16 @@ def test_derivatives_of_infinite_variance_are_refused():
         field.divergence(x)
 
 
+def test_variances_in_single_precision():
+    """The diagonal of the kernel and that of the curl-free kernel, in the dtype of the inputs."""
+    kernel = gp_orff.SpectralMatrixKernel(RBFKernel(), gradient, num_outputs=2, num_dims=2)
+    x = torch.rand(2, 5, 2, generator=torch.Generator().manual_seed(0))
+    variance = kernel(x, diag=True)
+    known = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)(x, diag=True)
+    assert variance.dtype == torch.float32
+    torch.testing.assert_close(variance, known, rtol=1e-5, atol=0)
+
+
 def test_a_product_with_time_and_active_dims():
     space = matrix_kernel(gradient, base("rbf", 2), active_dims=(0, 2))
     time = MaternKernel(nu=1.5, active_dims=(1,)).double()

@@ -157,10 +157,11 @@ def test_names_of_the_package():
 
 
 def test_auto_without_data_says_what_it_lacks():
-    """An eighth of the budget, unless it is given; more inputs than a grid serves have it all."""
-    with pytest.warns(UserWarning, match=r"512 random features.*Auto\(\)\.for_data\(x\)"):
-        kernel = gp_orff.ORFFKernel(RBFKernel(), gp_orff.Auto(), num_dims=1)
-    assert kernel.num_features == 512
+    """Unless it has a budget, or there are more inputs than a grid serves."""
+    with pytest.raises(
+        ValueError, match=r"neither data nor domain; use gp_orff\.Auto\(\)\.for_data"
+    ):
+        gp_orff.ORFFKernel(RBFKernel(), gp_orff.Auto(), num_dims=1)
     many = gp_orff.ORFFKernel(RBFKernel(), gp_orff.Auto(), num_dims=5)
     given = gp_orff.ORFFKernel(RBFKernel(), gp_orff.Auto(max_features=2048), num_dims=1)
     assert (many.num_features, given.num_features) == (4096, 2048)

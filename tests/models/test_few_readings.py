@@ -638,7 +638,8 @@ def test_a_state_dict_tells_that_hyperparameters_were_learned_from_few_data():
     torch.testing.assert_close(other.posterior().variance(xs), field.variance(xs))
     torch.testing.assert_close(model.condition(x, y).posterior().mean(xs), field.mean(xs))
     older = new()
-    older.load_state_dict({key: value for key, value in state.items() if key != "_extra_state"})
+    with pytest.warns(UserWarning, match="older than this version"):
+        older.load_state_dict({key: value for key, value in state.items() if key != "_extra_state"})
     torch.testing.assert_close(older.condition(x, y).posterior().variance(xs), plain.variance(xs))
     model.likelihood.noise = 2 * model.likelihood.noise.detach()
     by_hand = model.condition(x, y)

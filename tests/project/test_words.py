@@ -28,7 +28,7 @@ IN_DOCSTRINGS = {
     "hold": 31,
     "holds": 28,
     "own": 71,
-    "readings": 241,
+    "readings": 238,
     "spoiled": 0,
     "tell": 49,
     "tells": 27,
