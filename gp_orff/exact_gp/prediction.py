@@ -1,6 +1,7 @@
 """Predictions of an `ExactGP` with our kernels, and how they enter gpytorch."""
 
 import warnings
+from copy import deepcopy
 from functools import wraps
 
 import torch
@@ -18,6 +19,8 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
+from gp_orff.data.observations import Observations, PointObservations
+from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import (
     FeatureCovariance,
@@ -28,11 +31,14 @@ from gp_orff.exact_gp.operators import (
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.exact_gp.parts import check_kernels, check_mean, check_noise, check_parts
 from gp_orff.features.expansion import Expansion
+from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
 from gp_orff.kernels.base import FieldKernel, WrapperKernel
 from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.tree import num_outputs
+from gp_orff.symbols.base import Identity
 
 # Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights.
 
@@ -80,6 +86,46 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
     ) -> "ExactFieldPredictionStrategy":
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         return type(self)(full_inputs, full_output, full_targets, likelihood)
+
+    def exact_prediction(
+        self,
+        test_mean: Tensor,
+        test_test_covar: LinearOperator,
+        test_train_covar: LinearOperator,
+    ) -> tuple[Tensor, LinearOperator]:
+        if not isinstance(test_test_covar, LazyEvaluatedKernelTensor):
+            return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
+        if not self.serves_many_points:  # covariances that are evaluated where they are needed
+            covariances = test_test_covar.evaluate_kernel(), test_train_covar.evaluate_kernel()
+            return super().exact_prediction(test_mean, *covariances)
+        x, posterior = test_test_covar.x1, self._posterior
+        mean = test_mean + posterior.mean(x).flatten(-2).to(test_mean.dtype)
+        if settings.skip_posterior_variances.on():
+            return mean, ZeroLinearOperator(*test_test_covar.shape)
+        return mean, posterior_covariance(x, posterior)
+
+    @property
+    def serves_many_points(self) -> bool:
+        """Whether marginals at many points can be computed piece by piece: without gaps in the
+        data, batches and gradients."""
+        prior = self.train_prior_dist
+        plain = isinstance(prior.lazy_covariance_matrix, LazyEvaluatedKernelTensor)
+        whole = settings.observation_nan_policy.value() == "ignore" and not prior.batch_shape
+        return plain and whole and not torch.is_grad_enabled()
+
+    @property
+    @cached(name="field_posterior")
+    def _posterior(self) -> ExactPosterior:
+        prior = self.train_prior_dist.lazy_covariance_matrix
+        factor = psd_safe_cholesky(to_dense(self.lik_train_train_covar).double())
+        residuals = (self.train_labels - self.train_prior_dist.loc).double()
+        alpha = torch.cholesky_solve(residuals.unsqueeze(-1), factor)
+        p, x = num_outputs(prior.kernel), prior.x1.double()
+        key, kernel = GroupKey(DEFAULT, Components.every(p)), deepcopy(prior.kernel).double()
+        points = PointObservations([Observations(key, x, residuals.reshape(-1, p))])
+        return ExactPosterior(
+            kernel, [points], {}, factor, alpha, alpha.new_zeros(len(alpha), p), Identity(), ()
+        )
 
 
 class ORFFPredictionStrategy(_VectorPredictionStrategy):
@@ -154,6 +200,9 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         test_test_covar: LinearOperator,
         test_train_covar: LinearOperator,
     ) -> tuple[Tensor, LinearOperator]:
+        if isinstance(test_test_covar, LazyEvaluatedKernelTensor):
+            test_test_covar = test_test_covar.evaluate_kernel()
+            test_train_covar = test_train_covar.evaluate_kernel()
         latent, delta = test_test_covar, None
         if isinstance(latent, NoisyFeatureCovariance):  # with the variance that a grid truncates
             latent, delta = latent.latent, latent.noise
@@ -170,7 +219,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
-# Prediction strategies of our kernels, and five methods of gpytorch that are replaced.
+# Prediction strategies of our kernels, and six methods of gpytorch that are replaced.
 #
 # gpytorch has no hook for sums and products of our kernels, nor for elementwise products of their
 # matrices, and none that sees the parts of a model in training, of which it takes some that are
@@ -270,8 +319,30 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     return result
 
 
+_gpytorch_prior_at_tests = ExactGP._get_test_prior_mean_and_covariances
+
+
+def _prior_at_tests(self: ExactGP, train_inputs, test_inputs, **kwargs: object) -> tuple:
+    """The prior at test points, and its covariances.
+
+    gpytorch 1.15.2 evaluates the covariance of all test points with each other before anybody asks
+    for it. Under an exact kernel of fields it is left as it is where there are many points.
+    """
+    strategy = self.prediction_strategy
+    if isinstance(strategy, ExactFieldPredictionStrategy) and strategy.serves_many_points:
+        prior = self.forward(*test_inputs, **kwargs)
+        covariance = prior.lazy_covariance_matrix
+        many = covariance.shape[-1] + strategy.num_train > settings.max_eager_kernel_size.value()
+        if many and isinstance(covariance, LazyEvaluatedKernelTensor) and not prior.batch_shape:
+            train = strategy.train_prior_dist.lazy_covariance_matrix.x1
+            cross = covariance.kernel(covariance.x1, train)
+            return prior.loc, covariance, cross, prior.batch_shape, prior.event_shape, type(prior)
+    return _gpytorch_prior_at_tests(self, train_inputs, test_inputs, **kwargs)
+
+
 for kind in (WrapperKernel, AdditiveKernel, FieldKernel):
     kind.prediction_strategy = _prediction_strategy
 Kernel.__mul__ = _product
 LazyEvaluatedKernelTensor._mul_matrix = _mul_matrix
 ExactGP.__init__, ExactGP.__call__ = _init, _call
+ExactGP._get_test_prior_mean_and_covariances = _prior_at_tests
