@@ -89,20 +89,11 @@ class FieldOnDomain(NamedTuple):
     distribution: FieldDistribution
 
 
-class Snapshot(ABC):
-    """All that a `FieldPosterior` needs of a model; later changes of the model do not reach it."""
+class KernelOfField:
+    """A kernel that does not change, and the space of its field."""
 
     kernel: Kernel
-    inference: Inference
-    noises: Noises
-    prior_mean: Mean
-    fixed_mean: Float[Tensor, "p"] | None  # a constant; None for that of largest evidence
     num_inputs: int
-
-    @abstractmethod
-    def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
-        """The inference on frequencies whose domain contains the data and these points, and that
-        have an image under the symbol."""
 
     @property
     def device(self) -> torch.device:
@@ -112,6 +103,24 @@ class Snapshot(ABC):
     def space(self) -> tuple[int, ...]:
         """The input columns that are directions of space."""
         return space_of(self.kernel, self.num_inputs)
+
+    def check_symbol(self, symbol: Symbol) -> None:
+        """Raise ValueError for a symbol that does not exist for the field."""
+        require(symbol, self.kernel, self.space)
+
+
+class Snapshot(KernelOfField, ABC):
+    """All that a `FieldPosterior` needs of a model; later changes of the model do not reach it."""
+
+    inference: Inference
+    noises: Noises
+    prior_mean: Mean
+    fixed_mean: Float[Tensor, "p"] | None  # a constant; None for that of largest evidence
+
+    @abstractmethod
+    def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
+        """The inference on frequencies whose domain contains the data and these points, and that
+        have an image under the symbol."""
 
     @property
     def data_point(self) -> Float[Tensor, "1 d"]:
@@ -196,10 +205,6 @@ class Snapshot(ABC):
         self.inference.require(symbol)
         if not self.inference.in_domain(self.kernel, points):
             self.inference.draws[0].shared.check(points)
-
-    def check_symbol(self, symbol: Symbol) -> None:
-        """Raise ValueError for a symbol that does not exist for the field."""
-        require(symbol, self.kernel, self.space)
 
     def feature_inference(self, points: Float[Tensor, "n d"]) -> Inference | None:
         """Inference by features, for symbols whose covariance has no closed form; None: none."""

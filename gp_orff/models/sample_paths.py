@@ -24,10 +24,10 @@ from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.kernels.base import check_positive_integer, is_transformed
-from gp_orff.kernels.symbol_covariance import decided, require
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.symbol_covariance import decided
+from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
-from gp_orff.models.frozen_model import FieldOnDomain, PartSnapshot, Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, PartSnapshot, Snapshot
 from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
@@ -384,7 +384,7 @@ _MOST = 2**13  # features of a grid
 
 
 @dataclass(frozen=True)
-class Prior:
+class Prior(KernelOfField):
     """A field without data, on frequencies that were drawn; what `SamplePaths` asks of a model."""
 
     kernel: Kernel
@@ -393,24 +393,11 @@ class Prior:
     domain: Box | None  # None: any points
 
     @property
-    def device(self) -> torch.device:
-        return next(self.kernel.parameters()).device
-
-    @cached_property
-    def space(self) -> tuple[int, ...]:
-        """The input columns that are directions of space."""
-        return space_of(self.kernel, self.num_inputs)
-
-    @property
     def data_point(self) -> Float[Tensor, "1 d"]:
         """A point of the domain."""
         box = self.domain or ((0.0, 1.0),) * self.num_inputs
         middle = [0.5 * (low + high) for low, high in box]
         return torch.tensor([middle], dtype=torch.float64, device=self.device)
-
-    def check_symbol(self, symbol: Symbol) -> None:
-        """Raise ValueError for a symbol that does not exist for the field."""
-        require(symbol, self.kernel, self.space)
 
     def require(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> None:
         """Raise ValueError for points outside the domain of the frequencies."""
