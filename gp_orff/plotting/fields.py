@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -18,6 +18,7 @@ from gp_orff.plotting.drawing import (
     frame,
     inside,
     long_vector,
+    norm_from_zero,
     places_on_grid,
     plot_colorbar,
     shade_map,
@@ -242,3 +243,56 @@ def _to_grid(x: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray
     ends = x.min(0).astype(np.float64), x.max(0).astype(np.float64)
     first, second = (np.linspace(*side) for side in zip(*ends, counts, strict=True))
     return first, second, components
+
+
+def plot_gain(
+    ax: Axes,
+    design: Any,
+    *,
+    label: str = "decrease of the mean variance",
+    cmap: str = "viridis",
+    colorbar: bool = True,
+) -> Collection:
+    """Draw what each candidate of a design would tell of its target, and the chosen ones.
+
+    The colours are shares of the mean variance of the target that one observation at a candidate
+    would remove, in percent, before any other is made. The chosen candidates are numbered in the
+    order of their choice: where they are close to each other, an earlier one leaves less to gain.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        design: the result of `field.design(candidates, count)` for planar candidates.
+        label: the name of the colours; " (%)" is added.
+        cmap: a matplotlib colour map.
+        colorbar: whether to add a colour bar, as high as the axes.
+
+    Returns:
+        The shaded collection, to make a colour bar with `plot_colorbar`.
+
+    Raises:
+        ValueError: candidates that are not planar, or all on one line.
+
+    Example:
+        >>> import gp_orff, matplotlib, torch
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_gain
+        >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
+        >>> axis = torch.linspace(0, 1, 15)
+        >>> design = field.design(torch.cartesian_prod(axis, axis), 3, target=gp_orff.Curl())
+        >>> fig, ax = plt.subplots()
+        >>> shaded = plot_gain(ax, design)
+        >>> plt.close(fig)
+    """
+    x, shares = array(design.candidates), 100 * array(design.first) / design.variance
+    check("plot_gain", x, gains=(shares, ()))
+    shaded = shade_map("plot_gain", ax, x, shares, norm_from_zero(shares), cmap)
+    if colorbar:
+        plot_colorbar(ax, shaded, f"{label} (%)")
+    for number, place in enumerate(array(design.points), start=1):
+        ax.plot(*place, "o", ms=11, mfc="white", mec="black", mew=1.0, clip_on=False)
+        ax.annotate(str(number), place, ha="center", va="center_baseline", fontsize=7)
+    ax.set_aspect("equal")
+    return shaded
