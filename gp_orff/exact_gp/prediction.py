@@ -110,8 +110,8 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
         data, batches and gradients."""
         prior = self.train_prior_dist
         plain = isinstance(prior.lazy_covariance_matrix, LazyEvaluatedKernelTensor)
-        whole = settings.observation_nan_policy.value() == "ignore" and not prior.batch_shape
-        return plain and whole and not torch.is_grad_enabled()
+        single = settings.observation_nan_policy.value() == "ignore" and not prior.batch_shape
+        return plain and single and not torch.is_grad_enabled()
 
     @property
     @cached(name="field_posterior")

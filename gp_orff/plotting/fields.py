@@ -253,7 +253,7 @@ def plot_gain(
     cmap: str = "viridis",
     colorbar: bool = True,
 ) -> Collection:
-    """Draw what each candidate of a design would tell of its target, and the chosen ones.
+    """Draw by how much each candidate of a design would improve its target, and the chosen ones.
 
     The colours are shares of the mean variance of the target that one observation at a candidate
     would remove, in percent, before any other is made. The chosen candidates are numbered in the
