@@ -78,7 +78,7 @@ def test_statistics_of_few_readings_of_a_rough_field(monkeypatch):
     mean, sd = field.mean(xs), field.variance(xs).sqrt()
     model.condition(model.statistics)
     assert isinstance(model.state.inference, IterativeInference)
-    assert ((model.posterior().mean(xs) - mean).abs() < 0.05 * sd).all()
+    assert ((model.posterior().mean(xs) - mean).abs() < 0.01 * sd).all()
 
 
 @pytest.mark.slow
