@@ -27,8 +27,10 @@ RULES = {"exact": None, "grid": gp_orff.Grid(spacing=1.0, cutoff=12.0)}
 
 def state(model):
     field = model.posterior()
-    numbers = [*model.state_dict().values(), field.mean(XS), field.variance(XS)]
-    return [tensor.clone() for tensor in numbers], list(model.likelihoods), model.report
+    learned = model.state_dict()
+    texts = [str(learned.pop(name)) for name in list(learned) if name.endswith("_extra_state")]
+    numbers = [*learned.values(), field.mean(XS), field.variance(XS)]
+    return [tensor.clone() for tensor in numbers], texts, list(model.likelihoods), model.report
 
 
 @pytest.fixture(scope="module", params=RULES)
