@@ -47,11 +47,11 @@ def classifiers(D: int, exact: bool) -> dict[str, ClassifierMixin]:
     return {**methods, "OVK": ExactClassifier()} if exact else methods
 
 
-def times(number: int, D: int, exact: bool) -> dict[str, float | None]:
+def times(number: int, D: int, exact: bool, rounds: int) -> dict[str, float | None]:
     """Median seconds of each method for `number` digits."""
     methods, data = classifiers(D, exact), digits(number)
     fits = [partial(own.fit, *data) for own in methods.values()]
-    found = map(statistics.median, interleaved(fits, 3 if number < LARGE else 1))
+    found = map(statistics.median, interleaved(fits, rounds))
     return dict.fromkeys(STYLES) | dict(zip(methods, found, strict=True))
 
 
@@ -83,7 +83,8 @@ def main(words: Sequence[str] | None = None) -> None:
     rows, D = Rows(), arguments.frequencies
     for number in NUMBERS:
         if number <= arguments.most:
-            rows.add(N=number, **times(number, D, number <= arguments.exact))
+            rounds = 1 if arguments.smoke or number >= LARGE else 3
+            rows.add(N=number, **times(number, D, number <= arguments.exact, rounds))
     fitted = exponents(rows, 0 if arguments.smoke else LARGE)
     print(", ".join(f"{name} {value:.2f}" for name, value in fitted.items()))
     pictures.save_picture(arguments, picture(rows, fitted))

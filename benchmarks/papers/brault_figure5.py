@@ -49,10 +49,10 @@ def fit(name: str, sample: Sample) -> Predict:
     return exact(kernel, ALPHA, sample)
 
 
-def measured(name: str, sample: Sample) -> tuple[float, Predict]:
+def measured(name: str, sample: Sample, runs: int) -> tuple[float, Predict]:
     """The least seconds, and the last fit."""
     fits, times = [], []
-    while len(times) < (RUNS if max(times, default=0) < SHORT else 1):
+    while len(times) < (runs if max(times, default=0) < SHORT else 1):
         times.append(seconds(lambda: fits.append(fit(name, sample))))
     return min(times), fits[-1]
 
@@ -96,7 +96,8 @@ def main(words: Sequence[str] | None = None) -> None:
         fit(name, Sample.of(five_gaussians.curl_free, NUMBERS[0], 0))
         most = arguments.exact if name == "exact" else arguments.most
         for number in (number for number in NUMBERS if number <= most):
-            taken, predict = measured(name, Sample.of(five_gaussians.curl_free, number, 0))
+            sample = Sample.of(five_gaussians.curl_free, number, 0)
+            taken, predict = measured(name, sample, 1 if arguments.smoke else RUNS)
             error = (predict(test.x) - test.truth).square().mean().item()
             rows.add(method=name, N=number, seconds=taken, MSE=error / five_gaussians.mean_square())
     for name in STYLES:

@@ -157,10 +157,9 @@ def _last_crossing(decreasing: Callable[[float], float], level: float, start: fl
     """
     points = start * 2.0 ** np.arange(0, 40)
     # The last point above the level, not the first below: a correlation may oscillate.
-    above = [p for p in points if decreasing(p) > level]
-    if not above:
+    low = next((p for p in points[::-1] if decreasing(p) > level), None)
+    if low is None:
         return start
-    low = above[-1]
     if low == points[-1]:
         return math.inf
     return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache, singledispatch
+from functools import cache, cached_property, lru_cache, singledispatch
 from typing import NamedTuple
 
 import numpy as np
@@ -432,7 +432,14 @@ class Elliptical(Radial, GridSpectrum):
         return np.linalg.norm(omega * lengthscale, axis=-1)  # ‖ℓω‖
 
     def correlation(self, lag: float, axis: int, order: int) -> float:
-        return self._radial_correlation(lag / self._lengthscales(np.max, axis + 1)[axis], order)
+        longest = self._longest
+        return self._radial_correlation(lag / longest[min(axis, len(longest) - 1)], order)
+
+    @cached_property
+    def _longest(self) -> Float[np.ndarray, "k"]:
+        """The largest ℓ in the batch, of every input or one for all: grids ask for correlations at
+        hundreds of lags."""
+        return self._lengthscales(np.max, self.lengthscale.shape[-1])
 
     def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
         """ℓ of every input, reduced over the batch."""

@@ -47,15 +47,9 @@ def cases():
         rows = every if kept is None else [(i, j) for i, j in every if kept[i, j]]
         scale = torch.ones(POINTS).double() if scale is None else scale
         noise = noise_covariance(instrument)
-        sizes = torch.stack(
-            [
-                torch.stack(
-                    [scale[a] * noise[i, j] if a == b else 0.0 * noise[0, 0] for b, j in rows]
-                )
-                for a, i in rows
-            ]
-        )
-        return x, rows, torch.stack([eye[j] for _, j in rows]), y, sizes
+        at, component = torch.tensor(rows).T
+        sizes = noise[component][:, component] * (at[:, None] == at) * scale[at]
+        return x, rows, eye[component], y, sizes
 
     def sight(instrument):
         rows = [(i, None) for i in range(POINTS)]

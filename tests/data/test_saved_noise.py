@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 FROZEN = Path(__file__).parents[1] / "frozen"
-FIRST, ALL = 150, 170  # readings that are saved, and with those that come after it
+FIRST, ALL = 90, 110  # readings that are saved, and with those that come after it
 XS = 1.6 * torch.rand(6, 2, generator=torch.Generator().manual_seed(5)).double() - 0.8
 
 
@@ -125,8 +125,13 @@ CASES = [
     for noise, kind in itertools.product(NOISES, KINDS)
     if noise in FEW or kind == "grid, statistics" or (kind == "exact" and noise in BY_DATA)
 ]
-CASES = [case for case in CASES if case[0] != "tracks" or "statistics" not in case[1]]
-"""Files have the readings along tracks themselves."""
+LEFT_OUT = [
+    ("tracks", "grid, statistics"),  # files have the readings along tracks themselves
+    ("Student-t", "grid, statistics"),  # with more in it below, and in the tests that follow
+    ("Student-t, known", "grid"),  # rounds of EM: the same with statistics, and with separable ones
+    ("Student-t, known", "random"),
+]
+CASES = [case for case in CASES if case not in LEFT_OUT]
 
 
 def model_of(noise, kind):
@@ -177,19 +182,24 @@ def assert_same(loaded, model):
 @pytest.mark.slow
 @pytest.mark.parametrize(("noise", "kind"), CASES)
 def test_a_loaded_model_is_updated_as_the_unsaved_one(noise, kind, tmp_path):
-    """Twice, with a file before each update: posterior and evidence are those of no file."""
+    """Posterior and evidence are those of no file. The few noises that are crossed with every kind
+    are updated twice, with a file before each update and after it."""
     held = KINDS[kind][2]
     model = model_of(noise, kind).condition(**given(noise, slice(0, FIRST)))
     loaded = through_file(model, tmp_path, held)
     assert_same(loaded, model)
-    for rows in (slice(FIRST, FIRST + 8), slice(FIRST + 8, ALL)):
+    later = (
+        [slice(FIRST, FIRST + 8), slice(FIRST + 8, ALL)] if noise in FEW else [slice(FIRST, ALL)]
+    )
+    for rows in later:
         before = model.posterior().mean(XS)
         model.update(**given(noise, rows))
         loaded.update(**given(noise, rows))
         assert (model.posterior().mean(XS) - before).abs().max() > 1e-6
         assert_same(loaded, model)
-        loaded = through_file(loaded, tmp_path, held)
-        assert_same(loaded, model)
+        if noise in FEW:
+            loaded = through_file(loaded, tmp_path, held)
+            assert_same(loaded, model)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import pickle
+from functools import partial
 
 import gpytorch
 import numpy as np
@@ -14,6 +15,7 @@ from gp_orff.data import dataset as held
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.sites import fingerprints, lookup
+from gp_orff.inference import iterative, iterative_system
 from gp_orff.inference.features import IterativeInference
 from tests.support.fields import conditioned, curl_free, flow
 
@@ -42,7 +44,7 @@ def compare(model, expected, atol=1e-9, xs=None):
 @pytest.mark.parametrize("rule", RULES)
 def test_updates_are_one_pass(rule):
     """In ten chunks, from the exact kernel to a grid where the rule says so."""
-    x, y, _ = flow(1000 if rule == "exact" else 3000)
+    x, y, _ = flow(400 if rule == "exact" else 1000)
     expected = conditioned(curl_free(0.4), x, y, RULES[rule](x), noise=0.01)
     pieces = list(zip(x.chunk(10), y.chunk(10), strict=True))
     model = conditioned(curl_free(0.4), *pieces[0], RULES[rule](x), noise=0.01)
@@ -63,9 +65,12 @@ def test_statistics_of_few_readings():
 
 
 @pytest.mark.slow
-def test_statistics_of_few_readings_of_a_rough_field():
+def test_statistics_of_few_readings_of_a_rough_field(monkeypatch):
     """Iterations serve them: there are no readings for the covariance that would be cheaper. The
-    mean is that of the exact kernel, to what the grid truncates."""
+    mean is that of the exact kernel, to what the grid truncates. 60 numbers need no large block of
+    the preconditioner."""
+    small = partial(iterative_system.precondition, size=500)
+    monkeypatch.setattr(iterative, "precondition", lambda *given: small(*given[:3]))
     x, y, _ = flow(30)
     kernel = curl_free(0.5, lambda: gpytorch.kernels.MaternKernel(nu=1.5))
     model = conditioned(kernel, x, y, None, noise=0.02)
@@ -73,18 +78,18 @@ def test_statistics_of_few_readings_of_a_rough_field():
     mean, sd = field.mean(xs), field.variance(xs).sqrt()
     model.condition(model.statistics)
     assert isinstance(model.state.inference, IterativeInference)
-    assert ((model.posterior().mean(xs) - mean).abs() < 0.05 * sd).all()
+    assert ((model.posterior().mean(xs) - mean).abs() < 0.01 * sd).all()
 
 
 @pytest.mark.slow
 def test_reading_by_reading():
     """A robot's loop, beyond the number of pieces that are joined, and out of the first box."""
-    x, y, _ = flow(200)
+    x, y, _ = flow(100)
     x, order = x.sort(dim=0)[0], x[:, 0].argsort()
     y = y[order]
     expected = conditioned(curl_free(0.4), x, y, None, noise=0.01)
-    model = conditioned(curl_free(0.4), x[:150], y[:150], None, noise=0.01)
-    for i in range(150, 200):
+    model = conditioned(curl_free(0.4), x[:60], y[:60], None, noise=0.01)
+    for i in range(60, 100):
         model.update(x[i : i + 1], y[i : i + 1])
         if i % 20 == 0:
             model.posterior().mean(x[i : i + 1])
@@ -137,9 +142,9 @@ def test_a_fit_to_chunks_is_a_fit_to_arrays(rule):
 @pytest.mark.parametrize("measure", ["trace", "base"])
 def test_gradients_through_a_stream_are_those_of_arrays(measure):
     """Random frequencies: the derivative is a second visit."""
-    x, y, _ = flow(900)
+    x, y, _ = flow(250)
     gradients = []
-    for data in ((x, y), ([(x[:400], y[:400]), (x[400:], y[400:])],)):
+    for data in ((x, y), ([(x[:100], y[:100]), (x[100:], y[100:])],)):
         kernel = curl_free(0.4)
         model = gp_orff.VectorFieldGP(
             kernel, frequencies=gp_orff.MonteCarlo(30, measure=measure)
@@ -148,8 +153,8 @@ def test_gradients_through_a_stream_are_those_of_arrays(measure):
         gradients.append(torch.cat([g.flatten() for g in found]))
     features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(30, measure=measure))
     torch.testing.assert_close(*gradients, rtol=1e-9, atol=0)
-    covariance = features(x).to_dense() + model.likelihood.noise * torch.eye(1800).double()
-    ones = torch.eye(2).double().repeat(900, 1)
+    covariance = features(x).to_dense() + model.likelihood.noise * torch.eye(500).double()
+    ones = torch.eye(2).double().repeat(250, 1)
     white = torch.linalg.solve(covariance, torch.cat([ones, y.reshape(-1, 1)], dim=-1))
     best = torch.linalg.solve(ones.mT @ white[:, :2], ones.mT @ white[:, 2])
     residual = y.reshape(-1) - ones @ best

@@ -38,10 +38,9 @@ BOX = ((-1.0, 1.0),)
 ACCURACY = [  # field, d, lengthscale in a box of 2, points, signal over noise
     (gp_orff.CurlFreeKernel, 2, 0.2, 600, 33),
     (gp_orff.CurlFreeKernel, 2, 0.1, 300, 3),
-    (gp_orff.CurlFreeKernel, 2, 0.1, 300, 33),
     (gp_orff.DivergenceFreeKernel, 2, 0.2, 300, 3),
     (gp_orff.DivergenceFreeKernel, 2, 0.1, 300, 33),
-    (gp_orff.CurlFreeKernel, 3, 0.5, 200, 33),
+    (gp_orff.CurlFreeKernel, 3, 0.7, 100, 33),
 ]
 
 
@@ -73,13 +72,13 @@ def test_the_posterior_is_that_of_the_exact_kernel(field, num_dims, lengthscale,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("features", "worse"), [(1500, 0.5), (3300, 0.15)])
+@pytest.mark.parametrize(("features", "worse"), [(700, 0.5), (1500, 0.25)])
 def test_what_is_cut_is_returned(features, worse):
     """Matérn 5/2, whose tail no grid can hold: honest with the correction, far off without."""
     potential = MaternKernel(nu=2.5).double()
-    potential.lengthscale = 0.2
+    potential.lengthscale = 0.3
     kernel = gp_orff.CurlFreeKernel(potential, num_dims=2)
-    problem = exact_problem(kernel, 2, 800, 33)
+    problem = exact_problem(kernel, 2, 400, 33)
     grid = gp_orff.Grid.for_data(problem[0], max_features=features)
     assert 0.9 * features < gp_orff.ORFFKernel(kernel, grid).num_features <= features
     plain = dataclasses.replace(grid, diagonal_correction=False)
@@ -127,10 +126,17 @@ def test_every_kernel_tree_on_a_grid_is_its_exact_kernel(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("regime", [4, 100])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NO_GRID])
+@pytest.mark.parametrize(
+    ("name", "regime"),
+    [
+        *((name, 4) for name in CASES if name not in NO_GRID),
+        *((name, 100) for name in ("helmholtz", "lcm", "field_separable_and_constant", "scalar")),
+    ],
+)
 def test_inside_exact_gp_it_is_dense_algebra(name, regime):
-    """Evidence, its gradient, mean and variance, against the matrices ΦΦᵀ + I⊗(Σ + δ)."""
+    """Evidence, its gradient, mean and variance, against the matrices ΦΦᵀ + I⊗(Σ + δ). Every kernel
+    with fewer points than features; which algebra serves more points depends on the number of
+    outputs and of terms alone."""
     case = CASES[name]()
     grid = gp_orff.Grid(domain=BOX * case.num_dims, max_features=160, lengthscale_range=(1.0, 1.0))
     kernel = gp_orff.ORFFKernel(case.kernel, grid, num_dims=case.num_dims)
@@ -201,8 +207,13 @@ def random_problem(seed):
     return kernel, grid, d
 
 
+# Of 40 seeds, those that together have every pair of what `random_problem` draws: the number of
+# inputs, the scalar kernel, the field, whether there is a sum, and flat axes.
+SEEDS = [0, 3, 6, 10, 11, 14, 18, 19, 23, 25, 31, 35]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_truncated_variance_is_never_negative(seed):
     """Also at lengthscales the grid was not built for."""
     kernel, grid, d = random_problem(seed)

@@ -123,17 +123,20 @@ def is_unbiased(samples, exact):
     return bool(((samples.mean(0) - exact).abs() <= 5 * standard_error + 1e-12).all())
 
 
+SEEDS = 60  # standard errors are below a tenth of the 40 % by which the tests can fail
+
+
 @torch.no_grad()
 def samples_of(kernel, name, num_dims, **options):
     points = pair(num_dims)
-    rules = [RULES[name](24, shared=True, seed=seed, **options) for seed in range(200)]
+    rules = [RULES[name](24, shared=True, seed=seed, **options) for seed in range(SEEDS)]
     return torch.stack([estimate(kernel, rule, *points) for rule in rules])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "measure"), MODELS)
 def test_unbiased(name, measure):
-    """Over 200 seeds, within 5 standard errors of the exact kernel."""
+    """Over many seeds, within 5 standard errors of the exact kernel."""
     kernel, d = KERNELS[name](), size(name)
     samples, exact = samples_of(kernel, "monte_carlo", d, measure=measure), kernel(*pair(d))
     assert is_unbiased(samples, exact.to_dense())

@@ -160,7 +160,7 @@ def assert_same(field, expected, xs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("far", [1e4, 1e12, 9.97e36])
+@pytest.mark.parametrize("far", [1e4, 9.97e36])  # a slip, and a fill value
 def test_a_far_point_is_left_out_where_no_grid_serves_it(far, near):
     """The map is that of the others, to the last digit; so under `condition`."""
     x, y, expected = near

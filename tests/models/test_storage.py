@@ -71,8 +71,20 @@ LEARNS = [  # that are seen to go on learning after they were loaded
 ]
 
 
-SAVED = [(name, rule) for name in KERNELS for rule in RULES]
-SAVED.remove(("sum", "exact"))  # no covariance in closed form
+SAVED = [  # every kernel twice, every rule with three; files keep the one apart from the other
+    ("field", "exact"),
+    ("field", "random"),
+    ("helmholtz", "grid"),
+    ("helmholtz", "budget"),
+    ("constrained", "exact"),
+    ("constrained", "grid"),
+    ("separable", "budget"),
+    ("separable", "random"),
+    ("lcm", "exact"),
+    ("lcm", "budget"),
+    ("sum", "grid"),
+    ("sum", "random"),
+]
 
 
 @pytest.mark.slow
@@ -84,7 +96,7 @@ def test_a_loaded_model_is_the_saved_one(name, rule, tmp_path, monkeypatch):
     if rule != "exact":
         monkeypatch.setattr(dataset, "MOST_KEPT", 0)
     torch.manual_seed(0)  # gpytorch starts task covariances at random
-    x, y, _ = flow(200)
+    x, y, _ = flow(130)
     model = gp_orff.VectorFieldGP(KERNELS[name](), frequencies=RULES[rule])
     model.likelihood.noise = 0.02
     model.condition(x, y).save(tmp_path / "model.pt")

@@ -177,8 +177,8 @@ def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monk
     """Not those that take longer, nor those that need public data."""
     readme = script("readme")
     monkeypatch.setattr(readme, "age_of", lambda commit: 101)
-    pages = {"robot_loop": {"seconds": 3.0}, "rules": {"seconds": 900.0}, "drifters": {}}
-    pages["robot_loop"]["command"] = "python benchmarks robot_loop --smoke"
+    pages = {"kronecker_step": {"seconds": 3.0}, "rules": {"seconds": 900.0}, "drifters": {}}
+    pages["kronecker_step"]["command"] = "python benchmarks kronecker_step --smoke"
     page, before = tmp_path / "page.md", {}
     for name, changes in pages.items():
         whole = {**json.loads((RESULTS / f"{name}.json").read_text()), **changes}
@@ -192,10 +192,10 @@ def test_old_results_that_take_seconds_are_measured_again(script, tmp_path, monk
     named = capsys.readouterr().err
     assert "rules: takes 900 s" in named
     assert "drifters: needs --data" in named
-    assert "robot_loop" not in named
+    assert "kronecker_step" not in named
     after = {name: (tmp_path / f"{name}.json").read_text() for name in pages}
-    assert [name for name in pages if after[name] != before[name]] == ["robot_loop"]
-    assert "note" not in json.loads(after["robot_loop"])
+    assert [name for name in pages if after[name] != before[name]] == ["kronecker_step"]
+    assert "note" not in json.loads(after["kronecker_step"])
 
 
 @pytest.mark.parametrize(

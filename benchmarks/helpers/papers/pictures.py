@@ -40,6 +40,8 @@ def save_picture(arguments: Namespace, figure: Figure) -> None:
     if arguments.output is not None:
         path = (arguments.output / arguments.benchmark).with_suffix(".png")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if arguments.smoke:  # nobody looks at it, and a layout draws everything several times
+            figure.set_layout_engine("none")
         buffer = BytesIO()
         figure.savefig(buffer, dpi=30 if arguments.smoke else 150)
         Image.open(buffer).convert("RGB").quantize(COLOURS).save(path, optimize=True)
