@@ -283,7 +283,7 @@ class EstimatedSymbol(SymbolPosterior):
 
     def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q q"]:
         def flat(part: Float[Tensor, "n d"]) -> Float[Tensor, "n q*q"]:
-            return self.posterior.estimated_from(self._features(part), self.num_outputs).flatten(-2)
+            return self.posterior.estimated_from(self.features(part), self.num_outputs).flatten(-2)
 
         blocks = by_chunks(flat, x.double(), self._width)
         return blocks.unflatten(-1, (self.num_outputs, self.num_outputs))

@@ -442,7 +442,7 @@ def test_features_can_be_traced():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: model()(points()), NotImplementedError, r"model\.posterior\(\)\(x\)"),
+        (lambda: model()(points()), RuntimeError, r"in eval mode.*model\.fit\(x, y\)"),
         (
             lambda: gp_orff.VectorFieldGP(points(), vectors(), None),
             TypeError,

@@ -13,14 +13,6 @@ Y = torch.rand(20, 2, generator=torch.Generator().manual_seed(1)).double()
 VELOCITY = torch.view_as_complex(Y)  # u + iv
 
 
-def delayed(omega):
-    return torch.stack([torch.ones_like(omega), torch.exp(0.5j * omega)], dim=1)
-
-
-def zero_imaginary(omega):
-    return torch.ones(len(omega), 2, 1, dtype=torch.complex128)
-
-
 def spectral(amplitude, **options):
     return gp_orff.SpectralMatrixKernel(
         RBFKernel(), amplitude, num_outputs=2, num_dims=1, **options
@@ -55,8 +47,6 @@ def set_attribute(owner, name, value):
 
 
 CALLS = {
-    "amplitude": lambda: spectral(delayed),
-    "amplitude with zero imaginary part": lambda: spectral(zero_imaginary),
     "signature": lambda: gp_orff.SpectralMatrixKernel.from_signature(signature, [(0, 1)]),
     "sampler": with_complex_sampler,
     "root": lambda: gp_orff.SeparableKernel(RBFKernel(), torch.ones(2, 1) + 1j),
@@ -96,23 +86,6 @@ def test_the_remedy_for_velocities_works():
     model = field().condition(X, torch.view_as_real(VELOCITY))
     wanted = field().condition(X, Y).posterior().mean(X)
     torch.testing.assert_close(model.posterior().mean(X), wanted)
-
-
-def test_an_amplitude_that_becomes_complex_raises():
-    class Amplitude(torch.nn.Module):
-        delay = 0.0
-
-        def forward(self, omega):
-            return torch.ones(len(omega), 2, 1) if self.delay == 0 else delayed(omega)
-
-    amplitude = Amplitude()
-    kernel = spectral(amplitude)
-    amplitude.delay = 0.5
-    with pytest.raises(TypeError, match="expected real numbers for the amplitude"):
-        kernel(torch.rand(3, 1)).to_dense()
-    features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(5))
-    with pytest.raises(TypeError, match="expected real numbers for the amplitude"):
-        features(torch.rand(3, 1)).to_dense()
 
 
 @pytest.mark.parametrize("features", [False, True])

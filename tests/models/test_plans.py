@@ -120,9 +120,9 @@ def test_a_plan_is_what_the_fit_does():
     """On the exact kernel, and on a grid; the model is left as it was."""
     x, y = readings(600)
     model = model_of()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.clone() for name, value in model.named_parameters()}
     plan = model.plan(x, y)
-    for name, value in model.state_dict().items():
+    for name, value in model.named_parameters():
         assert torch.equal(value, before[name])
     report = model.fit(x, y, progress=False).report
     assert (plan.features is None) == (report.method == "exact")
