@@ -20,6 +20,7 @@ from gp_orff.data.likelihoods import (
     MultitaskStudentTLikelihood,
     TrackLikelihood,
 )
+from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
@@ -111,6 +112,7 @@ __all__ = [
     "MultitaskStudentTLikelihood",
     "ORFFKernel",
     "Orthogonal",
+    "Pointwise",
     "Potential",
     "QuasiMonteCarlo",
     "ReductionToPole",
