@@ -244,7 +244,7 @@ def require_gaussian(likelihoods: Mapping[str, Likelihood], what: str, remedy: s
 #     Λ_n = −E[∇² log p] ,    η_n = E[∇ log p] + Λ_n E[f_n]      (expectations under q).
 
 
-_LEAST = 1e-6  # of λ over |E∇ log p|², whose expectation is that of λ: η²/λ has ten digits left
+_LEAST = 1e-2  # of λ over |E∇ log p|², whose expectation is that of λ
 _WIDTH = 10.0  # the standard deviation of a constant field, from which the first ones follow
 _STEPS = 30  # of Newton's method for this constant, at most
 
