@@ -108,7 +108,7 @@ class Pointwise(Likelihood):
     ) -> Float[Tensor, "*b n"]:
         """log ∫ q(f) p(y_n | f) df of every point."""
         logs, weights = self._at_nodes(observations, *moments_of(function_dist))
-        return (logs + weights.log()).logsumexp(0)
+        return (logs + weights.log()).logsumexp(-1)
 
     def expected(
         self,
@@ -119,7 +119,7 @@ class Pointwise(Likelihood):
         """E_n under q = N(mean_n, covariance_n); y may be (*b, n) if it is one value a point."""
         if self.joint:
             logs, weights = self._at_nodes(y, mean, covariance)
-            return (weights * logs).sum(0)
+            return (weights * logs).sum(-1)
         y, missing = _filled(y.reshape(mean.shape))
         variance = covariance.diagonal(dim1=-1, dim2=-2)
         flat = MultivariateNormal(mean.flatten(), DiagLinearOperator(variance.flatten()))
@@ -142,23 +142,22 @@ class Pointwise(Likelihood):
 
     def _at_nodes(
         self, y: Tensor, mean: Float[Tensor, "*b n p"], covariance: Float[Tensor, "*b n p p"]
-    ) -> tuple[Float[Tensor, "k *b n"], Float[Tensor, "k *_"]]:
+    ) -> tuple[Float[Tensor, "*b n k"], Float[Tensor, "k"]]:
         """log p(y_n | f) at nodes f of the distribution of every point, and their weights."""
         p = mean.shape[-1]
         nodes, weights = (t.to(mean) for t in _rule(p, self.nodes))
         root = covariance.clamp_min(0).sqrt() if p == 1 else cholesky(covariance)
-        nodes = nodes.view(-1, *[1] * (mean.dim() - 1), p)
-        f = mean + (root @ nodes.unsqueeze(-1)).squeeze(-1)
+        # The nodes of a point are in the place of the points of a distribution: some likelihoods
+        # take p points with p outputs for another layout.
+        f = mean.unsqueeze(-2) + nodes @ root.mT  # (*b, n, k, p)
         if y.dim() == mean.dim() and y.shape[-1] == 1:
             y = y.squeeze(-1)
-        y, missing = _filled(y)
+        several = y.dim() == mean.dim()
+        y, missing = (t.unsqueeze(-2 if several else -1) for t in _filled(y))
         logs = self.base.forward(f.squeeze(-1) if p == 1 else f).log_prob(y)
-        if logs.dim() > mean.dim():  # of every value
-            logs = logs.masked_fill(missing, 0.0).sum(-1)
-        else:
-            missing = missing.any(-1) if missing.dim() == mean.dim() else missing
-            logs = logs.masked_fill(missing, 0.0)
-        return logs, weights.view(-1, *[1] * (logs.dim() - 1))
+        if logs.dim() == f.dim():  # of every value
+            return logs.masked_fill(missing, 0.0).sum(-1), weights
+        return logs.masked_fill(missing.any(-1) if several else missing, 0.0), weights
 
 
 def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"]]:
@@ -219,6 +218,11 @@ def by_points(likelihood: Likelihood) -> Likelihood:
     return likelihood if has_noise or gaussian else Pointwise(likelihood)
 
 
+def likelihood_of(likelihoods: Mapping[str, Likelihood], part: Observations) -> Likelihood:
+    """The likelihood of the group of observations; a new group has that without a name."""
+    return likelihoods.get(part.key.label, likelihoods[DEFAULT])
+
+
 def any_pointwise(likelihoods: Mapping[str, Likelihood]) -> bool:
     """Whether pseudo-observations represent the data of any group."""
     return any(isinstance(likelihood, Pointwise) for likelihood in likelihoods.values())
@@ -245,6 +249,7 @@ def require_gaussian(likelihoods: Mapping[str, Likelihood], what: str, remedy: s
 
 
 _LEAST = 1e-2  # of λ over |E∇ log p|², whose expectation is that of λ
+_NONE = 1e-8  # of λ over that of another axis: along it, nothing is known
 _WIDTH = 10.0  # the standard deviation of a constant field, from which the first ones follow
 _STEPS = 30  # of Newton's method for this constant, at most
 
@@ -265,7 +270,7 @@ def represented(
     for part in parts:
         widths[part.key.label] = max(widths.get(part.key.label, 0), part.y.shape[-1])
     for part in parts:
-        likelihood = likelihoods.get(part.key.label, likelihoods[DEFAULT])
+        likelihood = likelihood_of(likelihoods, part)
         if not isinstance(likelihood, Pointwise):
             every.append(part)
             continue
@@ -345,10 +350,12 @@ def _constant(
 def positive(
     curvature: Float[Tensor, "n q q"], slope: Float[Tensor, "n q"]
 ) -> Float[Tensor, "n q q"]:
-    """The curvatures, with eigenvalues of at least a small share of the squared slope."""
+    """The curvatures, with eigenvalues of at least a small share of the squared slope along their
+    axis."""
     values, axes = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
-    least = _LEAST * (slope.square().sum(-1, keepdim=True) + values.amax(-1, keepdim=True).abs())
-    values = values.maximum(least.clamp_min(torch.finfo(values.dtype).tiny ** 0.5))
+    along = (axes.mT @ slope.unsqueeze(-1)).squeeze(-1)
+    least = _NONE * values.amax(-1, keepdim=True).clamp_min(_NONE)
+    values = values.maximum(_LEAST * along.square()).maximum(least)
     return (axes * values.unsqueeze(-2)) @ axes.mT
 
 

@@ -80,7 +80,7 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
-_CONVERGED_PARAMETERS = 1e-6  # of rounds for the parameters of likelihoods
+_CONVERGED_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
@@ -278,20 +278,18 @@ class RepresentationStep(EStep):
     def converged(
         self, representation: Representation, rounds: int = 300, learn: bool = False
     ) -> Representation:
-        """The data with pseudo-observations that have converged; `learn`: in turn with the
-        parameters of likelihoods."""
-        nats = _CONVERGED * representation.data.num_values
-        inference, data, before = representation.now(), representation.data, -np.inf
-        trained = any(
-            p.requires_grad for own in self.likelihoods.values() for p in own.parameters()
-        )
-        for _ in range(rounds if learn and trained else 1):
-            data = self._converged(data, inference.of, nats, learn)
-            elbo = self._iterate(data, inference.of(data)).elbo
-            if elbo - before < _CONVERGED_PARAMETERS * data.num_values:
+        """The data with pseudo-observations that have converged, on the representation that their
+        noise asks for; `learn`: in turn with the parameters of likelihoods."""
+        numbers, before = representation.data.num_values, np.inf
+        for _ in range(rounds):
+            inference = representation.now()
+            data = self._converged(representation.data, inference.of, _CONVERGED * numbers, learn)
+            representation = replace(representation, data=data)
+            elbo = self._iterate(data, representation.now()).elbo
+            if abs(elbo - before) < _CONVERGED_IN_TURN * numbers:
                 break
             before = elbo
-        return replace(representation, data=data)
+        return representation
 
     def _converged(
         self, data: Dataset, infer: Callable[[Dataset], Inference], nats: float, learns: bool = True

@@ -25,8 +25,13 @@ from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.observations import Represented
-from gp_orff.data.patterns import DEFAULT
-from gp_orff.data.pointwise import expected_density, latent, observed_as, proposed
+from gp_orff.data.pointwise import (
+    expected_density,
+    latent,
+    likelihood_of,
+    observed_as,
+    proposed,
+)
 from gp_orff.inference.features import Inference, Posterior
 
 _SMALLEST = 2.0**-10  # the smallest rate
@@ -52,13 +57,14 @@ class Iterate:
     ) -> "Iterate":
         """From the posterior of an inference with these pseudo-observations, or with others."""
         field, following, correction = posterior.field(fixed=True), [], 0.0
-        parts = list(data.visit())
+        parts, x, moments = list(data.visit()), None, ()
         for part in parts:
             if part.represented is None:
                 following.append(None)
                 continue
-            moments = field.mean(part.x), field.blocks(part.x)
-            likelihood = likelihoods.get(part.key.label, likelihoods[DEFAULT])
+            if x is None or not torch.equal(x, part.x):  # several outputs have the same points
+                x, moments = part.x, (field.mean(part.x), field.blocks(part.x))
+            likelihood = likelihood_of(likelihoods, part)
             expected, given = proposed(part, likelihood, *moments)
             correction += (expected - expected_density(part, *moments)).sum().item()
             following.append(given)
@@ -107,14 +113,13 @@ def learn(
 ) -> None:
     """Set the trained parameters of likelihoods to what maximises Σ_n E[log p(y_n | f)] under a
     posterior of the field, plus the log priors."""
-    labels = {part.key.label for part in data.visit() if part.represented is not None}
-    chosen = {id(own): own for own in (likelihoods.get(k, likelihoods[DEFAULT]) for k in labels)}
-    parameters = [p for own in chosen.values() for p in own.parameters() if p.requires_grad]
+    parts = [part for part in data.visit() if part.represented is not None]
+    chosen = {likelihood_of(likelihoods, part) for part in parts}
+    parameters = [p for likelihood in chosen for p in likelihood.parameters() if p.requires_grad]
     if not parameters:
         return
     field = posterior.field(fixed=True)
     with torch.no_grad():
-        parts = [part for part in data.visit() if part.represented is not None]
         moments = [latent(part, field.mean(part.x), field.blocks(part.x)) for part in parts]
     optimizer = torch.optim.LBFGS(
         parameters, max_iter=evaluations, line_search_fn="strong_wolfe", tolerance_change=1e-12
@@ -124,11 +129,11 @@ def learn(
         optimizer.zero_grad()
         total = torch.zeros((), dtype=torch.float64)
         for part, moment in zip(parts, moments, strict=True):
-            likelihood = likelihoods.get(part.key.label, likelihoods[DEFAULT])
+            likelihood = likelihood_of(likelihoods, part)
             expected = likelihood.expected(part.represented.values, *moment)
             total = total - expected.sum() / moment[0].shape[-1]
-        for own in chosen.values():
-            for _, owner, prior, closure, _ in own.named_priors():
+        for likelihood in chosen:
+            for _, owner, prior, closure, _ in likelihood.named_priors():
                 total = total - prior.log_prob(closure(owner)).sum()
         (total / data.num_values).backward()
         return (total / data.num_values).detach()

@@ -960,7 +960,7 @@ class VectorFieldGP(GP):
         caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
-        warn_of_values(data.survey.sample)
+        warn_of_values([part for part in data.survey.sample if part.represented is None])
         return data if y is None else copied_if_small(data)
 
     def _counted_once(
