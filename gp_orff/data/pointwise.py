@@ -3,16 +3,16 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import singledispatch
 
 import numpy as np
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.settings import num_likelihood_samples
 from jaxtyping import Float
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -24,7 +24,7 @@ from gp_orff.kernels.base import cholesky
 # Expectations under the distribution of the outputs of one point.
 
 
-_NODES = {1: 20, 2: 16, 3: 10}  # of Gauss–Hermite rules, along each output
+_NODES = {1: 32, 2: 16, 3: 10}  # of Gauss–Hermite rules, along each output
 _POINTS = 512  # of Sobol' points for more outputs, and their negatives
 
 
@@ -51,7 +51,7 @@ class Pointwise(Likelihood):
 
     Args:
         base: a gpytorch likelihood.
-        nodes: Gauss–Hermite nodes along each output; 20, 16 or 10 for up to 3 outputs if None, and
+        nodes: Gauss–Hermite nodes along each output; 32, 16 or 10 for up to 3 outputs if None, and
             512 Sobol' points with their negatives for more outputs.
 
     Raises:
@@ -120,11 +120,9 @@ class Pointwise(Likelihood):
         if self.joint:
             logs, weights = self._at_nodes(y, mean, covariance)
             return (weights * logs).sum(-1)
-        y, missing = _filled(y.reshape(mean.shape))
-        variance = covariance.diagonal(dim1=-1, dim2=-2)
-        flat = MultivariateNormal(mean.flatten(), DiagLinearOperator(variance.flatten()))
-        terms = self.base.expected_log_prob(y.flatten(), flat).view(mean.shape)
-        return terms.masked_fill(missing, 0.0).sum(-1)
+        variance = covariance.diagonal(dim1=-1, dim2=-2)[..., None, None]
+        logs, weights = self._at_nodes(y.reshape(mean.shape), mean.unsqueeze(-1), variance)
+        return (weights * logs).sum((-1, -2))
 
     @torch.enable_grad()
     def derivatives(
@@ -154,10 +152,25 @@ class Pointwise(Likelihood):
             y = y.squeeze(-1)
         several = y.dim() == mean.dim()
         y, missing = (t.unsqueeze(-2 if several else -1) for t in _filled(y))
-        logs = self.base.forward(f.squeeze(-1) if p == 1 else f).log_prob(y)
+        logs = log_density(self.base, f.squeeze(-1) if p == 1 else f, y)
         if logs.dim() == f.dim():  # of every value
             return logs.masked_fill(missing, 0.0).sum(-1), weights
         return logs.masked_fill(missing.any(-1) if several else missing, 0.0), weights
+
+
+@singledispatch
+def log_density(
+    likelihood: Likelihood, f: Float[Tensor, "*n"], y: Float[Tensor, "*n"]
+) -> Float[Tensor, "*n"]:
+    """log p(y | f), smooth in f; register likelihoods whose distribution rounds it."""
+    return likelihood.forward(f).log_prob(y)
+
+
+@log_density.register
+def _(likelihood: BernoulliLikelihood, f: Tensor, y: Tensor) -> Tensor:
+    """Without the clamped probabilities of torch, and the polynomials of gpytorch, whose slopes are
+    not those of their values."""
+    return torch.special.log_ndtr((2 * y - 1) * f)
 
 
 def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"]]:

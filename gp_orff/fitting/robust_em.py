@@ -81,6 +81,7 @@ _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
 _CONVERGED_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
+_SETTLED, _BETWEEN = 1e-12, 1e-7  # likewise, of pseudo-observations; between searches
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
@@ -132,6 +133,11 @@ class EStep:
                 "gp_orff.Pointwise(gpytorch.likelihoods.StudentTLikelihood())"
             )
         return RepresentationStep(kernel, likelihoods, mean)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Where the search of a round ends: weights lag behind by about a tenth of a nat."""
+        return {"nats": _OF_A_ROUND}
 
     @property
     def refreshes(self) -> bool:
@@ -250,9 +256,9 @@ class EStep:
 
 @dataclass(frozen=True)
 class RepresentationStep(EStep):
-    """The step to pseudo-observations, which represent any likelihood."""
+    """The step to pseudo-observations, which represent any likelihood, and converge in it."""
 
-    refreshes = True
+    refreshes, limits = True, {}
 
     @property
     def heavy_tailed(self) -> dict[str, StudentTNoise]:
@@ -273,7 +279,7 @@ class RepresentationStep(EStep):
     def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
         """The data with pseudo-observations that have converged, and parameters of likelihoods that
         are likeliest under the posterior before."""
-        return self._converged(data, infer, _OF_A_ROUND)
+        return self._converged(data, infer, _BETWEEN * data.num_values)
 
     def converged(
         self, representation: Representation, rounds: int = 300, learn: bool = False
@@ -283,7 +289,7 @@ class RepresentationStep(EStep):
         numbers, before = representation.data.num_values, np.inf
         for _ in range(rounds):
             inference = representation.now()
-            data = self._converged(representation.data, inference.of, _CONVERGED * numbers, learn)
+            data = self._converged(representation.data, inference.of, _SETTLED * numbers, learn)
             representation = replace(representation, data=data)
             elbo = self._iterate(data, representation.now()).elbo
             if abs(elbo - before) < _CONVERGED_IN_TURN * numbers:
@@ -392,7 +398,7 @@ def maximise(
         trainer.search(search, inference(data), name, evaluations=evaluations, **options)
         return data
     e_step, previous = e_step_of(trainer), -np.inf
-    options = {**options, "nats": _OF_A_ROUND}
+    options = {**options, **e_step.limits}
     restore(trainer.kernel)
     with trainer.journal.stage(name):
         for _ in range(rounds):

@@ -35,7 +35,7 @@ from gp_orff.data.pointwise import (
 from gp_orff.inference.features import Inference, Posterior
 
 _SMALLEST = 2.0**-10  # the smallest rate
-_ROUNDING = 1e-9  # of the ELBO
+_ROUNDING = 1e-6  # nats per number, of representations that merge positions or truncate
 
 
 @dataclass(frozen=True)
@@ -86,25 +86,31 @@ class Iterate:
 
 
 def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps: int) -> Dataset:
-    """The data with pseudo-observations from which a step gains less than `nats`, or after so many
-    steps; `at` makes the iterate of data."""
-    present = at(data)
+    """The data with pseudo-observations from which a step changes the ELBO by less than `nats`, or
+    after so many steps; `at` makes the iterate of data."""
+    present, least = at(data), _ROUNDING * data.num_values
     for _ in range(steps):
-        rate, trial = 1.0, None
-        while rate >= _SMALLEST:
-            try:
-                trial = at(present.moved(rate))
-            except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # too far
-                trial = None
-            if trial is not None and trial.elbo >= present.elbo - _ROUNDING * abs(present.elbo):
-                break
-            rate, trial = 0.5 * rate, None
+        trial = _ascended(at, present, least)
         if trial is None:
-            return present.data
-        gain, present = trial.elbo - present.elbo, trial
-        if gain < nats:
+            break
+        change, present = abs(trial.elbo - present.elbo), trial
+        if change < nats:
             break
     return present.data
+
+
+def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, least: float) -> Iterate | None:
+    """The iterate after the largest step that does not lower the ELBO by more than `least`."""
+    rate = 1.0
+    while rate >= _SMALLEST:
+        try:
+            trial = at(present.moved(rate))
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # too far for its algebra
+            trial = None
+        if trial is not None and trial.elbo >= present.elbo - least:
+            return trial
+        rate = 0.5 * rate
+    return None
 
 
 @torch.enable_grad()
