@@ -80,8 +80,8 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
-_CONVERGED_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
-_SETTLED, _BETWEEN = 1e-12, 1e-7  # likewise, of pseudo-observations; between searches
+_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
+_SETTLED, _BETWEEN = 1e-12, 1e-5  # likewise, of pseudo-observations; between searches
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
 _START = "starting values, Student-t EM"  # a stage
@@ -289,13 +289,14 @@ class RepresentationStep(EStep):
         numbers, before = representation.data.num_values, np.inf
         for _ in range(rounds):
             inference = representation.now()
-            data = self._converged(representation.data, inference.of, _SETTLED * numbers, learn)
+            data = self._converged(representation.data, inference.of, _BETWEEN * numbers, learn)
             representation = replace(representation, data=data)
             elbo = self._iterate(data, representation.now()).elbo
-            if abs(elbo - before) < _CONVERGED_IN_TURN * numbers:
+            if abs(elbo - before) < _IN_TURN * numbers:
                 break
             before = elbo
-        return representation
+        data = self._converged(data, representation.now().of, _SETTLED * numbers, learns=False)
+        return replace(representation, data=data)
 
     def _converged(
         self, data: Dataset, infer: Callable[[Dataset], Inference], nats: float, learns: bool = True

@@ -34,7 +34,7 @@ from gp_orff.data.pointwise import (
 )
 from gp_orff.inference.features import Inference, Posterior
 
-_SMALLEST = 2.0**-10  # the smallest rate
+_SMALLEST = 2.0**-5  # the smallest rate
 _ROUNDING = 1e-6  # nats per number, of representations that merge positions or truncate
 
 
