@@ -23,6 +23,7 @@ from gp_orff.data.likelihoods import (
 from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
+from gp_orff.exact_gp.feature_gp import FeatureGP, WeightVariationalStrategy
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
@@ -90,6 +91,7 @@ __all__ = [
     "DotProductKernel",
     "EnergySpectrum",
     "Fastfood",
+    "FeatureGP",
     "FeatureWarning",
     "FieldPosterior",
     "FieldProductKernel",
@@ -126,6 +128,7 @@ __all__ = [
     "TrackLikelihood",
     "VectorFieldGP",
     "VectorPotential",
+    "WeightVariationalStrategy",
     "bounds",
     "compare_kernels",
     "compare_with_exact",
