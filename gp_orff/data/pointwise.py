@@ -86,7 +86,8 @@ class Pointwise(Likelihood):
         return not isinstance(self.base, _OneDimensionalLikelihood)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> Distribution:
-        """The distribution of observations, given values of the field."""
+        """The distribution of observations, given values of the field, `function_samples`
+        (*b, n, p), or (*b, n) if p = 1."""
         return self.base.forward(function_samples, *args, **kwargs)
 
     def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> Distribution:
@@ -100,13 +101,15 @@ class Pointwise(Likelihood):
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """E_n of every point."""
+        """E_n of every point, (*b, n), from `observations` (*b, n, v) and the distribution
+        `function_dist` of the field there."""
         return self.expected(observations, *moments_of(function_dist))
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """log ∫ q(f) p(y_n | f) df of every point."""
+        """The logarithm of ∫ q(f) p(y_n | f) df of every point, (*b, n), from `observations` and
+        the distribution `function_dist` of the field there."""
         logs, weights = self._at_nodes(observations, *moments_of(function_dist))
         return (logs + weights.log()).logsumexp(-1)
 
@@ -116,7 +119,13 @@ class Pointwise(Likelihood):
         mean: Float[Tensor, "*b n p"],
         covariance: Float[Tensor, "*b n p p"],
     ) -> Float[Tensor, "*b n"]:
-        """E_n under q = N(mean_n, covariance_n); y may be (*b, n) if it is one value a point."""
+        """E_n of every point under given moments.
+
+        Args:
+            y: observations (*b, n, v), or (*b, n) if there is one value a point.
+            mean: of the outputs of every point.
+            covariance: of them.
+        """
         if self.joint:
             logs, weights = self._at_nodes(y, mean, covariance)
             return (weights * logs).sum(-1)
@@ -131,8 +140,16 @@ class Pointwise(Likelihood):
         mean: Float[Tensor, "n p"],
         covariance: Float[Tensor, "n p p"],
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n p"], Float[Tensor, "n p p"]]:
-        """E_n, its gradient E[∇ log p] in the mean, and the curvature −E[∇² log p], which is −2
-        times the gradient in the covariance (Opper & Archambeau 2009)."""
+        """E_n, its gradient E[∇ log p] in the mean, and the curvature −E[∇² log p].
+
+        The curvature is −2 times the gradient of E_n in the covariance (Opper & Archambeau 2009,
+        *The variational Gaussian approximation revisited*).
+
+        Args:
+            y: observations.
+            mean: of the outputs of every point.
+            covariance: of them.
+        """
         mean, covariance = (t.detach().clone().requires_grad_() for t in (mean, covariance))
         expected = self.expected(y, mean, covariance)
         slope, slope_of_covariance = torch.autograd.grad(expected.sum(), [mean, covariance])
@@ -274,8 +291,8 @@ def represented(
     `Pointwise` likelihood: the first ones, about the best constant field.
 
     Raises:
-        ValueError: noise or variances beside such a likelihood, or directions beside one of all
-            outputs of a point.
+        ValueError: noise or variances with such a likelihood, or directions with one of all outputs
+            of a point.
         NotImplementedError: such a likelihood along tracks.
     """
     every: list[Observations] = []

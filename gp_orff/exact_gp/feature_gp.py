@@ -1,4 +1,4 @@
-"""A normal distribution of feature weights as a gpytorch model, for training loops of your own."""
+"""A normal distribution of feature weights as a gpytorch model, for any training loop."""
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -140,7 +140,7 @@ class WeightVariationalStrategy(_VariationalStrategy):
 
 
 class FeatureGP(ApproximateGP):
-    r"""A normal distribution of feature weights, for likelihoods and training loops of your own.
+    r"""A normal distribution of feature weights, for any likelihood and training loop.
 
     It is a `gpytorch.models.ApproximateGP`: `VariationalELBO`, `PredictiveLogLikelihood`, `NGD`,
     minibatches and `state_dict` work as with inducing points, and with vectors too. Where all data

@@ -121,7 +121,7 @@ class EStep:
         """That of Student-t weights, or of pseudo-observations if any likelihood needs them.
 
         Raises:
-            NotImplementedError: Student-t noise beside pseudo-observations.
+            NotImplementedError: Student-t noise with pseudo-observations.
         """
         step = EStep(kernel, likelihoods, mean)
         if not any_pointwise(likelihoods):
@@ -268,9 +268,7 @@ class RepresentationStep(EStep):
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         return Iterate.of(data, inference, posterior, self.likelihoods)
 
-    def weighted(
-        self, data: Dataset, inference: Inference, known: Sequence[Tensor] | None = None
-    ) -> Dataset:
+    def weighted(self, data: Dataset, inference: Inference, *weights: object) -> Dataset:
         """The data with pseudo-observations that follow from the posterior of `inference`."""
         return self._iterate(data, inference).moved(1.0)
 

@@ -634,10 +634,10 @@ class Predictor:
             *astuple(scores),
         ]
 
-    def _scores_of_values(self, found: LeftOut) -> list[Tensor]:
+    def _scores_of_values(self, left: LeftOut) -> list[Tensor]:
         """Those of values that pseudo-observations represent: the density by quadrature, all else
         from draws at evenly spread quantiles of the field."""
-        part, variance = found.part, found.variance.clamp_min(0)
+        part, variance = left.part, left.variance.clamp_min(0)
         likelihood = likelihood_of(self.e_step.likelihoods, part)
         y = part.represented.values
         if y.shape[-1] != 1 or part.represented.linear.shape[-1] > 1:
@@ -646,9 +646,9 @@ class Predictor:
                 f"{type(likelihood.base).__name__}; condition a copy of the model on the rest, "
                 "and score the left-out values with likelihood.log_marginal"
             )
-        field = MultivariateNormal(found.mean[:, 0], DiagLinearOperator(variance[:, 0]))
+        field = MultivariateNormal(left.mean[:, 0], DiagLinearOperator(variance[:, 0]))
         levels = (torch.arange(_DRAWS, dtype=torch.float64) + 0.5) / _DRAWS
-        f = found.mean + variance.sqrt() * torch.special.ndtri(levels).to(variance)
+        f = left.mean + variance.sqrt() * torch.special.ndtri(levels).to(variance)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             draws = likelihood(f.mT).sample().mT.double()

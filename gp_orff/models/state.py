@@ -338,8 +338,11 @@ class ModelState:
     def _leaves_much_open(self) -> bool:
         """Whether a posterior integrates over hyperparameters that few data leave open."""
         few = self.history.weak_priors and leave_much_open(self.data)
-        few = few and not any_pointwise(self.likelihoods)
-        return few and isinstance(self.inference, ExactInference)
+        return (
+            few
+            and not any_pointwise(self.likelihoods)
+            and isinstance(self.inference, ExactInference)
+        )
 
     @property
     def _modules(self) -> list[Kernel | Likelihood]:

@@ -916,7 +916,7 @@ class VectorFieldGP(GP):
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         likelihoods = self._every_likelihood
-        joint = any(getattr(own, "joint", False) for own in likelihoods.values())
+        joint = any(getattr(each, "joint", False) for each in likelihoods.values())
         reader = Reader(self.kernel, self.mean, self.num_outputs, joint)
         units = self._units_of(x, y, options)
         if y is None:

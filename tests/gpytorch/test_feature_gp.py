@@ -10,7 +10,7 @@ from gpytorch.mlls import PredictiveLogLikelihood, VariationalELBO
 from gpytorch.optim import NGD
 
 import gp_orff
-from tests.inference.test_pseudo_observations import bernoulli, counts, gaussian, rbf, signal, zero
+from tests.support.counts import bernoulli, counts, gaussian, rbf, signal, zero
 from tests.support.fields import curl_free, draw, swirl, unit_cube
 
 MONTE_CARLO = gp_orff.MonteCarlo(20, seed=0)

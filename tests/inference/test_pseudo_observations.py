@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
-    GaussianLikelihood,
     Likelihood,
-    MultitaskGaussianLikelihood,
     PoissonLikelihood,
     SoftmaxLikelihood,
     StudentTLikelihood,
 )
-from gpytorch.means import MultitaskMean, ZeroMean
+from gpytorch.means import ZeroMean
 from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator
 
 import gp_orff
 from gp_orff.data.dataset import StatisticsOnly
+from tests.support.counts import bernoulli, counts, gaussian, rbf, signal, zero
 from tests.support.fields import curl_free, directions, draw, swirl, unit_cube
 
 GRID = gp_orff.Auto(exact_values=0, tolerance=1e-9)
@@ -34,12 +33,6 @@ class Speed(Likelihood):
         return torch.distributions.Normal(f.norm(dim=-1), 0.3)
 
 
-def rbf(lengthscale=0.4, outputscale=2.0):
-    kernel = ScaleKernel(RBFKernel()).double()
-    kernel.base_kernel.lengthscale, kernel.outputscale = lengthscale, outputscale
-    return kernel
-
-
 def three_classes():
     kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=3).double()
     kernel.data_covar_module.lengthscale = 0.4
@@ -47,19 +40,6 @@ def three_classes():
     kernel.task_covar_module.covar_factor.data.copy_(factor)
     kernel.task_covar_module.var = torch.full((3,), 0.1)
     return kernel
-
-
-def zero(p):
-    return ZeroMean() if p == 1 else MultitaskMean(ZeroMean(), p)
-
-
-def bernoulli(f):
-    return torch.bernoulli(torch.special.ndtr(f), generator=torch.Generator().manual_seed(5))
-
-
-def counts(f):
-    rate = torch.nn.functional.softplus(f)
-    return torch.poisson(rate, generator=torch.Generator().manual_seed(5))
 
 
 def softmax():
@@ -70,10 +50,6 @@ def student_t():
     likelihood = StudentTLikelihood().double()
     likelihood.deg_free, likelihood.noise = 4.0, 0.05
     return likelihood.requires_grad_(False)
-
-
-def signal(x):
-    return 2 * torch.sin(5 * x[:, 0] + 2 * x[:, 1])
 
 
 # quadrature
@@ -107,13 +83,6 @@ def test_expectations_of_all_outputs_are_those_of_their_covariance():
     logs = torch.log_softmax(f, dim=-1)[:, [0, 1], [0, 2]]
     error = logs.std(0) / math.sqrt(len(logs))
     assert ((found - logs.mean(0)).abs() < 5 * error).all()
-
-
-def gaussian(p, noise):
-    likelihood = MultitaskGaussianLikelihood(p, has_task_noise=False)
-    likelihood = (likelihood if p > 1 else GaussianLikelihood()).double()
-    likelihood.noise = noise
-    return likelihood
 
 
 @pytest.mark.parametrize("p", [1, 2, 4])
