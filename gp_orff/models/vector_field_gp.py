@@ -107,7 +107,9 @@ class VectorFieldGP(GP):
             amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
-            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
+            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance. Any
+            other likelihood of gpytorch, such as one of signs, counts or classes, is put into a
+            `Pointwise`: the posterior is then the normal distribution with the largest ELBO.
         mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
             flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
             trained: make a trend a kernel term.
