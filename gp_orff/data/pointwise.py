@@ -67,7 +67,7 @@ class Pointwise(Likelihood):
         >>> model = gp_orff.VectorFieldGP(kernel, likelihood=poisson)
         >>> field = model.fit(x, counts, progress=False).posterior()
         >>> learned = torch.nn.functional.softplus(field.mean(x)[:, 0])
-        >>> bool(((learned - rate).abs() / rate).mean() < 0.1)
+        >>> bool(((learned - rate).abs() / rate).mean() < 0.2)
         True
     """
 
