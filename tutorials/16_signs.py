@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import gp_orff
-from gp_orff.plotting import plot_colorbar, plot_field
+from gp_orff.plotting import plot_field
 
 parser = argparse.ArgumentParser(description="A flow from the signs of its components.")
 parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
@@ -37,9 +37,9 @@ arguments = parser.parse_args()
 # ## The data
 #
 # Of the displacements behind a wing tip (tutorial 01) every component gets an error as large as the
-# displacements are, 3 pixels, and only its sign is kept: where the flow is fast few signs are wrong,
-# and where it is slow nearly every second one. A third of the vectors is held out. In the core many
-# of the vectors that were measured are wrong, and scores leave it out.
+# displacements are, 3 pixels, and only its sign is kept: where the flow is fast few signs are
+# wrong, and where it is slow nearly every second one. A third of the vectors is held out. In the
+# core many of the vectors that were measured are wrong, and scores leave it out.
 
 # %%
 path = Path(__file__).parent / "data" / "wing_tip_vortex.csv"
@@ -61,8 +61,8 @@ print(f"standard deviation of a component: {displacement.std(dim=0).mean():.2f} 
 # ## Signs, and numbers
 #
 # Under the probit likelihood the probability of a positive sign is Φ(f), so that f is the flow in
-# units of the noise. Signs do not tell that unit: here it is known, and turns f into pixels. Another
-# model sees the numbers with the same errors.
+# units of the noise. Signs do not tell that unit: here it is known, and turns f into pixels.
+# Another model sees the numbers with the same errors.
 
 # %%
 fits = {}

@@ -79,6 +79,7 @@ class Pointwise(Likelihood):
             )
         super().__init__(max_plate_nesting=base.max_plate_nesting)
         self.base, self.nodes = base, nodes
+        self.register_buffer("unit", torch.ones((), dtype=torch.float64), persistent=False)
 
     @property
     def joint(self) -> bool:
@@ -234,7 +235,7 @@ def moments_of(
 @noise_of.register
 def _(likelihood: Pointwise, num_outputs: int) -> Tensor:
     """That of pseudo-observations of weight one."""
-    return torch.eye(num_outputs, dtype=torch.float64)
+    return torch.eye(num_outputs).to(likelihood.unit)
 
 
 def by_points(likelihood: Likelihood) -> Likelihood:

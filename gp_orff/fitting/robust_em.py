@@ -84,7 +84,7 @@ _IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
 _SETTLED, _BETWEEN = 1e-12, 1e-5  # likewise, of pseudo-observations; between searches
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
-_START = "starting values, Student-t EM"  # a stage
+_START = "starting values, EM"  # a stage
 
 
 @singledispatch
@@ -270,7 +270,8 @@ class RepresentationStep(EStep):
 
     def weighted(self, data: Dataset, inference: Inference, *weights: object) -> Dataset:
         """The data with pseudo-observations that follow from the posterior of `inference`."""
-        return self._iterate(data, inference).moved(1.0)
+        moved = self._iterate(data, inference).moved(1.0)
+        return self._iterate(moved, inference).data  # with their ELBO correction
 
     foreseen = weighted
 
