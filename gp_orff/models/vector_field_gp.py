@@ -971,7 +971,6 @@ class VectorFieldGP(GP):
         """Data as by `copied`, of which small arrays count copies of records once."""
         data = self.copied(x, y, options, learning)
         single = y is not None and data.is_small and not data.tracks
-        single = single and not any_pointwise(self._every_likelihood)  # equal counts are no copies
         return without_copies(data) if single else data
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
@@ -979,8 +978,7 @@ class VectorFieldGP(GP):
         read = self._read(x, y, options)
         sources = (InMemory(list(read.visit())),)
         data = replace(read, sources=sources, repeats=Repeats(options.merge))
-        values = not any_pointwise(self._every_likelihood)
-        return without_copies(data) if data.is_small and values else data
+        return without_copies(data) if data.is_small else data
 
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset

@@ -322,8 +322,8 @@ def test_a_fit_ends_at_the_optimum_of_the_elbo(rule):
     """The ELBO of pseudo-observations that converge anew, as a parabola of the logarithm of each
     hyperparameter, has its top less than 0.02 nats higher: a search ends where it promises 0.01."""
     x, kernel = unit_cube(130, seed=4), rbf()
-    y, options = counts(signal(x)), {"mean": ZeroMean(), "frequencies": RULES[rule]}
-    model = gp_orff.VectorFieldGP(kernel, likelihood=PoissonLikelihood(), **options)
+    y, options = bernoulli(2 * signal(x)), {"mean": ZeroMean(), "frequencies": RULES[rule]}
+    model = gp_orff.VectorFieldGP(kernel, likelihood=BernoulliLikelihood(), **options)
     model.fit(x, y, progress=False)
 
     def elbo():
@@ -446,6 +446,21 @@ def test_missing_components_and_directions():
     close(
         probit().condition(x, masked, missing="mask"), probit().condition(x, single, directions=u)
     )
+
+
+def test_equal_signs_at_one_place_are_several():
+    """Equal numbers at one place are copies, which count once; signs are equal by chance."""
+    x = unit_cube(30)
+    y = bernoulli(2 * swirl(x))
+    model = probit().condition(x.repeat(2, 1), y.repeat(2, 1))
+    single = probit().condition(x, y)
+    assert model.report.numbers == 2 * single.report.numbers == 120
+    assert (model.posterior().variance(x) < single.posterior().variance(x)).all()
+    y = signal(x) + draw(30)
+    model = gp_orff.VectorFieldGP(rbf(), likelihood=student_t())
+    with pytest.warns(gp_orff.DataWarning, match="copies"):
+        model.condition(x.repeat(2, 1), y.repeat(2))
+    assert model.report.numbers == 30
 
 
 def test_symbols_beside_counts():
