@@ -317,6 +317,7 @@ def test_sites_of_noise_that_is_not_log_concave():
 # what is learned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_fit_ends_at_the_optimum_of_the_elbo(rule):
     """The ELBO of pseudo-observations that converge anew, as a parabola of the logarithm of each
@@ -341,6 +342,7 @@ def test_a_fit_ends_at_the_optimum_of_the_elbo(rule):
         assert slope**2 / (2 * curvature) < 0.02
 
 
+@pytest.mark.slow
 def test_parameters_of_a_likelihood_are_learned():
     """Student-t noise of gpytorch: a step in its scale or ν either way lowers the ELBO."""
     x = unit_cube(130, seed=4)
@@ -376,6 +378,7 @@ def probit(rule="exact", kernel=None):
     return gp_orff.VectorFieldGP(kernel, likelihood=BernoulliLikelihood(), frequencies=RULES[rule])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_chunks_updates_and_files(rule, tmp_path):
     x = unit_cube(40)
