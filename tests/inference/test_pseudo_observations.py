@@ -100,6 +100,17 @@ def test_gaussian_noise_in_closed_form(p):
     torch.testing.assert_close(curvature, wanted, rtol=1e-8, atol=1e-8)
 
 
+def test_student_t_noise_of_vectors():
+    """Against its expectation by a quadrature of one dimension; 16 nodes along each output leave a
+    thousandth."""
+    likelihood = gp_orff.MultitaskStudentTLikelihood(2).double()
+    likelihood.noise = 0.5
+    mean, covariance, y = draw(5, 2), 0.3 * covariances(5, 2), draw(5, 2, seed=4)
+    joint = MultitaskMultivariateNormal(mean, BlockDiagLinearOperator(covariance))
+    found = gp_orff.Pointwise(likelihood).expected(y, mean, covariance)
+    torch.testing.assert_close(found, likelihood.expected_log_prob(y, joint), rtol=0, atol=1e-3)
+
+
 def test_derivatives_are_those_of_the_expectation():
     """Differences of E in the mean, twice for the curvature: −E[∇² log p] = −∇²E."""
     likelihood = gp_orff.Pointwise(softmax(), nodes=24)

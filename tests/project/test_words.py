@@ -19,7 +19,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "mended": 1,
     "own": 88,
     "told": 3,
-    "whole": 21,
+    "whole": 22,
 }
 IN_DOCSTRINGS = {
     "apart": 21,
@@ -28,7 +28,7 @@ IN_DOCSTRINGS = {
     "hold": 31,
     "holds": 28,
     "own": 71,
-    "readings": 238,
+    "readings": 237,
     "spoiled": 0,
     "tell": 48,
     "tells": 27,
