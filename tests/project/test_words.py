@@ -19,7 +19,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "mended": 1,
     "own": 88,
     "told": 3,
-    "whole": 22,
+    "whole": 21,
 }
 IN_DOCSTRINGS = {
     "apart": 21,
