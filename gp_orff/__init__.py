@@ -20,8 +20,10 @@ from gp_orff.data.likelihoods import (
     MultitaskStudentTLikelihood,
     TrackLikelihood,
 )
+from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
+from gp_orff.exact_gp.feature_gp import FeatureGP, WeightVariationalStrategy
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
@@ -89,6 +91,7 @@ __all__ = [
     "DotProductKernel",
     "EnergySpectrum",
     "Fastfood",
+    "FeatureGP",
     "FeatureWarning",
     "FieldPosterior",
     "FieldProductKernel",
@@ -111,6 +114,7 @@ __all__ = [
     "MultitaskStudentTLikelihood",
     "ORFFKernel",
     "Orthogonal",
+    "Pointwise",
     "Potential",
     "QuasiMonteCarlo",
     "ReductionToPole",
@@ -124,6 +128,7 @@ __all__ = [
     "TrackLikelihood",
     "VectorFieldGP",
     "VectorPotential",
+    "WeightVariationalStrategy",
     "bounds",
     "compare_kernels",
     "compare_with_exact",

@@ -245,6 +245,13 @@ class Dataset(Data):
         ELBO correction of these weights."""
         return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
+    def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":
+        """These data with other observations at their points, in memory, and the ELBO correction of
+        these."""
+        survey = replace(Survey.of(parts), skipped=self.survey.skipped)
+        sources = (InMemory(parts),)
+        return replace(self, sources=sources, survey=survey, elbo_correction=elbo_correction)
+
     def within(self, box: Box) -> "Dataset":
         """The observations inside a box with their weights; visits the data once."""
         weights = None

@@ -38,6 +38,7 @@ from gp_orff.data.noise import (
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey, LineOfSight
 from gp_orff.data.point_densities import Errors, MultivariateStudentT
+from gp_orff.data.pointwise import Pointwise, by_points
 from gp_orff.data.validation import as_real
 from gp_orff.kernels.base import as_real_tensor
 
@@ -285,8 +286,10 @@ def _set_excess(likelihood: HeavyTails, value: Tensor) -> None:
 
 
 def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
-    """The degrees of freedom of a likelihood and of its parts: the weights of readings tell them,
-    and the evidence under given weights does not depend on them."""
+    """The parameters that the evidence under given weights or pseudo-observations does not depend
+    on: the degrees of freedom of a likelihood and of its parts, and all of a `Pointwise` one."""
+    if isinstance(module, Pointwise):
+        return set(module.parameters())
     tails = (part for part in module.modules() if isinstance(part, HeavyTails))
     return {part.raw_deg_free for part in tails if part.has_deg_free}
 
@@ -663,6 +666,7 @@ class NamedLikelihoods(nn.Module, MutableMapping):
         return self.members[self.names.index(name)]
 
     def __setitem__(self, name: str, likelihood: Likelihood) -> None:
+        likelihood = by_points(likelihood)
         if name in self.names:
             self.members[self.names.index(name)] = likelihood
         else:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -23,6 +23,16 @@ TruncatedVariance = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
 """The prior variance that the features lack: white, and common to all points."""
 
 
+class Represented(NamedTuple):
+    """What pseudo-observations represent: values with a likelihood p(y_n | f), which as a function
+    of f has about the shape exp(η_nᵀf − ½ fᵀΛ_n f)."""
+
+    values: Float[Tensor, "n v"]  # that were observed
+    linear: Float[Tensor, "n q"]  # η
+    precision: Float[Tensor, "n q q"]  # Λ
+    axis: Int[Tensor, "n"]  # the axis of Λ_n that the pseudo-observation is along
+
+
 @dataclass(frozen=True)
 class Observations:
     """Observations of one group: y_n = H_n f(x_n) + ε_n, ε_n ~ N(0, Σ / w_n)."""
@@ -33,6 +43,7 @@ class Observations:
     weight: Float[Tensor, "n"] | None = None
     direction: Float[Tensor, "n p"] | None = None
     index: Int[Tensor, "n"] | None = None  # of each point in the x that the user gave
+    represented: Represented | None = None  # by y, if these are pseudo-observations
 
     def __len__(self) -> int:
         return len(self.x)
@@ -102,7 +113,10 @@ class Observations:
     def _map(self, change: Callable[[Tensor], Tensor]) -> "Observations":
         tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction", "index")}
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        return replace(self, **{name: change(tensor) for name, tensor in present.items()})
+        changed = {name: change(tensor) for name, tensor in present.items()}
+        if self.represented is not None:
+            changed["represented"] = Represented(*map(change, self.represented))
+        return replace(self, **changed)
 
 
 def join(parts: Iterable[Observations]) -> list[Observations]:
@@ -146,7 +160,12 @@ def _concatenate(parts: list[Observations]) -> Observations:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else torch.cat(tensors)
 
-    return Observations(parts[0].key, cat("x"), cat("y"), cat("weight"), cat("direction"))
+    tensors = (cat(name) for name in ("x", "y", "weight", "direction"))
+    joined = Observations(parts[0].key, *tensors)
+    if parts[0].represented is None:
+        return joined
+    columns = zip(*(part.represented for part in parts), strict=True)
+    return replace(joined, represented=Represented(*map(torch.cat, columns)))
 
 
 def less_reference(

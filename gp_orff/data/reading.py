@@ -83,8 +83,11 @@ def in_units(
     return x, y, replace(options, noise=noise, time=time)
 
 
-def read(x: object, y: object, num_outputs: int, options: Options) -> list[Observations]:
-    """Validated observations, split into groups.
+def read(
+    x: object, y: object, num_outputs: int, options: Options, joint: bool = False
+) -> list[Observations]:
+    """Validated observations, split into groups; `joint`: of any number of values, all of which
+    depend on all outputs.
 
     Raises:
         TypeError: values that are not real numbers.
@@ -93,7 +96,7 @@ def read(x: object, y: object, num_outputs: int, options: Options) -> list[Obser
     x, factor = as_points(x).detach(), noise_factor(options.noise, y)
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
-    expected = 1 if along else num_outputs
+    expected = 1 if along else y.shape[-1] if joint else num_outputs
     if y.shape[-1] != expected:
         raise ValueError(_wrong_columns(y.shape[-1], num_outputs, along))
     if len(x) != len(y):

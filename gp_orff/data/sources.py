@@ -63,12 +63,13 @@ class Reader:
     kernel: Kernel
     mean: Mean
     num_outputs: int
+    joint: bool = False  # whether y may have any number of columns
 
     def read(self, x: object, y: object, options: Options) -> Parts:
         """The observations of x and y, group by group."""
         check_time(options.track, options.time)
         device = next(self.kernel.parameters()).device
-        for part in read(x, y, self.num_outputs, options):
+        for part in read(x, y, self.num_outputs, options, self.joint):
             self._check_columns(part.x.shape[-1])
             part = part.to(device)
             if not is_constant(self.mean):

@@ -116,6 +116,13 @@ class ORFFKernel(WrapperKernel):
     def _expansion(self, num_inputs: int) -> Expansion:
         return expand(self.base_kernel, self.frequencies, num_inputs)
 
+    def truncated(self, expansion: Expansion | None = None) -> Float[Tensor, "p p"] | None:
+        """δ (p, p), the variance that a grid truncates at every point, of its `expansion`; None if
+        none."""
+        parts = self.base_kernel, self.frequencies, (), expansion
+        variances = truncated_variance(Identity(), *parts)
+        return None if variances is None else variances[0]
+
     def forward(
         self,
         x1: Float[Tensor, "*b n d"],
@@ -146,11 +153,9 @@ class ORFFKernel(WrapperKernel):
         check_domain(self.base_kernel, self.frequencies, x1, x2)
         expansion = self._expansion(x1.shape[-1])
         covariance = FeatureCovariance.of(x1, x2, expansion)
-        truncated = truncated_variance(
-            Identity(), self.base_kernel, self.frequencies, (), expansion
-        )
+        truncated = self.truncated(expansion)
         if truncated is not None and covariance.symmetric:
-            covariance = NoisyFeatureCovariance.of(covariance, truncated[0].to(x1.dtype))
+            covariance = NoisyFeatureCovariance.of(covariance, truncated.to(x1.dtype))
         return covariance.diagonal() if diag else covariance
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:

@@ -26,6 +26,7 @@ from gp_orff.data.likelihoods import (
 from gp_orff.data.noise import Noises, along_tracks, noise_of
 from gp_orff.data.observations import join
 from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.data.tracks import MeansOfBlocks
@@ -121,6 +122,8 @@ def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
     """The likelihood of numbers along directions: one variance, the mean of those of vectors, whose
     noise has a likelihood of the same kind, Gaussian or Student-t."""
+    if isinstance(likelihood, Pointwise):
+        return likelihood
     plain = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
         plain = _with_tails_of(likelihood)
@@ -151,7 +154,7 @@ def with_known_noise(
         ValueError: readings with known noise and others in one group.
     """
     groups, known = dict(likelihoods), {}
-    device = next(groups[DEFAULT].parameters()).device
+    device = data.survey.sample[0].x.device
     for key in chain.from_iterable(every.keys for every in (held, data) if every is not None):
         if known.setdefault(key.label, key.known) != key.known:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""EM for Student-t noise, and depths of sources whose variance vanished."""
+"""EM for Student-t noise and other likelihoods, and depths of sources whose variance vanished."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.likelihoods import KnownNoiseLikelihood, MultitaskStudentTLikelihood
 from gp_orff.data.noise import Noises, noises_of
+from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
 from gp_orff.fitting.search import MOST_EVALUATIONS, Search, admissible
@@ -22,6 +23,7 @@ from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, Posterior
+from gp_orff.inference.pseudo_observations import Iterate, converge, learn
 from gp_orff.inference.representation import Representation
 from gp_orff.inference.robust import (
     Distances,
@@ -78,9 +80,11 @@ _FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and fro
 _FURTHER = 3  # starting values at least, and a third of all
 _MOST_ROUNDS = 100  # of EM, to converge
 _NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
+_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
+_SETTLED, _BETWEEN = 1e-12, 1e-5  # likewise, of pseudo-observations; between searches
 _MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
 
-_START = "starting values, Student-t EM"  # a stage
+_START = "starting values, EM"  # a stage
 
 
 @singledispatch
@@ -110,6 +114,36 @@ class EStep:
     likelihoods: Mapping[str, Likelihood]
     mean: Float[Tensor, "p"] | None
 
+    @classmethod
+    def of(
+        cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], mean: Float[Tensor, "p"] | None
+    ) -> "EStep":
+        """That of Student-t weights, or of pseudo-observations if any likelihood needs them.
+
+        Raises:
+            NotImplementedError: Student-t noise with pseudo-observations.
+        """
+        step = EStep(kernel, likelihoods, mean)
+        if not any_pointwise(likelihoods):
+            return step
+        if step.heavy_tailed:
+            raise NotImplementedError(
+                "expected Gaussian noise in the other groups beside a likelihood that "
+                "pseudo-observations represent, got a MultitaskStudentTLikelihood; give them "
+                "gp_orff.Pointwise(gpytorch.likelihoods.StudentTLikelihood())"
+            )
+        return RepresentationStep(kernel, likelihoods, mean)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """Where the search of a round ends: weights lag behind by about a tenth of a nat."""
+        return {"nats": _OF_A_ROUND}
+
+    @property
+    def refreshes(self) -> bool:
+        """Whether the data have weights or pseudo-observations, which follow from the posterior."""
+        return bool(self.heavy_tailed)
+
     @property
     def heavy_tailed(self) -> dict[str, StudentTNoise]:
         """The noise models of the groups with heavy-tailed noise."""
@@ -131,9 +165,10 @@ class EStep:
         return data.weighted(*weights_at(found, self.heavy_tailed))
 
     @torch.no_grad()
-    def learned(self, data: Dataset, inference: Inference) -> Dataset:
+    def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
         """The data with their expected weights, and with the degrees of freedom that are likeliest
         under that posterior and the scale of noise to which nothing is added."""
+        inference, data = infer(data), data.unweighted()
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         found = list(self._distances(data, inference, posterior))
         found = Tails(self.likelihoods, _is_pure(inference)).learn(found)
@@ -219,6 +254,61 @@ class EStep:
         return all_distances(data.visit(), self.heavy_tailed, *parts, residuals)
 
 
+@dataclass(frozen=True)
+class RepresentationStep(EStep):
+    """The step to pseudo-observations, which represent any likelihood, and converge in it."""
+
+    refreshes, limits = True, {}
+
+    @property
+    def heavy_tailed(self) -> dict[str, StudentTNoise]:
+        return {}
+
+    def _iterate(self, data: Dataset, inference: Inference) -> Iterate:
+        posterior = inference.posterior(self.kernel, self.noises, self.mean)
+        return Iterate.of(data, inference, posterior, self.likelihoods)
+
+    def weighted(self, data: Dataset, inference: Inference, *weights: object) -> Dataset:
+        """The data with pseudo-observations that follow from the posterior of `inference`."""
+        moved = self._iterate(data, inference).moved(1.0)
+        return self._iterate(moved, inference).data  # with their ELBO correction
+
+    foreseen = weighted
+
+    def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
+        """The data with pseudo-observations that have converged, and parameters of likelihoods that
+        are likeliest under the posterior before."""
+        return self._converged(data, infer, _BETWEEN * data.num_values)
+
+    def converged(
+        self, representation: Representation, rounds: int = 300, learn: bool = False
+    ) -> Representation:
+        """The data with pseudo-observations that have converged, on the representation that their
+        noise asks for; `learn`: in turn with the parameters of likelihoods."""
+        numbers, before = representation.data.num_values, np.inf
+        for _ in range(rounds):
+            inference = representation.now()
+            data = self._converged(representation.data, inference.of, _BETWEEN * numbers, learn)
+            representation = replace(representation, data=data)
+            elbo = self._iterate(data, representation.now()).elbo
+            if abs(elbo - before) < _IN_TURN * numbers:
+                break
+            before = elbo
+        data = self._converged(data, representation.now().of, _SETTLED * numbers, learns=False)
+        return replace(representation, data=data)
+
+    def _converged(
+        self, data: Dataset, infer: Callable[[Dataset], Inference], nats: float, learns: bool = True
+    ) -> Dataset:
+        def at(trial: Dataset) -> Iterate:
+            return self._iterate(trial, infer(trial))
+
+        if learns:
+            posterior = infer(data).posterior(self.kernel, self.noises, self.mean)
+            learn(data, posterior, self.likelihoods, _EVALUATIONS)
+        return converge(at, data, nats, _MOST_ROUNDS)
+
+
 def _is_pure(inference: Inference) -> bool:
     """Whether all noise of the readings scales with that of their likelihood."""
     return isinstance(inference, ExactInference) and inference.changes is None
@@ -236,12 +326,12 @@ class Candidate:
 
 def e_step_of(trainer: Trainer) -> EStep:
     """The E-step for what a trainer learns."""
-    return EStep(trainer.kernel, trainer.likelihoods, trainer.mean)
+    return EStep.of(trainer.kernel, trainer.likelihoods, trainer.mean)
 
 
 def has_weights(trainer: Trainer, data: Data) -> bool:
-    """Whether Student-t noise weighs the observations."""
-    return isinstance(data, Dataset) and bool(e_step_of(trainer).heavy_tailed)
+    """Whether the observations have weights of Student-t noise, or are pseudo-observations."""
+    return isinstance(data, Dataset) and e_step_of(trainer).refreshes
 
 
 def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dataset:
@@ -291,8 +381,8 @@ def maximise(
     evaluations: int = MOST_EVALUATIONS,
     **options,
 ) -> Data:
-    """Search on data as a stage `name`; of Student-t noise in rounds, each after an E-step, until
-    one gains little. The data, with weights if they have any.
+    """Search on data as a stage `name`; of data that an E-step refreshes in rounds, each after one,
+    until one gains little. The data, with weights if they have any.
 
     Args:
         trainer: of the hyperparameters.
@@ -308,11 +398,11 @@ def maximise(
         trainer.search(search, inference(data), name, evaluations=evaluations, **options)
         return data
     e_step, previous = e_step_of(trainer), -np.inf
-    options = {**options, "nats": _OF_A_ROUND}
+    options = {**options, **e_step.limits}
     restore(trainer.kernel)
     with trainer.journal.stage(name):
         for _ in range(rounds):
-            data = e_step.learned(data.unweighted(), inference(data))
+            data = e_step.refreshed(data, inference)
             made, before = inference(data), search.evaluations
             few = min(_EVALUATIONS, evaluations)
             trainer.search(search, made, name, evaluations=few, **options)

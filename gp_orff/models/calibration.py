@@ -20,6 +20,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.sources import Arrays, InMemory
 from gp_orff.data.track_reading import TrackObservations
 from gp_orff.fitting.noise import is_kept
@@ -354,7 +355,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     data, rows = state.data, _rows(state)
     count = _FEW_BLOCKS if rows > _MANY_ROWS else _BLOCKS
     outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
-    if not isinstance(data, Dataset) or data.symbol_data:
+    if not isinstance(data, Dataset) or data.symbol_data or any_pointwise(state.likelihoods):
         return None
     if not data.tracks and (rows > _MOST or not _in_memory(data)):
         return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)

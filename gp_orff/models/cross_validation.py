@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from jaxtyping import Bool, Float, Int
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Work, fold, shares
+from gp_orff.data.pointwise import likelihood_of
 from gp_orff.data.reading import Options
 from gp_orff.data.sites import numbered
 from gp_orff.data.sources import varying_mean
@@ -541,6 +544,9 @@ def _pairs(
 # hyperparameters are those of all data: only the field is conditioned anew.
 
 
+_DRAWS = 500  # of a value that is no number with Gaussian or Student-t noise
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Predicts readings of the data of an inference from the others."""
@@ -593,6 +599,8 @@ class Predictor:
 
     def scores(self, found: LeftOut) -> list[Tensor]:
         """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
+        if found.part.represented is not None:
+            return self._scores_of_values(found)
         part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
         noise = found.noise
         if noise is None:
@@ -624,6 +632,40 @@ class Predictor:
             (mean + trend).flatten(),
             variance.sqrt(),
             *astuple(scores),
+        ]
+
+    def _scores_of_values(self, left: LeftOut) -> list[Tensor]:
+        """Those of values that pseudo-observations represent: the density by quadrature, all else
+        from draws at evenly spread quantiles of the field."""
+        part, variance = left.part, left.variance.clamp_min(0)
+        likelihood = likelihood_of(self.e_step.likelihoods, part)
+        y = part.represented.values
+        if y.shape[-1] != 1 or part.represented.linear.shape[-1] > 1:
+            raise NotImplementedError(
+                "cross_validate expects a likelihood of single outputs, got "
+                f"{type(likelihood.base).__name__}; condition a copy of the model on the rest, "
+                "and score the left-out values with likelihood.log_marginal"
+            )
+        field = MultivariateNormal(left.mean[:, 0], DiagLinearOperator(variance[:, 0]))
+        levels = (torch.arange(_DRAWS, dtype=torch.float64) + 0.5) / _DRAWS
+        f = left.mean + variance.sqrt() * torch.special.ndtri(levels).to(variance)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            draws = likelihood(f.mT).sample().mT.double()
+        order = draws.sort(dim=-1).values
+        # Σ_ij |y_i − y_j| of sorted draws is a weighted sum of these.
+        ranks = 2 * torch.arange(_DRAWS).to(order) - _DRAWS + 1
+        spread = (ranks * order).sum(-1) / _DRAWS**2
+        values = y[:, 0]
+        return [
+            part.index,
+            torch.full_like(part.index, part.pattern.columns[0]),
+            values,
+            draws.mean(-1),
+            draws.std(-1),
+            likelihood.log_marginal(values, field),
+            (draws - y).abs().mean(-1) - spread,
+            (draws < y).double().mean(-1) + 0.5 * (draws == y).double().mean(-1),
         ]
 
 

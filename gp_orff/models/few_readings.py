@@ -193,7 +193,7 @@ def with_drawn_weights(
 
     The weights stay as they are under Gaussian noise, and where readings were merged.
     """
-    models = EStep(kernel, likelihoods, mean).heavy_tailed
+    models = EStep.of(kernel, likelihoods, mean).heavy_tailed
     data = inference.data
     if not models or data.tracks or data.symbol_data or inference.size != data.num_values:
         return inference
@@ -496,7 +496,7 @@ Parts = tuple[Kernel, FieldDistribution]
 def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
     """The parts of the member at every u; None where they cannot be computed."""
     generator = np.random.default_rng(1)
-    e_step = EStep(model.kernel, model.likelihoods, model.mean)
+    e_step = EStep.of(model.kernel, model.likelihoods, model.mean)
     batches = model.inference.serves_batches(model.kernel) and not e_step.heavy_tailed
     for some in np.array_split(u, -(-len(u) // model.step)):
         try:

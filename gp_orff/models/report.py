@@ -21,6 +21,7 @@ from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.sources import is_constant
 from gp_orff.features.truncation import accuracy
 from gp_orff.fitting.curvature import observed, prior_scales
@@ -336,6 +337,8 @@ class Curvature:
                 "standard errors hold the Student-t weights of the observations fixed, and are "
                 "too small by the uncertainty of the weights"
             )
+        if any_pointwise(likelihoods):
+            remarks.append("standard errors hold the pseudo-observations fixed, and are rough")
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )

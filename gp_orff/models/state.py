@@ -18,6 +18,7 @@ from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.pointwise import any_pointwise, require_gaussian
 from gp_orff.data.sources import base_means
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
@@ -132,7 +133,7 @@ class ModelState:
 
     @property
     def e_step(self) -> EStep:
-        return EStep(self.kernel, self.likelihoods, self.mean)
+        return EStep.of(self.kernel, self.likelihoods, self.mean)
 
     def current(self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
         """The state for the present kernel and likelihoods of the model."""
@@ -178,6 +179,9 @@ class ModelState:
             if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
         state = self._extended(replace(state.representation, data=data), new)
+        if any_pointwise(state.likelihoods) and isinstance(data, Dataset):
+            representation = state.e_step.converged(state.representation)
+            state = ModelState.of(representation, state.mean, state.history)
         # With few data the posterior integrates over hyperparameters; with more it takes those of
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
@@ -214,7 +218,7 @@ class ModelState:
         """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
         weights under the present posterior for others."""
         e_step = self.with_new_groups(data).e_step
-        if not e_step.heavy_tailed:
+        if not e_step.refreshes:
             return data
         known = None if held is None else held.stored_weights(data)
         return e_step.weighted(data, self.inference, known)
@@ -251,8 +255,11 @@ class ModelState:
         """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
         for `VectorFieldGP.posterior`."""
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
+        spectra = spectra and not any_pointwise(self.likelihoods)
         default = bool(self._leaves_much_open or spectra)
         sampled = default if marginalize is None else marginalize
+        if sampled:
+            require_gaussian(self.likelihoods, "marginalize=True", "marginalize=False")
         # Two memories, so that asking for the other kind of posterior once does not discard the
         # usual one.
         memo = self.snapshots if sampled == default else self.others
@@ -331,7 +338,11 @@ class ModelState:
     def _leaves_much_open(self) -> bool:
         """Whether a posterior integrates over hyperparameters that few data leave open."""
         few = self.history.weak_priors and leave_much_open(self.data)
-        return few and isinstance(self.inference, ExactInference)
+        return (
+            few
+            and not any_pointwise(self.likelihoods)
+            and isinstance(self.inference, ExactInference)
+        )
 
     @property
     def _modules(self) -> list[Kernel | Likelihood]:

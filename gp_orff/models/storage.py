@@ -27,8 +27,9 @@ from gp_orff.data.likelihoods import (
     KnownNoiseLikelihood,
     MultitaskStudentTLikelihood,
 )
-from gp_orff.data.observations import Observations, SymbolObservations
+from gp_orff.data.observations import Observations, Represented, SymbolObservations
 from gp_orff.data.patterns import GroupKey
+from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.sites import Repeats
 from gp_orff.data.statistics import FieldStatistics, check_kind, pack_key, unpack_key, write_whole
 from gp_orff.data.survey import Survey
@@ -494,6 +495,7 @@ def _pack_data_or_statistics(state: ModelState) -> dict:
     take fewer bytes; the data where statistics would not serve."""
     data, inference = state.data, state.inference
     needed = not isinstance(inference, FeatureInference) or data.tracks
+    needed = needed or (data.revisitable and any_pointwise(state.likelihoods))
     needed = needed or inference.written_out(state.kernel)
     if needed or not state.representation.on_lattice:  # whose statistics serve no other waves
         return {"known": None, "data": pack_data(data)}
@@ -581,7 +583,9 @@ def unpack_data(content: Mapping) -> Data:
         survey = dataclasses.replace(data.survey, skipped=skipped)
         data = dataclasses.replace(data, survey=survey, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
-        return data if weights is None else data.weighted(weights, content["bound"])
+        if weights is None:
+            return dataclasses.replace(data, elbo_correction=content["bound"])
+        return data.weighted(weights, content["bound"])
     sample = [_unpack_observations(part) for part in content["sample"]]
     statistics = FieldStatistics.from_plain(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
@@ -609,9 +613,14 @@ def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
 
 def _pack_observations(part: Observations) -> dict:
     tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
-    return {**pack_key(part.key), **{name: _plain(tensor) for name, tensor in tensors.items()}}
+    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    if part.represented is not None:
+        plain["represented"] = list(map(_plain, part.represented))
+    return {**pack_key(part.key), **plain}
 
 
 def _unpack_observations(content: Mapping) -> Observations:
     tensors = (content[name] for name in ("x", "y", "weight", "direction"))
-    return Observations(unpack_key(content), *tensors)
+    given = content.get("represented")
+    given = None if given is None else Represented(*given)
+    return Observations(unpack_key(content), *tensors, represented=given)

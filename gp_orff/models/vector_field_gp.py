@@ -26,6 +26,7 @@ from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.passes import on_workers
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.pointwise import any_pointwise, by_points, represented, require_gaussian
 from gp_orff.data.reading import Options, has_no_rows, in_units
 from gp_orff.data.sites import Repeats
 from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, is_constant
@@ -106,7 +107,9 @@ class VectorFieldGP(GP):
             amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
-            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance.
+            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance. Any
+            other likelihood of gpytorch, such as one of signs, counts or classes, is put into a
+            `Pointwise`: the posterior is then the normal distribution with the largest ELBO.
         mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
             flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
             trained: make a trend a kernel term.
@@ -168,7 +171,9 @@ class VectorFieldGP(GP):
         require_field_products(kernel)
         self.num_outputs = outputs[0]
         self.kernel = with_amplitude(kernel)
-        self.likelihood = default_likelihood(self.num_outputs) if likelihood is None else likelihood
+        if likelihood is None:
+            likelihood = default_likelihood(self.num_outputs)
+        self.likelihood = by_points(likelihood)
         self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
         self.likelihoods = NamedLikelihoods()  # of groups with a name
@@ -294,6 +299,9 @@ class VectorFieldGP(GP):
         """
         if x is None:
             data = self._held.data
+            if isinstance(data, StatisticsOnly):
+                remedy = "fit(x, y) on the observations, which are no longer held"
+                require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
             units = nullcontext()
             scale_noise = scale_noise or None  # as before
@@ -392,7 +400,7 @@ class VectorFieldGP(GP):
             data = self._counted_once(x, y, choice)
             data, notes = without_far_points(data, self.frequencies)
             representation = self._representation_of(data)
-            e_step = EStep(representation.kernel, representation.likelihoods, self._fixed_mean)
+            e_step = EStep.of(representation.kernel, representation.likelihoods, self._fixed_mean)
             representation = e_step.converged(representation)
             return self._assign_with_posterior(self._condition_state(representation, notes))
 
@@ -649,6 +657,7 @@ class VectorFieldGP(GP):
             >>> torch.nonzero(result.p_value < 1e-3).flatten()
             tensor([7])
         """
+        require_gaussian(self._every_likelihood, "leave_one_out", "cross_validate, which scores y")
         snapshot, state = self._snapshot(), self.state
         choice = Options(**options)
         data = self._read(x, y, choice)
@@ -726,7 +735,7 @@ class VectorFieldGP(GP):
         data, _ = without_far_points(self._in_memory(x, y, choice), self.frequencies)
         along = self._along_tracks(x, y, choice, data)
         representation = self._representation_of(data)
-        e_step = EStep(self.kernel, representation.likelihoods, self._fixed_mean)
+        e_step = EStep.of(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         predictor = Predictor(representation.now(), e_step, self.mean, along)
         return predictor.cross_validation(chosen.members)
@@ -908,7 +917,9 @@ class VectorFieldGP(GP):
         are chosen anew."""
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
-        reader = Reader(self.kernel, self.mean, self.num_outputs)
+        likelihoods = self._every_likelihood
+        joint = any(getattr(each, "joint", False) for each in likelihoods.values())
+        reader = Reader(self.kernel, self.mean, self.num_outputs, joint)
         units = self._units_of(x, y, options)
         if y is None:
             source = Chunks(reader, x, options, show_pass, units)
@@ -918,7 +929,15 @@ class VectorFieldGP(GP):
         data = Dataset.of(source, num_points, spans)
         if learning:
             check_repeated(data.tracks)
-        return data
+        if not any_pointwise(likelihoods):
+            return data
+        if not is_constant(self.mean):
+            raise NotImplementedError(
+                f"expected a constant mean beside {type(self.likelihood).__name__}, got "
+                f"{type(self.mean).__name__}; make the trend a term of the kernel"
+            )
+        parts = represented([*data.visit(), *data.tracks], likelihoods, self.num_outputs)
+        return data.with_parts(parts, 0.0)
 
     def _units_of(self, x: object, y: object, options: Options) -> ColumnUnits:
         """The units that data are brought to: those of the model, or else those of the data."""
@@ -943,7 +962,7 @@ class VectorFieldGP(GP):
         caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
-        warn_of_values(data.survey.sample)
+        warn_of_values([part for part in data.survey.sample if part.represented is None])
         return data if y is None else copied_if_small(data)
 
     def _counted_once(

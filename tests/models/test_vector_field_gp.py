@@ -406,7 +406,10 @@ def test_what_is_no_model(of_sixty):
     with pytest.raises(ValueError, match="one number of outputs"):
         gp_orff.VectorFieldGP(curl_free() + RBFKernel())
     with pytest.raises(NotImplementedError, match="no noise covariance is known"):
-        gp_orff.VectorFieldGP(curl_free(), likelihood=gpytorch.likelihoods.BernoulliLikelihood())
+        gp_orff.VectorFieldGP(
+            curl_free(),
+            likelihood=gpytorch.likelihoods.FixedNoiseGaussianLikelihood(torch.ones(60)),
+        )
     with pytest.raises(ValueError, match="num_tasks=3"):
         gp_orff.VectorFieldGP(curl_free(), likelihood=MultitaskGaussianLikelihood(3))
     fresh = gp_orff.VectorFieldGP(curl_free())

@@ -1,0 +1,147 @@
+"""The normal distribution of the field that is nearest to its posterior, under any likelihood.
+
+q(f) maximises the ELBO Σ_n E[log p(y_n | f)] − KL(q ‖ prior). It is the posterior under
+pseudo-observations ỹ_n of the precision Λ_n (Opper & Archambeau 2009, *The variational Gaussian
+approximation revisited*; Khan & Lin 2017, *Conjugate-computation variational inference*), so that
+representation, statistics and algebra are those of Gaussian noise that is known. With the evidence
+Z of the pseudo-observations,
+
+    ELBO = log Z + Σ_n (E[log p(y_n | f)] − E[log N(ỹ_n; f(x_n), Λ_n⁻¹)]) .
+
+1. `Iterate.of` computes q from pseudo-observations, the ELBO, and the pseudo-observations that
+   follow from the derivatives of E[log p(y_n | f)] under q.
+2. `converge` goes to these, in natural parameters η_n and Λ_n, which is a step of natural gradients
+   of rate one; it halves the rate until the ELBO does not fall, and ends where a step gains little.
+
+The sum is `Dataset.elbo_correction`, and the gradient of log Z in the hyperparameters that of the
+ELBO, where the steps have converged.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from gpytorch.likelihoods import Likelihood
+
+from gp_orff.data.dataset import Dataset
+from gp_orff.data.observations import Represented
+from gp_orff.data.pointwise import (
+    expected_density,
+    latent,
+    likelihood_of,
+    observed_as,
+    proposed,
+)
+from gp_orff.inference.features import Inference, Posterior
+
+_SMALLEST = 2.0**-5  # the smallest rate
+_ROUNDING = 1e-6  # nats per number, of representations that merge positions or truncate
+
+
+@dataclass(frozen=True)
+class Iterate:
+    """Pseudo-observations, with the ELBO of the q that follows from them, and the next ones."""
+
+    data: Dataset
+    elbo: float
+    following: tuple[Represented | None, ...]  # of every part of the data
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        data: Dataset,
+        inference: Inference,
+        posterior: Posterior,
+        likelihoods: Mapping[str, Likelihood],
+    ) -> "Iterate":
+        """From the posterior of an inference with these pseudo-observations, or with others."""
+        field, following, correction = posterior.field(fixed=True), [], 0.0
+        parts, x, moments = list(data.visit()), None, ()
+        for part in parts:
+            if part.represented is None:
+                following.append(None)
+                continue
+            if x is None or not torch.equal(x, part.x):  # several outputs have the same points
+                x, moments = part.x, (field.mean(part.x), field.blocks(part.x))
+            likelihood = likelihood_of(likelihoods, part)
+            expected, given = proposed(part, likelihood, *moments)
+            correction += (expected - expected_density(part, *moments)).sum().item()
+            following.append(given)
+        density = posterior.evidence.log_density(posterior.mean, inference.num_values).item()
+        data = data.with_parts(parts, correction)
+        return cls(data, density + correction, tuple(following))
+
+    def moved(self, rate: float) -> Dataset:
+        """The data on the way to the next pseudo-observations."""
+        parts = []
+        for part, end in zip(self.data.visit(), self.following, strict=True):
+            if end is not None:
+                begin = part.represented
+                linear = torch.lerp(begin.linear, end.linear, rate)
+                precision = torch.lerp(begin.precision, end.precision, rate)
+                part = observed_as(part, end._replace(linear=linear, precision=precision))
+            parts.append(part)
+        return self.data.with_parts(parts, self.data.elbo_correction)
+
+
+def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps: int) -> Dataset:
+    """The data with pseudo-observations from which a step changes the ELBO by less than `nats`, or
+    after so many steps; `at` makes the iterate of data."""
+    present, least = at(data), _ROUNDING * data.num_values
+    for _ in range(steps):
+        trial = _ascended(at, present, least)
+        if trial is None:
+            break
+        change, present = abs(trial.elbo - present.elbo), trial
+        if change < nats:
+            break
+    return present.data
+
+
+def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, least: float) -> Iterate | None:
+    """The iterate after the largest step that does not lower the ELBO by more than `least`."""
+    rate = 1.0
+    while rate >= _SMALLEST:
+        try:
+            trial = at(present.moved(rate))
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # too far for its algebra
+            trial = None
+        if trial is not None and trial.elbo >= present.elbo - least:
+            return trial
+        rate = 0.5 * rate
+    return None
+
+
+@torch.enable_grad()
+def learn(
+    data: Dataset, posterior: Posterior, likelihoods: Mapping[str, Likelihood], evaluations: int
+) -> None:
+    """Set the trained parameters of likelihoods to what maximises Σ_n E[log p(y_n | f)] under a
+    posterior of the field, plus the log priors."""
+    parts = [part for part in data.visit() if part.represented is not None]
+    chosen = {likelihood_of(likelihoods, part) for part in parts}
+    parameters = [p for likelihood in chosen for p in likelihood.parameters() if p.requires_grad]
+    if not parameters:
+        return
+    field = posterior.field(fixed=True)
+    with torch.no_grad():
+        moments = [latent(part, field.mean(part.x), field.blocks(part.x)) for part in parts]
+    optimizer = torch.optim.LBFGS(
+        parameters, max_iter=evaluations, line_search_fn="strong_wolfe", tolerance_change=1e-12
+    )
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for part, moment in zip(parts, moments, strict=True):
+            likelihood = likelihood_of(likelihoods, part)
+            expected = likelihood.expected(part.represented.values, *moment)
+            total = total - expected.sum() / moment[0].shape[-1]
+        for likelihood in chosen:
+            for _, owner, prior, closure, _ in likelihood.named_priors():
+                total = total - prior.log_prob(closure(owner)).sum()
+        (total / data.num_values).backward()
+        return (total / data.num_values).detach()
+
+    optimizer.step(loss)
