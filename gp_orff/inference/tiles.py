@@ -132,10 +132,12 @@ class Tiles:
     def covariance(self, kernel: Kernel) -> Float[Tensor, "*b M M"]:
         """The lower triangle of the covariance; tiles above the diagonal are zero."""
         between = row_covariance(kernel)
-        x, shape = self.pieces[0].rows.x, (*kernel.batch_shape, self.num_rows, self.num_rows)
-        matrix = torch.zeros(shape, dtype=x.dtype, device=x.device)
+        matrix = None
         for left, right, geometry in self.lower():
-            matrix[..., left.span, right.span] = between(left.rows, right.rows, geometry)
+            tile = between(left.rows, right.rows, geometry)
+            if matrix is None:
+                matrix = tile.new_zeros(*tile.shape[:-2], self.num_rows, self.num_rows)
+            matrix[..., left.span, right.span] = tile
         return matrix
 
     @torch.no_grad()
