@@ -43,6 +43,7 @@ from gp_orff.kernels.fields import (
 )
 from gp_orff.kernels.harmonic import HarmonicKernel
 from gp_orff.kernels.learned import LearnedSpectrumKernel
+from gp_orff.kernels.lines import tides
 from gp_orff.kernels.scalar import BesselKernel, GeneralMaternKernel
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectra import spectrum
@@ -141,6 +142,7 @@ __all__ = [
     "spectra",
     "spectrum",
     "thin",
+    "tides",
 ]
 
 __version__ = "0.2.0"

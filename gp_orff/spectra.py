@@ -1,6 +1,7 @@
 """Spectral densities of stationary kernels, and `Spectrum` and `GridSpectrum` for your own."""
 
 from gp_orff.kernels.learned import FiniteMixture
+from gp_orff.kernels.lines import CosineLine, LineSpectrum, PeriodicLines
 from gp_orff.kernels.scalar import BesselSpectrum
 from gp_orff.kernels.spectra import (
     GammaMixture,
@@ -15,10 +16,13 @@ from gp_orff.kernels.spectral_mixture import SpectralMixture
 
 __all__ = [
     "BesselSpectrum",
+    "CosineLine",
     "FiniteMixture",
     "GammaMixture",
     "Gaussian",
     "GridSpectrum",
+    "LineSpectrum",
+    "PeriodicLines",
     "ScaleMixture",
     "SpectralMixture",
     "Spectrum",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change, optional, unit_of, units_of_columns
 from gp_orff.data.validation import as_real
+from gp_orff.kernels.lines import inseparable
 
 if TYPE_CHECKING:
     import xarray
@@ -488,6 +490,20 @@ def _by_component(part: Observations) -> Iterator[tuple[object, Float[np.ndarray
     names = getattr(part.pattern, "columns", ("along",))
     for name, values in zip(names, part.y.T, strict=True):
         yield name, values.detach().cpu().double().numpy()
+
+
+def warn_of_close_tides(kernel: Kernel, box: Sequence[tuple[float, float]]) -> None:
+    """Warn of tidal constituents that a record, of this box, is too short to separate."""
+    close = inseparable(kernel, [high - low for low, high in box])
+    if close:
+        names = ", ".join(f"{one} and {other} ({t:.4g})" for one, other, t in close)
+        warnings.warn(
+            f"the record is too short to separate {names}, by Rayleigh's criterion, which needs "
+            "the duration in parentheses: error bars include that, as far as the kernel does; "
+            "leave out one of them, or add data",
+            DataWarning,
+            stacklevel=3,
+        )
 
 
 # Positions that do not determine derivatives.

@@ -24,6 +24,7 @@ from gp_orff.features import phases
 from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.features.lines import LineColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.features.waves import HarmonicColumns
 from gp_orff.features.zoo import DotProductColumns, TemplateColumns
@@ -299,6 +300,8 @@ def unpack_columns(content: Mapping) -> Columns:
         return SideBySide(tuple(map(unpack_columns, content["families"])))
     if "indices" in content:
         return LatticeColumns.of(content["indices"], content["spacing"], content["origin"])
+    if "nu" in content:
+        return LineColumns(unpack_columns(content["lattice"]), content["nu"])
     if "polynomials" in content:
         return _unpack_dot_product(content)
     if "wavevectors" in content:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from gp_orff.features.columns import TrigColumns, side_by_side, stack_rows
 from gp_orff.features.draws import (
@@ -182,21 +182,25 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
 
 
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
-    """The features of terms on one lattice, followed by those of harmonic terms."""
-    pairs = list(zip(summands, draws, strict=True))
-    waves = [pair for pair in pairs if pair[1].decays]
-    others = [pair for pair in pairs if not pair[1].decays]
-    parts = [frequencies.expansion(term) for term, frequencies in waves]
-    if others:
-        phi = others[0][1].lattice.columns()
-        parts.insert(0, _expand_on_lattice(phi, *with_cells(*zip(*others, strict=True))))
-    return merge(parts)
+    """The features of terms on one lattice, followed by those of harmonic terms and of lines."""
+    families: dict[nn.Module, list[tuple[Term, Draw]]] = {}
+    for term, frequencies in sorted(zip(summands, draws, strict=True), key=lambda p: p[1].expands):
+        families.setdefault(frequencies.lattice, []).append((term, frequencies))
+    return merge(
+        [
+            members[0][1].expansion(members)
+            if members[0][1].expands
+            else expand_on_lattice(shared.columns(), *zip(*members, strict=True))
+            for shared, members in families.items()
+        ]
+    )
 
 
-def _expand_on_lattice(
+def expand_on_lattice(
     phi: TrigColumns, summands: Sequence[Term], draws: Sequence[Draw]
 ) -> Expansion:
     """The features of terms that share the columns of one lattice, of which each uses some."""
+    summands, draws = with_cells(summands, draws)
     first, scales = summands[0].factor, []
     for term, frequencies in zip(summands, draws, strict=True):
         omegas, weights = frequencies.nodes(spectra_of(term))

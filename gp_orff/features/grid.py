@@ -36,9 +36,11 @@ from gp_orff.features.grid_design import (
     tail_radius,
     unit_steps,
 )
+from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.lines import has_lines
 from gp_orff.kernels.spectra import GRID_INPUTS
 
 # Frequency grids: quadrature of the spectral density on a lattice.
@@ -210,6 +212,8 @@ class Grid:
                 the same inputs.
             ValueError: a box or a spacing that does not have one entry for each input.
         """
+        if any(map(has_lines, terms)):
+            return draw_with_lines(self, terms, self.max_features or MOST_FEATURES)
         for term in terms:
             require_separate_inputs(term)
         num_inputs = self._num_inputs(terms)

@@ -234,7 +234,7 @@ class HarmonicDraw(GridDraw):
         diagonal_correction: whether inference adds the truncated variance.
     """
 
-    decays = True
+    decays, expands = True, True
     length = "a depth"
 
     def __init__(
@@ -264,8 +264,10 @@ class HarmonicDraw(GridDraw):
             "HarmonicKernel, whose waves decay with height; this quantity is not known for it"
         )
 
-    def expansion(self, term: Term) -> ScaledExpansion:
-        """The features −∇ of a potential of decaying waves with independent weights."""
+    def expansion(self, members: Sequence[tuple[Term, "HarmonicDraw"]]) -> ScaledExpansion:
+        """The features −∇ of a potential of decaying waves with independent weights; no other term
+        has these waves."""
+        ((term, _),) = members
         (spectrum,) = spectra_of(term)
         self.check_range([spectrum])
         phi = self.lattice.columns()

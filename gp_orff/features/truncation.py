@@ -81,12 +81,13 @@ def truncated_variance(
         NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
             kernel is no derivative.
     """
-    if not all(isinstance(draw, LatticeDraw) or draw.decays for draw in draws):
+    if not all(isinstance(draw, LatticeDraw) or draw.expands for draw in draws):
         return None
     every = list(zip(terms(kernel), draws, strict=True))
     pairs = [(term, draw) for term, draw in every if isinstance(draw, LatticeDraw)]
-    waves = [(term, draw) for term, draw in every if draw.decays]
-    if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t, _ in pairs):
+    others = [(term, draw) for term, draw in every if draw.expands]
+    on_lattice = [term for term, draw in every if not draw.decays]
+    if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t in on_lattice):
         raise NotImplementedError(
             f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
             "near zero: expected random frequencies, such as gp_orff.QuasiMonteCarlo(1024), got a "
@@ -95,13 +96,13 @@ def truncated_variance(
     if not all(draw.diagonal_correction for draw in draws):
         return None
     if isinstance(symbol, Identity):
-        delta = sum(draw.truncated_variance(term) for term, draw in waves)
+        delta = sum(draw.truncated_variance(term) for term, draw in others)
         if pairs:
             cells = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
-            delta = delta + _truncated_field(list(cells), None if waves else expansion)
+            delta = delta + _truncated_field(list(cells), None if others else expansion)
         return delta, torch.zeros_like(delta)
     parts = [_truncated_term(symbol, *pair, space) for pair in pairs]
-    parts += [_truncated_waves(symbol, *pair, space) for pair in waves]
+    parts += [_truncated_image(symbol, *pair, space) for pair in others]
     delta, common = zip(*parts, strict=True)
     return sum(delta), sum(common)
 
@@ -261,12 +262,35 @@ def _truncated_term(
     return delta, _low_frequency_variance(symbol, term, draw, space, delta)
 
 
-def _truncated_waves(
+def _truncated_image(
     symbol: Symbol, term: Term, draw: Draw, space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
-    """`truncated_variance` of one harmonic term, at the mean height; its waves reach down to 0."""
+    """`truncated_variance` of one term that makes its features itself: harmonic, or with lines."""
     delta = draw.truncated_image(symbol, term, space)
     return delta, torch.zeros_like(delta) if symbol.reference is None else delta
+
+
+def truncated_variance_of(
+    symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
+) -> Float[Tensor, "*b q q"]:
+    """The variance of Q f, for one term, that a grid omits beyond its largest frequency."""
+    if isinstance(symbol, Identity):
+        return _truncated_field(list(zip(*with_cells([term], [draw]), strict=True)), None)
+    return _truncated_term(symbol, term, draw, space)[0]
+
+
+def image_variance(
+    symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
+) -> Float[Tensor, "*b q q"]:
+    """Var Q f of one term on its grid: Σ w Q A Q*."""
+    if isinstance(symbol, Identity):
+        return sum(grid_variance(*pair) for pair in zip(*with_cells([term], [draw]), strict=True))
+    if term.leaves:
+        return _second_moment(symbol, term, draw, *draw.nodes(spectra_of(term)), space)
+    origin = draw.lattice.spacing.new_zeros(1, len(space))  # a constant
+    image = symbol(origin, term.num_outputs).to(torch.complex128)
+    image = image @ term.factor(origin).to(torch.complex128)
+    return second_moment(term, image, origin.new_ones(1))
 
 
 def _low_frequency_variance(
@@ -375,7 +399,12 @@ def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | Sampl
     pairs = list(zip(terms(kernel), draws, strict=True))
     if all(draw.sampled for draw in draws):
         return [_sample_accuracy(term, draw) for term, draw in pairs]
-    return [_accuracy(term, draw) for term, draw in pairs if isinstance(draw, LatticeDraw)]
+    of_grids = [(term, draw) for term, draw in pairs if not draw.decays]
+    return [
+        grid_accuracy(term, draw) if isinstance(draw, LatticeDraw) else draw.accuracy(term)
+        for term, draw in of_grids
+        if isinstance(draw, LatticeDraw) or draw.expands
+    ]
 
 
 @torch.no_grad()
@@ -392,7 +421,8 @@ def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
 
 
 @torch.no_grad()
-def _accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
+def grid_accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
+    """The errors of one term on its lattice."""
     lattice = draw.lattice
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())

@@ -13,6 +13,7 @@ from gpytorch.kernels import (
     Kernel,
     LCMKernel,
     MultitaskKernel,
+    PeriodicKernel,
     ProductKernel,
     ScaleKernel,
     SpectralMixtureKernel,
@@ -202,6 +203,11 @@ def _scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
 @_scales.register
 def _(kernel: FieldKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
     return kernel.scales(lengths)
+
+
+@_scales.register
+def _(kernel: PeriodicKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+    return {}  # its lengthscale is no length, and a search does not find the period
 
 
 @_scales.register

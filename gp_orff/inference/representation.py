@@ -38,6 +38,7 @@ from gp_orff.inference.features import (
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.lines import has_lines
 from gp_orff.kernels.tree import terms
 
 # A cache of one value that depends on hyperparameters.
@@ -485,8 +486,9 @@ class Representation:
 
     @property
     def on_lattice(self) -> bool:
-        """Whether the frequencies of a grid are on one lattice: those of harmonic terms are not."""
-        return not any(term.factor.decays for term in terms(self.kernel))
+        """Whether the frequencies of a grid are on one lattice: those of harmonic terms, and of
+        terms with lines, are not."""
+        return not any(term.factor.decays or has_lines(term) for term in terms(self.kernel))
 
     def inference(self, rule: Rule | None) -> Inference:
         """Inference on the frequencies of a rule; by the exact kernel if None."""
@@ -605,9 +607,9 @@ class Representation:
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "statistics expect frequencies that serve all lengthscales, got the waves of a "
-                "HarmonicKernel, which serve one range of depths; save() the model, which keeps "
-                "the data"
+                "statistics expect frequencies that serve all lengthscales, got those of a "
+                "HarmonicKernel, which serve one range of depths, or of a PeriodicKernel or tides, "
+                "which serve one period; save() the model, which keeps the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))

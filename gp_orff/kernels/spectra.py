@@ -218,10 +218,11 @@ def spectrum(kernel: Kernel) -> Spectrum:
     """The spectral density of a stationary scalar kernel, at its present hyperparameters.
 
     Known are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
-    trained too), `BesselKernel` and `SpectralMixtureKernel`, with one lengthscale or ARD. To use
-    another kernel, register a function that returns its `gp_orff.spectra.Spectrum`; the package
-    then accepts it. A curl-free or divergence-free kernel of it also needs
-    `gp_orff.radial_derivatives` for the exact covariance.
+    trained too), `BesselKernel` and `SpectralMixtureKernel`, with one lengthscale or ARD, and, of
+    one input, `PeriodicKernel` and `CosineKernel`, whose spectra are lines. To use another kernel,
+    register a function that returns its `gp_orff.spectra.Spectrum`; the package then accepts it. A
+    curl-free or divergence-free kernel of it also needs `gp_orff.radial_derivatives` for the exact
+    covariance.
 
     Dot-product kernels, `LinearKernel`, `PolynomialKernel` and `DotProductKernel`, are not
     stationary. What is registered for them are their eigenvalues, which is no `Spectrum`.

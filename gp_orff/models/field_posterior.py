@@ -28,6 +28,7 @@ from gp_orff.models.derived import (
     warn_of_derivatives,
 )
 from gp_orff.models.design import Design, Redundancy, design, redundancy
+from gp_orff.models.ellipses import TidalEllipses, constituent_of, ellipses
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
@@ -455,6 +456,48 @@ class FieldPosterior(NamedSymbols):
         """
         paths = self.sample_paths(num_paths, seed=seed)
         return energy_spectrum(paths, self._snapshot, wavenumbers, box, at, level)
+
+    @torch.no_grad()
+    def ellipses(
+        self,
+        constituent: str,
+        x: Float[Tensor, "n k"],
+        *,
+        epoch: float = 0.0,
+        num_samples: int = 1000,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> TidalEllipses:
+        """Return the tidal ellipses of a constituent of a kernel of `gp_orff.tides`.
+
+        Semi-major and semi-minor axis, inclination and phase are those of samples of the posterior
+        at each point, which are not linear in the field; see `TidalEllipses`.
+
+        Args:
+            constituent: its name, such as "M2".
+            x: (n, k), points of the k = d − 1 inputs without time.
+            epoch: the time from which phases count.
+            num_samples: the number of samples.
+            level: the probability of the intervals.
+            seed: of the random numbers.
+
+        Raises:
+            ValueError: a constituent that the kernel does not have, points of another shape, a
+                level that is not between 0 and 1, or a field that is not planar.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> space = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 1))
+            >>> kernel = gp_orff.tides(space, ["M2", "K1"], active_dims=(2,))
+            >>> x = torch.rand(60, 3) * torch.tensor([1, 1, 100])  # hours in column 2
+            >>> model = gp_orff.VectorFieldGP(kernel).condition(x, torch.randn(60, 2))
+            >>> ellipses = model.posterior().ellipses("M2", torch.rand(7, 2))
+            >>> ellipses.semi_major.mean.shape, ellipses.phase.sd.shape
+            (torch.Size([7]), torch.Size([7]))
+        """
+        leaf, number = constituent_of(self._snapshot.kernel, constituent)
+        part = self if number is None else self.part(number)
+        return ellipses(part, leaf, x, self.box, epoch, num_samples, level, seed)
 
     def to_xarray(
         self,

@@ -480,5 +480,5 @@ def _drawn(
 
 def _num_inputs(kernel: Kernel) -> int:
     """The number of inputs, as far as a kernel knows it."""
-    counts = [len(leaf.dims) for spectrum in term_spectra(kernel) for leaf in spectrum.leaves]
+    counts = [1 + max(leaf.dims) for spectrum in term_spectra(kernel) for leaf in spectrum.leaves]
     return max(counts)

@@ -14,7 +14,7 @@ import gpytorch
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel
+from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel, PeriodicKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.features import FeatureInference
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels import dot_product, fields, harmonic, learned, scalar, separable
+from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
 from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
 from gp_orff.kernels.fields import HelmholtzKernel
 from gp_orff.kernels.harmonic import HarmonicKernel
@@ -147,7 +147,7 @@ _CLASSES = {
     name: cls
     for place in (
         *(gpytorch.kernels, gpytorch.likelihoods, gpytorch.means, likelihoods),
-        *(dot_product, fields, harmonic, learned, scalar, separable),
+        *(dot_product, fields, harmonic, learned, lines, scalar, separable),
     )
     for name, cls in vars(place).items()
     if isinstance(cls, type) and issubclass(cls, Module) and cls is not RelatedSpectrumKernel
@@ -176,6 +176,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
         "num_tasks": k.covar_module_list[0].num_tasks,
         "rank": [_task_rank(term) for term in k.covar_module_list],
     },
+    PeriodicKernel: lambda k: {"ard_num_dims": k.period_length.shape[-1]},  # None is no default
     HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
     HarmonicKernel: lambda k: {
         "reference_height": None if k.follows_data else k.reference_height,

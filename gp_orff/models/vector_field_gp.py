@@ -18,7 +18,7 @@ from gpytorch.models import GP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import ColumnUnits, warn_of_sentinels, warn_of_values
+from gp_orff.data.checks import ColumnUnits, warn_of_close_tides, warn_of_sentinels, warn_of_values
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
@@ -1101,6 +1101,7 @@ class VectorFieldGP(GP):
         """Compute the posterior and assign the state; a failure leaves the model as it was."""
         state = state.with_posterior(self.mean)
         state.warn_of_small_grid()
+        warn_of_close_tides(state.kernel, state.data.box)
         snapshot = self._assign(state)._snapshot()
         if snapshot.fixed_mean is None:
             _warn_of_unknown_mean(snapshot.posterior.evidence.unknown_means())

@@ -84,6 +84,7 @@ EXPECTED = {  # how many symbols are observed
     "potential_of_a_sum": IN_SPACE,
     "field_separable_and_constant": IN_THE_PLANE,
     "field_times_time": IN_THE_PLANE,
+    "periodic": IN_THE_PLANE,
     "active_dims": OF_ANY,
     "scalar": OF_ANY,
     "scalar_rq": OF_ANY,

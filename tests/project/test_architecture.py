@@ -301,4 +301,5 @@ def test_every_known_spectrum_is_in_the_registry():
         for term in terms(build(ard_num_dims=2))
         for leaf in term.leaves
     }
+    leaves |= set(registry.LINES.values())
     assert leaves <= known <= leaves | {type(b(2)) for b in registry.DOT_PRODUCTS.values()}

@@ -99,11 +99,12 @@ def dense_noise(model, points):
 
 
 def gradient(value, model):
-    found = torch.autograd.grad(value, list(model.parameters()), allow_unused=True)
+    trained = [own for own in model.parameters() if own.requires_grad]
+    found = torch.autograd.grad(value, trained, allow_unused=True)
     return torch.cat(
         [
             torch.zeros(p.numel(), dtype=torch.float64) if g is None else g.flatten()
-            for g, p in zip(found, model.parameters(), strict=True)
+            for g, p in zip(found, trained, strict=True)
         ]
     )
 

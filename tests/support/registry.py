@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from gpytorch.kernels import (
     ConstantKernel,
+    CosineKernel,
     LCMKernel,
     LinearKernel,
     MaternKernel,
     MultitaskKernel,
+    PeriodicKernel,
     PolynomialKernel,
     RBFKernel,
     RQKernel,
@@ -49,6 +51,8 @@ TRAINED_DENSITY = {  # which random frequencies cannot follow: test_learned_spec
     "learned": lambda **kwargs: gp_orff.LearnedSpectrumKernel(7, **kwargs),
 }
 SMOOTH = ("rbf", "matern32", "matern52", "matern_general", "rq")  # have radial derivatives
+
+LINES = {"cosine": CosineKernel, "periodic": PeriodicKernel}  # of one input: test_lines
 
 DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products
     "exponential": lambda d: gp_orff.DotProductKernel(
@@ -324,6 +328,14 @@ def _field_times_time():
     return Case(time * field, 3, 2, [part])
 
 
+def _periodic():
+    field = gp_orff.CurlFreeKernel(base("rbf", 2), num_dims=2, active_dims=(0, 2))
+    time = PeriodicKernel(active_dims=(1,)).double()
+    time.lengthscale, time.period_length = 0.8, 1.3
+    time.raw_period_length.requires_grad_(False)  # grids do not follow it
+    return MixtureCase(field * time, 3, 2, [])
+
+
 def _active_dims():
     """Selections inside selections: a potential along one axis of a plane of four inputs."""
     potential = base("rbf", 1)
@@ -423,6 +435,7 @@ CASES = {
     "potential_of_a_sum": _potential_of_a_sum,
     "field_separable_and_constant": _field_separable_and_constant,
     "field_times_time": _field_times_time,
+    "periodic": _periodic,
     "active_dims": _active_dims,
     "scalar": lambda: _scalar("matern52"),
     "scalar_rq": lambda: _scalar("rq"),

@@ -1,0 +1,196 @@
+"""Tidal ellipses of a planar field, with error bars."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.kernels import Kernel
+from jaxtyping import Complex, Float
+from torch import Tensor
+
+from gp_orff.data.validation import as_points
+from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.fields import summands
+from gp_orff.kernels.lines import tidal_leaves
+from gp_orff.kernels.tree import Leaf, num_outputs, terms
+from gp_orff.models.sample_paths import Summary
+
+# From a posterior to ellipses:
+#
+# 1. The field of one constituent is a(x) cos νt + b(x) sin νt. Its values at a time t₀ of phase
+#    zero and a quarter of a period later are a and b, which are jointly normal at each point. Half
+#    a period later they have changed their sign, which removes a constant mean.
+# 2. Samples of a and b, as complex numbers a_1 + i a_2, become rotating components,
+#
+#        w(t) = R₊ e^{iνt} + R₋ e^{−iνt} ,   R₊ = (a − i b)/2 ,   R₋ = (a + i b)/2 .
+#
+# 3. They are in line at the phase g = (arg R₋ − arg R₊)/2, in the direction (arg R₊ + arg R₋)/2,
+#    where the speed is |R₊| + |R₋|. A quarter of a period later they are opposite.
+# 4. Arguments of the samples are taken relative to those of the mean of R₊ and R₋, so that no
+#    sample is on the other side of a jump by 180°.
+
+
+_TOGETHER = 64  # points whose joint distributions are computed at once
+
+
+@dataclass(frozen=True)
+class TidalEllipses:
+    """The ellipses of one tidal constituent at n points, each as a `Summary` of shape (n,).
+
+    The field of the constituent is largest along the inclination at the phase, w(t) = semi-major
+    axis at νt = phase. If an ellipse is hardly known, its mean semi-major axis is too large, as for
+    every mean of a modulus.
+
+    Attributes:
+        semi_major: amplitude along the major axis, in units of the field.
+        semi_minor: amplitude along the minor axis; negative if the field turns clockwise.
+        inclination: of the major axis, in degrees from the first direction of space towards the
+            second, between 0 and 180 for the mean field.
+        phase: in degrees after the epoch, between 0 and 360 for the mean field. Intervals of both
+            angles may go beyond.
+    """
+
+    semi_major: Summary
+    semi_minor: Summary
+    inclination: Summary
+    phase: Summary
+
+    @classmethod
+    def of(
+        cls, cosine: Float[Tensor, "S n 2"], sine: Float[Tensor, "S n 2"], level: float = 0.95
+    ) -> "TidalEllipses":
+        """The ellipses of samples of a cos νt + b sin νt.
+
+        Args:
+            cosine: samples of a.
+            sine: samples of b.
+            level: the probability of the intervals.
+
+        Example:
+            >>> import torch
+            >>> from gp_orff.models.ellipses import TidalEllipses
+            >>> along = torch.tensor([[2.0, 0.0]]).expand(9, 1, 2)  # 2 cos νt along the first axis
+            >>> across = torch.tensor([[0.0, 1.0]]).expand(9, 1, 2)
+            >>> ellipse = TidalEllipses.of(along, across)
+            >>> ellipse.semi_major.mean.item(), ellipse.semi_minor.mean.item()
+            (2.0, 1.0)
+        """
+        a, b = (torch.view_as_complex(part.contiguous()) for part in (cosine, sine))
+        forward, backward = 0.5 * (a - 1j * b), 0.5 * (a + 1j * b)
+        (first, turn), (last, back) = _argument(forward), _argument(backward)
+        inclination = torch.rad2deg(0.5 * (first + last))
+        phase = torch.rad2deg(0.5 * (last - first))
+        half = torch.floor(inclination / 180)  # half a turn of the axis is one of the phase too
+        start = inclination - 180 * half, torch.remainder(phase + 180 * half, 360)
+        change = torch.rad2deg(0.5 * (turn + back)), torch.rad2deg(0.5 * (back - turn))
+        sizes = forward.abs() + backward.abs(), forward.abs() - backward.abs()
+        angles = (middle + part for middle, part in zip(start, change, strict=True))
+        return cls(*(Summary.of(samples, level) for samples in (*sizes, *angles)))
+
+
+def _argument(
+    wave: Complex[Tensor, "S n"],
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "S n"]]:
+    """The argument of the mean, and that of every sample relative to it."""
+    mean = wave.mean(0)
+    return mean.angle(), (wave * mean.conj()).angle()
+
+
+class Part(Protocol):
+    """The posterior of a constituent, and of nothing else but a constant mean."""
+
+    def __call__(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
+        """The joint distribution at n points."""
+
+    def mean(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
+        """The posterior mean at n points."""
+
+
+def ellipses(
+    part: Part,
+    leaf: Leaf,
+    x: Float[Tensor, "n k"],
+    box: Sequence[tuple[float, float]],
+    epoch: float,
+    num_samples: int,
+    level: float,
+    seed: int,
+) -> TidalEllipses:
+    """The ellipses of a constituent at points x without time; see `FieldPosterior.ellipses`.
+
+    Args:
+        part: the posterior of the constituent.
+        leaf: of the kernel tree, which is the constituent.
+        x: (n, k), the points.
+        box: (low, high) of every input in the data, time included.
+        epoch: the time from which phases count.
+        num_samples: the number of samples.
+        level: the probability of the intervals.
+        seed: of the random numbers.
+
+    Raises:
+        ValueError: points of another shape, or a level that is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"ellipses expects a level between 0 and 1, got {level}")
+    (time,) = leaf.active_dims
+    period, middle = 2 * leaf.kernel.period_length.item(), 0.5 * sum(box[time])
+    start = epoch + period * round((middle - epoch) / period)
+    times = torch.tensor([0.0, 0.25], dtype=torch.float64) * period + start
+    generator = torch.Generator().manual_seed(seed)
+    samples = []
+    for points in as_points(torch.as_tensor(x), len(box) - 1).double().split(_TOGETHER):
+        joint = part(_at_times(points, time, times))
+        later = part.mean(_at_times(points, time, times + 0.5 * period))
+        mean, covariance = 0.5 * (joint.mean - later), joint.covariance_matrix
+        root = cholesky(covariance.double().cpu())
+        normal = torch.randn(num_samples, len(root), generator=generator, dtype=torch.float64)
+        drawn = mean.double().cpu().flatten() + normal @ root.mT
+        samples.append(drawn.unflatten(-1, (2, len(points), 2)))
+    cosine, sine = torch.cat(samples, dim=2).unbind(1)
+    return TidalEllipses.of(cosine, sine, level)
+
+
+def _at_times(
+    points: Float[Tensor, "n k"], column: int, times: Float[Tensor, "m"]
+) -> Float[Tensor, "m*n d"]:
+    """The points at each time, which becomes an input column."""
+    copies = points.double().repeat(len(times), 1)
+    moments = times.repeat_interleave(len(points)).unsqueeze(-1).to(copies)
+    return torch.cat([copies[:, :column], moments, copies[:, column:]], dim=-1)
+
+
+def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, int | None]:
+    """The leaf that is a constituent, and the number of its summand; None if it is no sum.
+
+    Raises:
+        ValueError: a field that is not planar, or a kernel without the constituent, or with it in
+            another place than a summand.
+    """
+    if num_outputs(kernel) != 2:
+        raise ValueError(
+            f"ellipses expects two components of a plane, got a field of {num_outputs(kernel)}"
+        )
+    leaves = {leaf.kernel.constituent: leaf for leaf in tidal_leaves(kernel)}
+    if name not in leaves:
+        raise ValueError(
+            f"ellipses expects a constituent of the kernel, {', '.join(leaves) or 'which has none'}"
+            f", got {name!r}; make the kernel with gp_orff.tides"
+        )
+    leaf = leaves[name]
+    if _is_only(kernel, leaf):
+        return leaf, None
+    for number, summand in enumerate(summands(kernel)):
+        if _is_only(summand, leaf):
+            return leaf, number
+    raise ValueError(
+        f"ellipses expects a sum with {name} as one summand, as gp_orff.tides makes it, got a "
+        "kernel of another form"
+    )
+
+
+def _is_only(kernel: Kernel, leaf: Leaf) -> bool:
+    """Whether all terms have this leaf."""
+    return all(any(part.kernel is leaf.kernel for part in term.leaves) for term in terms(kernel))

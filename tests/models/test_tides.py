@@ -1,0 +1,224 @@
+"""Tides in models: ellipses against closed forms and coverage, files, and short records."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+
+import gp_orff
+from gp_orff.kernels.lines import TidalKernel
+from gp_orff.models.ellipses import TidalEllipses
+
+NAMES = ("M2", "K1")
+PERIODS = {name: TidalKernel(name).period for name in NAMES}
+
+
+def in_space(lengthscale=0.5):
+    base = RBFKernel().double()
+    base.lengthscale = lengthscale
+    kernel = gp_orff.HelmholtzKernel(base, num_dims=2, active_dims=(0, 1)).double()
+    kernel.curl_free.outputscale, kernel.divergence_free.outputscale = 0.02, 0.05
+    return kernel
+
+
+def tides(names=NAMES, **options):
+    return gp_orff.tides(in_space(), names, active_dims=(2,), **options).double()
+
+
+def record(count=300, hours=400.0, noise=0.1, seed=0):
+    """Points in the unit square and time, tides at them, and the parts a and b of each."""
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.rand(20, 2, generator=generator, dtype=torch.float64)
+    at = torch.randint(20, (count,), generator=generator)
+    time = hours * torch.rand(count, generator=generator, dtype=torch.float64)
+    root = torch.linalg.cholesky(in_space()(places).to_dense() + 1e-9 * torch.eye(40))
+    normal = torch.randn(len(NAMES), 40, 2, generator=generator, dtype=torch.float64)
+    parts = (root @ normal).unflatten(1, (20, 2))  # (constituents, places, outputs, a and b)
+    y = noise * torch.randn(count, 2, generator=generator, dtype=torch.float64)
+    for name, part in zip(NAMES, parts, strict=True):
+        phase = 2 * math.pi * time[:, None] / PERIODS[name]
+        y = y + phase.cos() * part[at, :, 0] + phase.sin() * part[at, :, 1]
+    return (
+        places,
+        torch.cat([places[at], time[:, None]], dim=-1),
+        y,
+        dict(zip(NAMES, parts, strict=True)),
+    )
+
+
+def conditioned(kernel, x, y, noise=0.1, **options):
+    model = gp_orff.VectorFieldGP(kernel, **options)
+    model.likelihood.noise = noise**2
+    return model.condition(x, y)
+
+
+@pytest.mark.parametrize("inclination", [0.0, 30.0, 100.0, 179.0])
+@pytest.mark.parametrize("phase", [1.0, 90.0, 250.0])
+@pytest.mark.parametrize("minor", [0.4, -0.4])
+def test_ellipses_of_given_amplitudes(inclination, phase, minor):
+    """w = e^{iθ} (M cos(νt − g) + i m sin(νt − g)), the ellipse by definition."""
+    turn, lag = np.exp(1j * np.deg2rad(inclination)), np.deg2rad(phase)
+    a = turn * (2 * np.cos(lag) - 1j * minor * np.sin(lag))
+    b = turn * (2 * np.sin(lag) + 1j * minor * np.cos(lag))
+    noise = 1e-3 * torch.randn(2, 400, 1, 2, generator=torch.Generator().manual_seed(0)).double()
+    cosine, sine = (torch.tensor([[own.real, own.imag]]).double() for own in (a, b))
+    found = TidalEllipses.of(cosine + noise[0], sine + noise[1])
+    assert found.semi_major.mean.item() == pytest.approx(2, abs=5e-4)
+    assert found.semi_minor.mean.item() == pytest.approx(minor, abs=5e-4)
+    assert found.semi_major.sd.item() == pytest.approx(1e-3, rel=0.2)
+    turns = (found.inclination.mean.item() - inclination) / 180  # 0 and 180 are one axis
+    assert turns == pytest.approx(round(turns), abs=1e-3)
+    halves = (found.phase.mean.item() - phase) / 180 + round(turns)
+    assert halves / 2 == pytest.approx(round(halves / 2), abs=1e-3)
+    for angle in (found.inclination, found.phase):
+        assert angle.sd.item() < 0.1
+        assert angle.low.item() < angle.mean.item() < angle.high.item()
+
+
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_ellipses_are_those_of_dense_algebra(rule):
+    """With little noise they are those of the truth; their spread is that of the posterior of a
+    and b, here from the covariance between data and a or b, that is written out."""
+    places, x, y, _ = record(60)
+    kernel = tides()
+    choice = {} if rule == "exact" else {"frequencies": gp_orff.Grid.for_data(x, tolerance=1e-7)}
+    found = conditioned(kernel, x, y, **choice).posterior().ellipses("K1", places[:3], seed=1)
+    space = in_space()(torch.cat([places, places])[:3], x[:, :2]).to_dense()
+    whole = kernel(x).to_dense() + 0.01 * torch.eye(120)
+    phase = 2 * math.pi * x[:, 2].repeat_interleave(2) / PERIODS["K1"]
+    cross = torch.cat([space * phase.cos(), space * phase.sin()])
+    prior = in_space()(places[:3]).to_dense()
+    mean = cross @ torch.linalg.solve(whole, y.flatten())
+    covariance = torch.block_diag(prior, prior) - cross @ torch.linalg.solve(whole, cross.mT)
+    root = torch.linalg.cholesky(covariance)
+    normal = torch.randn(20000, 12, generator=torch.Generator().manual_seed(2)).double()
+    cosine, sine = (mean + normal @ root.mT).unflatten(-1, (2, 3, 2)).unbind(1)
+    expected = TidalEllipses.of(cosine, sine)
+    for name in ("semi_major", "semi_minor", "inclination"):
+        mine, theirs = getattr(found, name), getattr(expected, name)
+        error = 5 * theirs.sd / 1000**0.5  # five standard errors of a mean of 1000 samples
+        assert ((mine.mean - theirs.mean).abs() < error).all()
+        torch.testing.assert_close(mine.sd, theirs.sd, rtol=0.15, atol=0)
+
+
+@pytest.mark.slow
+def test_ellipses_of_a_record_cover_the_truth():
+    """Learned hyperparameters, and 20 positions of each of four records, which depend on one
+    another: .95 within a tenth."""
+    inside = {name: [] for name in ("semi_major", "semi_minor", "inclination", "phase")}
+    for seed in range(4):
+        places, x, y, parts = record(seed=seed)
+        kernel = gp_orff.tides(in_space(1.0), NAMES, active_dims=(2,))
+        field = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False).posterior()
+        for name in NAMES:
+            true = TidalEllipses.of(*parts[name].expand(3, -1, -1, -1).unbind(-1))
+            found = field.ellipses(name, places)
+            for quantity, hits in inside.items():
+                own, truth = getattr(found, quantity), getattr(true, quantity).mean
+                if quantity in ("inclination", "phase"):  # the same axis, from its other end
+                    truth = truth + 180 * ((own.mean - truth) / 180).round()
+                hits.append(((own.low <= truth) & (truth <= own.high)).double().mean())
+    for quantity, hits in inside.items():
+        assert sum(hits) / len(hits) > 0.85, quantity
+
+
+def test_phases_count_from_the_epoch():
+    places, x, y, _ = record(60)
+    field = conditioned(tides(), x, y).posterior()
+    later = PERIODS["M2"] * 0.2
+    first, second = (field.ellipses("M2", places, epoch=epoch) for epoch in (0.0, later))
+    change = (first.phase.mean - second.phase.mean - 72) / 360
+    torch.testing.assert_close(change, change.round(), rtol=0, atol=0.02)
+    torch.testing.assert_close(first.semi_major.mean, second.semi_major.mean, rtol=0.02, atol=0)
+
+
+def test_one_constituent_and_a_mean():
+    """A constant mean is no tide."""
+    places, x, y, _ = record(80)
+    ellipses = []
+    for constant in (0.0, 3.0):
+        field = conditioned(tides(["M2"]), x, y + constant).posterior()
+        ellipses.append(field.ellipses("M2", places).semi_major.mean)
+    torch.testing.assert_close(*ellipses, rtol=0, atol=1e-3)
+
+
+def test_samples_of_the_prior_repeat():
+    """After a period; without a domain, too, where the number of inputs is that of the columns."""
+    _, x, _, _ = record(5)
+    for domain in (None, ((0, 1), (0, 1), (0, 400))):
+        paths = gp_orff.sample_prior(tides(["M2"]), 4, domain=domain)
+        later = x + torch.tensor([0.0, 0.0, PERIODS["M2"]]).double()
+        torch.testing.assert_close(paths(later), paths(x), rtol=0, atol=1e-6)
+
+
+def test_tides_beside_eddies():
+    places, x, y, parts = record(200, noise=0.05)
+    eddies = in_space() * MaternKernel(nu=0.5, active_dims=(2,)).double()
+    field = conditioned(tides() + eddies, x, y).posterior()
+    found = field.ellipses("M2", places)
+    true = TidalEllipses.of(*parts["M2"].expand(3, -1, -1, -1).unbind(-1))
+    errors = (found.semi_major.mean - true.semi_major.mean) / found.semi_major.sd
+    assert errors.square().mean() < 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"constituent": "S2"}, "constituent of the kernel, M2, K1"),
+        ({"level": 1.5}, "level between 0 and 1"),
+        ({"x": torch.zeros(2, 3)}, "2"),
+    ],
+)
+def test_wrong_ellipses(arguments, message):
+    places, x, y, _ = record(30)
+    field = conditioned(tides(), x, y).posterior()
+    with pytest.raises(ValueError, match=message):
+        field.ellipses(**{"constituent": "M2", "x": places, **arguments})
+
+
+def test_a_constituent_that_is_no_summand():
+    places, x, y, _ = record(30)
+    product = tides() * MaternKernel(active_dims=(2,)).double()
+    field = conditioned(product, x, y).posterior()
+    with pytest.raises(ValueError, match="as one summand"):
+        field.ellipses("M2", places)
+
+
+def test_a_short_record_warns():
+    """Of a day, which separates M2 and K1, but not M2 and S2."""
+    _, x, y, _ = record(30, hours=30.0)
+    with pytest.warns(gp_orff.DataWarning, match=r"M2 and S2 \(354.4\)"):
+        conditioned(tides(["M2", "S2", "K1"]), x, y)
+    conditioned(tides(), x, y)
+
+
+@pytest.mark.parametrize("bound", [None, 0.01])
+def test_files(tmp_path, bound):
+    places, x, y, _ = record(40)
+    model = conditioned(tides(period_bound=bound), x, y)
+    model.save(tmp_path / "tides.pt")
+    again = gp_orff.VectorFieldGP.load(tmp_path / "tides.pt")
+    one, other = (own.posterior().ellipses("M2", places).phase for own in (model, again))
+    torch.testing.assert_close(one.mean, other.mean, rtol=0, atol=1e-9)
+    trained = [
+        [p.requires_grad for name, p in own.named_parameters() if "period" in name]
+        for own in (model.kernel, again.kernel)
+    ]
+    assert trained == [[bound is not None] * 2] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frequencies", [None, gp_orff.QuasiMonteCarlo(256)])
+def test_a_period_is_learned(frequencies):
+    """Of a tide in which M2 is 0.3 % too long, within a bound of 1 %."""
+    _, x, y, _ = record(200, hours=800.0, noise=0.02)
+    x[:, 2] = 1.003 * x[:, 2]
+    kernel = tides(period_bound=0.01)
+    options = {} if frequencies is None else {"frequencies": frequencies}
+    with gp_orff.settings.check_features(False):
+        model = gp_orff.VectorFieldGP(kernel, **options).fit(x, y, progress=False)
+    for own in model.kernel.modules():
+        if isinstance(own, TidalKernel):
+            assert 2 * own.period_length.item() / own.period == pytest.approx(1.003, abs=3e-4)
