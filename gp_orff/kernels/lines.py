@@ -10,7 +10,7 @@ from itertools import combinations
 from operator import add
 
 import numpy as np
-import scipy.special
+import scipy
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import CosineKernel, Kernel, MultitaskKernel, PeriodicKernel, ScaleKernel
