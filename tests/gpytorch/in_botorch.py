@@ -6,6 +6,7 @@ Run by `test_botorch.py`.
 import math
 from copy import deepcopy
 
+import gpytorch
 import pytest
 import torch
 from botorch.acquisition import (
@@ -200,6 +201,21 @@ def test_training_and_files():
     fresh.load_state_dict(fitted.state_dict())
     expected = deepcopy(fitted).posterior(places()).mean
     torch.testing.assert_close(fresh.posterior(places()).mean, expected)
+
+
+def test_a_fit_on_a_grid_reaches_the_optimum_of_the_exact_kernel():
+    """From an eighth of the best lengthscale: the grid follows."""
+    values = []
+    for rule in (None, gp_orff.Grid(domain=((-0.2, 1.2), (-0.2, 1.2)), tolerance=1e-6)):
+        field = kernel()
+        field.base_kernel.base_kernel.lengthscale = 0.05
+        made = FieldGP(*data(), field, frequencies=rule)
+        mll = ExactMarginalLogLikelihood(made.likelihood, made)
+        with gpytorch.settings.fast_computations(True, True, True):
+            fit_gpytorch_mll(mll)
+            made.train()
+            values.append(mll(made(*made.train_inputs), made.train_targets).item())
+    assert abs(values[1] - values[0]) < 1e-3  # nats a number
 
 
 def test_shapes_that_do_not_fit():

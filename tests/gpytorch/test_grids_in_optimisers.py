@@ -26,7 +26,6 @@ def model_at(lengthscale, y, rule=None):
     field.base_kernel.lengthscale, field.outputscale = lengthscale, lengthscale**2
     kernel = field if rule is None else gp_orff.ORFFKernel(field, rule)
     model = vector_gp(X, y, kernel, 0.3, has_task_noise=False)
-    model.transform_inputs = lambda X, input_transform=None: X  # for botorch
     return model, field
 
 
@@ -70,20 +69,6 @@ def test_the_optimum_is_that_of_the_exact_kernel(frequency, start):
     fresh, _ = model_at(start, y, gp_orff.Grid.for_data(X))
     fresh.load_state_dict(grid.state_dict())
     torch.testing.assert_close(fresh.eval()(XS).variance, grid(XS).variance)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_fit_of_botorch():
-    fit = pytest.importorskip("botorch.fit").fit_gpytorch_mll
-    values = []
-    for rule in (None, gp_orff.Grid.for_data(X)):
-        model, _ = model_at(0.05, data(6.0), rule)
-        with gpytorch.settings.fast_computations(True, True, True):
-            fit(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
-            values.append(evidence(model).item())
-    assert abs(values[1] - values[0]) < MOST
 
 
 def test_only_training_changes_the_grid():
