@@ -387,16 +387,10 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
 
     Raises:
         GridBudgetError: no lattice within the number of features.
-        NotImplementedError: a field kernel whose potential is periodic, or a periodic kernel of
-            several inputs.
+        NotImplementedError: a periodic kernel of several inputs.
     """
     others = [term for term in terms if not has_lines(term)]
     with_lines = [term for term in terms if has_lines(term)]
-    if any(not leaf.is_constant for term in with_lines for leaf in _leaves(term)):
-        raise NotImplementedError(
-            "expected a potential with a spectral density, got a periodic one, which no grid is "
-            "known for; multiply the field kernel by a periodic kernel of time"
-        )
     if any(leaf.num_dims > 1 for term in with_lines for leaf in _leaves(term)):
         raise NotImplementedError(
             "expected periodic kernels of one input, got one of several, which no grid is known "

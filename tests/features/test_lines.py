@@ -224,12 +224,6 @@ GRID = gp_orff.Grid(domain=BOX, max_features=500)
 
 
 def test_what_is_refused():
-    with pytest.raises(NotImplementedError, match="potential with a spectral density"):
-        gp_orff.ORFFKernel(
-            gp_orff.CurlFreeKernel(periodic(active_dims=(0,)), num_dims=2, active_dims=(0, 1)),
-            GRID,
-            num_dims=3,
-        )
     across = in_space() * periodic(active_dims=(1,))
     expansion = expand(across, draw_frequencies(across, GRID, 3), 3)
     with pytest.raises(NotImplementedError, match="periodic in space"):
