@@ -1,5 +1,6 @@
 """Columns of kernels with spectra of lines: those of a lattice, times cosines and sines."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from gp_orff.features.draws import (
     TermSpectrum,
 )
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
+from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.rings import SharedFrequencies
 from gp_orff.features.truncation import (
@@ -364,6 +366,7 @@ class LineDraw(GridDraw):
             )
 
 
+_COARSER = 4.0  # the ratio of tolerances that are tried under a budget
 _MOVED = 1e-9  # relative change of a period that is more than rounding
 _DISPLACED = 1e-3  # and more than that of a difference quotient
 
@@ -383,26 +386,45 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
         most: the number of features allowed; terms with lines get up to half of them in a sum.
 
     Raises:
-        NotImplementedError: a field kernel whose potential is periodic.
+        GridBudgetError: no lattice within the number of features.
+        NotImplementedError: a periodic kernel of several inputs.
     """
     others = [term for term in terms if not has_lines(term)]
     with_lines = [term for term in terms if has_lines(term)]
-    if any(not leaf.is_constant for term in with_lines for leaf in _leaves(term)):
+    if any(leaf.num_dims > 1 for term in with_lines for leaf in _leaves(term)):
         raise NotImplementedError(
-            "expected a potential with a spectral density, got a periodic one, which no grid is "
-            "known for; multiply the field kernel by a periodic kernel of time"
+            "expected periodic kernels of one input, got one of several, which no grid is known "
+            "for; give active_dims=, and multiply kernels of one input each"
         )
     rests = [_without_lines(term) for term in with_lines]
     share = most // 2 if others else most
     num_inputs = 1 + max(dim for term in with_lines for leaf in term.leaves for dim in leaf.dims)
-    tolerance = grid.tolerance
-    for _ in range(2):  # a budget may raise the tolerance, which needs fewer lines
-        shorter, omitted = grid.lengthscale_range[0], tolerance
+
+    def attempt(tolerance: float) -> tuple[list, list[LatticeDraw], float]:
+        """Lines of each term for a tolerance, what the budget leaves for the lattice, and the
+        larger one of both tolerances."""
+        shorter = grid.lengthscale_range[0]
         lines = [_lines(term, num_inputs, tolerance, shorter) for term in with_lines]
         factors = max(2 * len(nu) - (~nu.any(axis=-1)).sum() for nu, _, _ in lines)
         budget = None if grid.max_features is None else max(int(share // factors), 1)
-        draws = replace(grid, max_features=budget).draw(rests)
-        tolerance = draws[0].lattice.tolerance.item()
+        try:
+            draws = replace(grid, max_features=budget).draw(rests)
+        except GridBudgetError:
+            if budget is None or _COARSER * tolerance >= 1:
+                raise
+            return lines, [], math.inf
+        return lines, draws, max(tolerance, draws[0].lattice.tolerance.item())
+
+    # Under a budget fewer lines leave more features for the lattice. The tolerance of the lines
+    # rises until it is that of the lattice; of the last two, the better one is taken.
+    omitted, best = grid.tolerance, attempt(grid.tolerance)
+    trial, tried = omitted, best
+    while tried[2] > trial and _COARSER * trial < 1:
+        trial *= _COARSER
+        tried = attempt(trial)
+        if tried[2] < best[2]:
+            omitted, best = trial, tried
+    lines, draws, _ = best
     every, place = np.unique(
         np.concatenate([nu for nu, _, _ in lines]), axis=0, return_inverse=True
     )

@@ -45,7 +45,7 @@ class LineSpectrum(Spectrum):
         (True, 5)
     """
 
-    is_weighted = False
+    has_density = is_weighted = False
 
     @abstractmethod
     def lines(self, count: int) -> tuple[Float[Tensor, "*b J"], Float[Tensor, "*b J"]]:

@@ -67,6 +67,7 @@ class Spectrum(ABC):
         2.0
     """
 
+    has_density = True  # rather than lines
     is_weighted = True  # whether `base` draws with weights ‖z‖^{2t}, t > 0, too
 
     @abstractmethod
@@ -271,6 +272,12 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
             "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
             "RQKernel, or a separable kernel, such as MultitaskKernel, of this one"
+        )
+    if not density.has_density:
+        raise NotImplementedError(
+            f"{owner} expects a base kernel with a spectral density, got {type(kernel).__name__}, "
+            "whose spectrum is lines and no spectral density; multiply a field kernel by it, as a "
+            "factor of time"
         )
     return density
 

@@ -14,7 +14,7 @@ import gpytorch
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel, PeriodicKernel
+from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
@@ -176,7 +176,6 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
         "num_tasks": k.covar_module_list[0].num_tasks,
         "rank": [_task_rank(term) for term in k.covar_module_list],
     },
-    PeriodicKernel: lambda k: {"ard_num_dims": k.period_length.shape[-1]},  # None is no default
     HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
     HarmonicKernel: lambda k: {
         "reference_height": None if k.follows_data else k.reference_height,
@@ -206,6 +205,9 @@ def _captured(module: Module) -> dict[str, object]:
         values["active_dims"] = dims.tolist()
     values |= _ARGUMENTS[type(module)](module) if type(module) in _ARGUMENTS else {}
     _require(all(parameters[name].default is None for name in kinds.keys() - values.keys()))
+    # PeriodicKernel has the default None of `ard_num_dims`, and does not take None.
+    if values.get("ard_num_dims", 0) is None:
+        del values["ard_num_dims"]
     names = {name: "*" for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL}
     return {names.get(name, name): value for name, value in values.items()}
 

@@ -487,6 +487,7 @@ def test_where_bounds_exist():
             expected = everything - {"brault"} if smooth else everything
         expected = {
             "lcm": everything,
+            "periodic": everything,
             "spectral_matrix": everything,
             "scalar_bessel": everything,  # power 2: moments of whole orders only
             "matern12": everything - {"hoeffding", "minh_pointwise"},

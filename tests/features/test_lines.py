@@ -1,6 +1,7 @@
 """Grids of kernels of lines, against exact kernels and dense algebra."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,27 @@ def test_a_budget_takes_fewer_lines_and_frequencies():
     whole = orff(x).to_dense()
     torch.testing.assert_close(whole.diagonal(), kernel(x).to_dense().diagonal(), rtol=1e-2, atol=0)
     assert max(own.truncated for own in orff.accuracy()) > 1e-4
+
+
+@pytest.mark.parametrize("most", [40, 400, 4000])
+def test_a_budget_is_shared_by_lines_and_lattice(most):
+    """The error of both together is at most that of other divisions, within a factor: those of
+    the lattice with one to nine lines, by the exact variance."""
+    kernel = scalar() * periodic(lengthscale=0.3, active_dims=TIME)
+    grid = gp_orff.Grid(domain=BOX, max_features=most, lengthscale_range=(1.0, 1.0))
+    orff = gp_orff.ORFFKernel(kernel, grid, num_dims=3)
+    assert orff.num_features <= most
+    (found,) = orff.accuracy()
+    shares = []
+    for count in range(1, 10):
+        part = replace(grid, max_features=max(most // (2 * count - 1), 1))
+        try:
+            (space,) = gp_orff.ORFFKernel(scalar(), part, num_dims=3).accuracy()
+        except ValueError:
+            continue
+        weights = gp_orff.spectrum(periodic(lengthscale=0.3)).lines(count)[1]
+        shares.append(1 - (1 - space.truncated) * weights.sum().item())
+    assert found.truncated < 4 * min(shares) + 1e-5
 
 
 SYMBOLS = {
@@ -202,12 +224,6 @@ GRID = gp_orff.Grid(domain=BOX, max_features=500)
 
 
 def test_what_is_refused():
-    with pytest.raises(NotImplementedError, match="potential with a spectral density"):
-        gp_orff.ORFFKernel(
-            gp_orff.CurlFreeKernel(periodic(active_dims=(0,)), num_dims=2, active_dims=(0, 1)),
-            GRID,
-            num_dims=3,
-        )
     across = in_space() * periodic(active_dims=(1,))
     expansion = expand(across, draw_frequencies(across, GRID, 3), 3)
     with pytest.raises(NotImplementedError, match="periodic in space"):

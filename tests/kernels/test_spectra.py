@@ -194,8 +194,8 @@ def test_gradients_stay_finite_where_the_scale_underflows(alpha):
 @pytest.mark.parametrize(
     "kernel",
     [
-        gpytorch.kernels.PeriodicKernel(),
-        gpytorch.kernels.CosineKernel(),
+        gpytorch.kernels.PiecewisePolynomialKernel(),
+        gpytorch.kernels.SpectralDeltaKernel(num_dims=1),
         gpytorch.kernels.ArcKernel(gpytorch.kernels.RBFKernel()),
     ],
 )

@@ -364,17 +364,24 @@ def test_what_a_recipe_cannot_say_is_asked_for(tmp_path):
         base = RBFKernel()
         return MultitaskKernel(base, num_tasks=2) + gp_orff.CurlFreeKernel(base, num_dims=2)
 
-    def periodic():  # its lengthscale has another shape than its arguments say
-        return gp_orff.SeparableKernel(gpytorch.kernels.PeriodicKernel(), torch.eye(2)).double()
-
-    for build in (own_transform, shared, periodic):
+    for build in (own_transform, shared):
         torch.manual_seed(0)  # gpytorch starts task covariances at random
-        rule = gp_orff.Auto() if build is periodic else gp_orff.MonteCarlo(8)
-        model = gp_orff.VectorFieldGP(build(), frequencies=rule).condition(x, y)
+        model = gp_orff.VectorFieldGP(build(), frequencies=gp_orff.MonteCarlo(8)).condition(x, y)
         model.save(tmp_path / "model.pt")
         with pytest.raises(ValueError, match="pass kernel="):
             _load(tmp_path)
         assert_same(model, _load(tmp_path, kernel=build()))
+
+
+def test_a_periodic_kernel_of_several_inputs(tmp_path):
+    """Which is exact only, and whose constructor does not take its default ard_num_dims=None."""
+    x, y, _ = flow(60)
+    kernel = gp_orff.SeparableKernel(gpytorch.kernels.PeriodicKernel(), torch.eye(2)).double()
+    model = gp_orff.VectorFieldGP(kernel).condition(x, y)
+    model.save(tmp_path / "model.pt")
+    assert_same(model, _load(tmp_path))
+    with pytest.raises(NotImplementedError, match="one input"):
+        gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x)).condition(x, y)
 
 
 def test_arguments_are_captured_from_attributes():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel
 
 import gp_orff
 from gp_orff.kernels.lines import TidalKernel
@@ -194,10 +194,12 @@ def test_a_short_record_warns():
     conditioned(tides(), x, y)
 
 
+@pytest.mark.parametrize("rule", ["exact", "grid"])
 @pytest.mark.parametrize("bound", [None, 0.01])
-def test_files(tmp_path, bound):
+def test_files(tmp_path, bound, rule):
     places, x, y, _ = record(40)
-    model = conditioned(tides(period_bound=bound), x, y)
+    choice = {} if rule == "exact" else {"frequencies": gp_orff.Grid.for_data(x, max_features=1000)}
+    model = conditioned(tides(period_bound=bound), x, y, **choice)
     model.save(tmp_path / "tides.pt")
     again = gp_orff.VectorFieldGP.load(tmp_path / "tides.pt")
     one, other = (own.posterior().ellipses("M2", places).phase for own in (model, again))
@@ -207,6 +209,23 @@ def test_files(tmp_path, bound):
         for own in (model.kernel, again.kernel)
     ]
     assert trained == [[bound is not None] * 2] * 2
+
+
+@pytest.mark.slow
+def test_a_season_is_fitted_on_a_grid():
+    """Its period is learned on few observations, within a tenth of a period over the record."""
+    _, x, _, _ = record(300, hours=200.0)
+    noise = 0.05 * torch.randn(300, 2, generator=torch.Generator().manual_seed(3)).double()
+    phase = 2 * math.pi * x[:, 2:] / PERIODS["M2"]
+    truth = phase.cos() * (1 + x[:, :2]) + phase.sin() * x[:, :2].flip(-1)
+    season = PeriodicKernel(active_dims=(2,))
+    season.period_length = 12.3
+    rule = gp_orff.Grid.for_data(x, max_features=600)
+    model = gp_orff.VectorFieldGP(in_space(1.0) * season, frequencies=rule)
+    field = model.fit(x, truth + noise, progress=False).posterior()
+    (time,) = (own for own in model.kernel.modules() if isinstance(own, PeriodicKernel))
+    assert time.period_length.item() == pytest.approx(PERIODS["M2"], abs=0.1 * 12.4**2 / 200)
+    assert (field.mean(x) - truth).square().mean().sqrt() < 0.04
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from gpytorch.kernels import (
     MaternKernel,
     MultitaskKernel,
     PeriodicKernel,
+    PiecewisePolynomialKernel,
     RBFKernel,
     RBFKernelGrad,
 )
@@ -51,9 +52,14 @@ CONSTRUCTION = {
         r"DivergenceFreeKernel needs.*got nu=0.5",
     ),
     "unknown_potential": (
+        lambda: gp_orff.CurlFreeKernel(PiecewisePolynomialKernel(), num_dims=2),
+        NotImplementedError,
+        r"PiecewisePolynomialKernel; known are .*MaternKernel, RBFKernel, RQKernel.* Register",
+    ),
+    "periodic_potential": (
         lambda: gp_orff.CurlFreeKernel(PeriodicKernel(), num_dims=2),
         NotImplementedError,
-        r"PeriodicKernel; known are .*MaternKernel, RBFKernel, RQKernel.* Register",
+        r"CurlFreeKernel expects.*spectral density, got PeriodicKernel.*multiply",
     ),
     "derivative_kernel_in_disguise": (
         lambda: gp_orff.CurlFreeKernel(RBFKernelGrad(), num_dims=2),
@@ -86,9 +92,9 @@ CONSTRUCTION = {
         r"num_dims=2\) expects 2 active_dims.*got 3",
     ),
     "features_of_an_unknown_spectrum": (
-        lambda: gp_orff.ORFFKernel(PeriodicKernel(), RULE, num_dims=1),
+        lambda: gp_orff.ORFFKernel(PiecewisePolynomialKernel(), RULE, num_dims=1),
         NotImplementedError,
-        r"no spectral density is known for PeriodicKernel; known are.*register",
+        r"no spectral density is known for PiecewisePolynomialKernel; known are.*register",
     ),
     "features_in_an_unknown_dimension": (
         lambda: gp_orff.ORFFKernel(RBFKernel(), RULE),
