@@ -120,7 +120,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     Raises:
         ImportError: BoTorch is not installed; `pip install gp_orff[botorch]`.
         ValueError: shapes that do not fit each other or the kernel, or a single output; both
-            `train_Yvar` and a likelihood; noise in a likelihood beside an outcome transform.
+            `train_Yvar` and a likelihood; noise in a likelihood with an outcome transform.
         botorch.exceptions.InputDataError: NaN in train_X or train_Y.
 
     Example:
@@ -302,8 +302,9 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         """The observations (n, p) and their known variances, as `load_state_dict` transforms them
         anew."""
-        known = isinstance(self.likelihood, KnownNoiseLikelihood)
-        return self.train_targets, self.likelihood.noise if known else None
+        if isinstance(self.likelihood, KnownNoiseLikelihood):
+            return self.train_targets, self.likelihood.noise
+        return self.train_targets, None
 
     def _restore_targets_and_noise(self, Y: Tensor, Yvar: Tensor | None, strict: bool) -> None:
         self.set_train_data(targets=Y, strict=strict)
@@ -317,8 +318,8 @@ def _check_noise(
     """Raise unless the noise of the data has one source, in a scale that is known."""
     if variances is not None and likelihood is not None:
         raise ValueError("expected train_Yvar or a likelihood, got both; leave one of them out")
-    known = isinstance(likelihood, KnownNoiseLikelihood) and likelihood.noise is not None
-    if known and transform is not None:
+    given = likelihood.noise if isinstance(likelihood, KnownNoiseLikelihood) else None
+    if given is not None and transform is not None:
         raise ValueError(
             "expected train_Yvar=, variances in the units of train_Y, which are transformed "
             "together with it, got noise in a KnownNoiseLikelihood; for covariances (n, p, p) "

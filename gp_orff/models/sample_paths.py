@@ -489,10 +489,10 @@ def _drawn(
 def _num_inputs(kernel: Kernel, box: Box | None) -> int:
     """The number of inputs: that of the domain, or as many as a kernel knows of."""
     spectra = term_spectra(kernel, None if box is None else len(box))
-    known = max(1 + max(leaf.dims) for spectrum in spectra for leaf in spectrum.leaves)
-    if box is not None and len(box) < known:
+    least = max(1 + max(leaf.dims) for spectrum in spectra for leaf in spectrum.leaves)
+    if box is not None and len(box) < least:
         raise ValueError(
-            f"expected domain= with (low, high) of each input of the kernel, {known} inputs, or "
+            f"expected domain= with (low, high) of each input of the kernel, {least} inputs, or "
             f"more, got {len(box)}"
         )
-    return known if box is None else len(box)
+    return least if box is None else len(box)
