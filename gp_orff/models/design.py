@@ -104,30 +104,31 @@ class Side:
     @classmethod
     def of(cls, distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> "Side":
         """Of any layers of a distribution; what is white, or common to all points, is of no use."""
-        inner, effect = distribution, x.new_zeros(1, 0)
+        inner, effect = distribution, None
         while isinstance(inner, Plus | WithMean):
             if isinstance(inner, WithMean):
                 effect = inner.effect(x).flatten(0, 1)
             inner = inner.distribution
         core, rows = _given(inner, x)
+        if effect is None:  # the mean is known
+            effect = x.new_zeros(rows.shape[_along(core)], 0)
         return cls(core, x, rows, effect)
 
     def take(self, points: Int[Tensor, "k"]) -> "Side":
         """Some of the points."""
-        q, along = self.core_outputs, isinstance(self.core, ExactPosterior)
+        q = len(self.effect) // len(self.x)
         rows = (points.unsqueeze(-1) * q + torch.arange(q).to(points)).flatten()
-        chosen = self.rows[:, rows] if along else self.rows[rows]
-        effect = self.effect[rows] if self.effect.shape[-1] else self.effect
-        return replace(self, x=self.x[points], rows=chosen, effect=effect)
-
-    @property
-    def core_outputs(self) -> int:
-        """q."""
-        return self.rows.shape[1 if isinstance(self.core, ExactPosterior) else 0] // len(self.x)
+        chosen = self.rows.index_select(_along(self.core), rows)
+        return replace(self, x=self.x[points], rows=chosen, effect=self.effect[rows])
 
     def covariance(self, other: "Side") -> Float[Tensor, "n*q m*r"]:
         """Cov[t(x), s(z)] given the data."""
         return _between(self.core, self, other) + self.effect @ other.effect.mT
+
+
+def _along(core: WeightPosterior | ExactPosterior) -> int:
+    """The dimension of the points in `Side.rows`."""
+    return 1 if isinstance(core, ExactPosterior) else 0
 
 
 Given = tuple[WeightPosterior | ExactPosterior, Tensor]

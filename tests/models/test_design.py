@@ -5,6 +5,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import MultitaskMean, ZeroMean
 
 import gp_orff
 
@@ -72,6 +73,25 @@ def test_gains_are_those_of_models_with_the_observations(rule, target):
     assert len(set(found.indices.tolist())) == 3
     assert found.indices[0] == found.first.argmax()
     torch.testing.assert_close(found.points, candidates[found.indices])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_with_a_known_mean(rule):
+    def known(x, y):
+        mean = MultitaskMean(ZeroMean(), num_tasks=2)
+        made = gp_orff.VectorFieldGP(kernel(), mean=mean, frequencies=RULES[rule])
+        made.likelihood.noise = NOISE
+        return made.condition(x, y).posterior()
+
+    posterior, candidates = known(X, Y), draw(4, 2, seed=5)
+    before = variance(posterior, None)
+    design = posterior.design(candidates, 2, region=REGION)
+    x = torch.cat([X, candidates[design.indices]])
+    after = variance(known(x, torch.cat([Y, Y[:2]])), None)
+    assert design.gains.sum().item() == pytest.approx(before - after, rel=1e-5)
+    losses = posterior.redundancy(np.arange(len(X)), region=REGION).losses
+    without = variance(known(X[1:], Y[1:]), None)
+    assert losses[0].item() == pytest.approx(without - before, rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["exact", "grid"])
