@@ -70,6 +70,7 @@ from gp_orff.models.state import (
     copied_if_small,
     default_mean,
     is_trained,
+    raw_parameters,
     restored_on_failure,
     with_groups,
 )
@@ -1030,8 +1031,8 @@ class VectorFieldGP(GP):
     def _hyperparameters(self) -> Float[Tensor, "k"]:
         """Raw parameters of the kernel and all likelihoods, and a fixed mean."""
         modules, mean = [self.kernel, *self._every_likelihood.values()], self._fixed_mean
-        values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
-        return torch.cat(values if mean is None else [*values, mean.double()]).cpu()
+        values = raw_parameters(modules)
+        return values if mean is None else torch.cat([values, mean.double().cpu()])
 
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""
