@@ -376,15 +376,18 @@ class FieldPosterior(NamedSymbols):
             candidates: points (C, d) where vectors may be observed.
             count: how many of them are chosen, each at most once.
             target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
-            region: points (m, d), or a box ((low, high), ...) for 256 quasi-random points in it;
-                the box of the data if None. A target along a given path has one point, zero.
+            region: points (m, d), or a box as a tuple ((low, high), ...), for 256 quasi-random
+                points in it; that of the data if None. A target along a given path has one point,
+                zero.
             directions: (C, p), where candidates observe the components along them.
             noise: the variance of an observation, (C,) of each, (p,) of each component, or
-                covariances (p, p) or (C, p, p); that which was learned if None.
+                covariances (p, p) or (C, p, p); that of the data if None, where all have the same.
             cost: (C,), by which decreases are divided before they are compared.
 
         Raises:
-            ValueError: shapes that do not fit, or noise of several groups of which none is chosen.
+            ValueError: shapes that do not fit or may mean two things, such as a list of two pairs
+                as region, or noise of the data that differs between them.
+            NotImplementedError: no `noise` beside a likelihood that pseudo-observations represent.
 
         Example:
             >>> import gp_orff, torch
@@ -416,7 +419,7 @@ class FieldPosterior(NamedSymbols):
         Raises:
             NotImplementedError: observations along tracks, a model of statistics alone, or
                 labels for observations of several groups or with missing components.
-            ValueError: labels that do not fit the data.
+            ValueError: labels that do not fit the data, which lack copies and rows without values.
 
         Example:
             >>> import gp_orff, torch
