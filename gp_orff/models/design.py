@@ -309,8 +309,8 @@ def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
             "design expects noise= beside a likelihood that is neither Gaussian nor Student-t, "
             "which has no noise variance; give that of an instrument with Gaussian noise"
         )
-    known = [data.weights_of[key] for key in data.keys if key.known and key.label == label]
-    weights = reduce(add, known) if known else Weights.of(None, 1)
+    given = [data.weights_of[key] for key in data.keys if key.known and key.label == label]
+    weights = reduce(add, given) if given else Weights.of(None, 1)
     equal = math.isclose(weights.count * weights.squares, weights.total**2)  # or larger
     equal &= all(part.given is None for part in data.tracks if part.key.label == label)
     if not equal or (label != DEFAULT and len(labels) > 1):

@@ -387,7 +387,7 @@ class FieldPosterior(NamedSymbols):
         Raises:
             ValueError: shapes that do not fit or may mean two things, such as a list of two pairs
                 as region, or noise of the data that differs between them.
-            NotImplementedError: no `noise` beside a likelihood that pseudo-observations represent.
+            NotImplementedError: no `noise` for pseudo-observations, which have none.
 
         Example:
             >>> import gp_orff, torch

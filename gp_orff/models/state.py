@@ -132,7 +132,7 @@ class ModelState:
 
     @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
-        """What weights and pseudo-observations depend on beside the data: the kinds of likelihood
+        """What weights and pseudo-observations depend on, but for the data: the kinds of likelihood
         of their groups, and raw parameters."""
         labels = sorted({key.label for key in self.data.keys})
         chosen = [self.likelihoods[label] for label in labels]

@@ -9,6 +9,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
+    BetaLikelihood,
     Likelihood,
     PoissonLikelihood,
     SoftmaxLikelihood,
@@ -589,6 +590,30 @@ def test_predictions_of_left_out_signs():
 
 
 # messages
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "wrong", "message"),
+    [
+        (BernoulliLikelihood(), -1.0, r"expects 0 or 1.*got -1\.0 and 1 other"),
+        (PoissonLikelihood(), -1.0, r"expects counts 0, 1, 2.*got -1\.0"),
+        (PoissonLikelihood(), 0.5, r"expects counts.*got 0\.5"),
+        (BetaLikelihood(), 1.5, r"BetaLikelihood expects .*got 1\.5"),
+        (softmax(), 3.0, r"SoftmaxLikelihood expects .*got 3\.0"),
+    ],
+)
+def test_values_outside_of_the_support(likelihood, wrong, message):
+    x, joint = unit_cube(10), isinstance(likelihood, SoftmaxLikelihood)
+    model = gp_orff.VectorFieldGP(three_classes() if joint else rbf(), likelihood=likelihood)
+    y = torch.full((10,), 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0).double()
+    model.condition(x, y)
+    y[[3, 7]] = wrong
+    with pytest.raises(ValueError, match=message):
+        model.update(x, y)
+    assert model.state.data.survey.num_values == 10 * (3 if joint else 1)
+    if not joint:
+        y[[3, 7]] = torch.nan  # the remedy
+        model.update(x, y, missing="mask")
 
 
 def test_what_is_out_of_reach():
