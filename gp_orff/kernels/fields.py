@@ -350,7 +350,9 @@ def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
     names = {module: name for name, module in kernel.named_modules()}
     if part in names:
         return copy.get_submodule(names[part])
-    return HelmholtzKernel.of_halves(*(copy.get_submodule(names[half]) for half in part.kernels))
+    parts = [counterpart(summand, kernel, copy) for summand in part.kernels]
+    whole = isinstance(part, HelmholtzKernel)
+    return HelmholtzKernel.of_halves(*parts) if whole else AdditiveKernel(*parts)
 
 
 def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:

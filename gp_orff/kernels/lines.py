@@ -1,6 +1,5 @@
 """Spectra of lines: kernels of one input that repeat, as tides and seasons do."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -359,12 +358,12 @@ def inseparable(kernel: Kernel, durations: Sequence[float]) -> list[tuple[str, s
         durations: T along every input.
     """
     pairs = []
-    for one, other in combinations(tidal_leaves(kernel), 2):
+    leaves = {(leaf.kernel.constituent, leaf.active_dims): leaf for leaf in tidal_leaves(kernel)}
+    for one, other in combinations(leaves.values(), 2):
         rates = [1 / leaf.kernel.period for leaf in (one, other)]
         difference = abs(rates[0] - rates[1])
         (dim,) = one.active_dims
         names = one.kernel.constituent, other.kernel.constituent
         if one.active_dims == other.active_dims and durations[dim] * difference < 1:
-            needed = 1 / difference if difference else math.inf
-            pairs.append((*names, needed))
+            pairs.append((*names, 1 / difference))
     return pairs

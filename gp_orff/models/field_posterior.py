@@ -474,7 +474,8 @@ class FieldPosterior(NamedSymbols):
         """Return the tidal ellipses of a constituent of a kernel of `gp_orff.tides`.
 
         Semi-major and semi-minor axis, inclination and phase are those of samples of the posterior
-        at each point, which are not linear in the field; see `TidalEllipses`.
+        at each point, which are not linear in the field; see `TidalEllipses`. Summands with the
+        same constituent are added; the constant mean is no part of it.
 
         Args:
             constituent: its name, such as "M2".
@@ -498,9 +499,9 @@ class FieldPosterior(NamedSymbols):
             >>> ellipses.semi_major.mean.shape, ellipses.phase.sd.shape
             (torch.Size([7]), torch.Size([7]))
         """
-        leaf, number = constituent_of(self._snapshot.kernel, constituent)
-        part = self if number is None else self.part(number)
-        return ellipses(part, leaf, x, self.box, epoch, num_samples, level, seed)
+        leaf, parts = constituent_of(self._snapshot.kernel, constituent)
+        tide = FieldPosterior(PartSnapshot.of_sum(self._snapshot, parts), self.units)
+        return ellipses(tide, leaf, x, self.box, epoch, num_samples, level, seed)
 
     def to_xarray(
         self,

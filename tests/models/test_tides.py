@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFKernel
 
 import gp_orff
 from gp_orff.kernels.lines import TidalKernel
@@ -101,6 +101,70 @@ def test_ellipses_are_those_of_dense_algebra(rule):
         error = 5 * theirs.sd / 1000**0.5  # five standard errors of a mean of 1000 samples
         assert ((mine.mean - theirs.mean).abs() < error).all()
         torch.testing.assert_close(mine.sd, theirs.sd, rtol=0.15, atol=0)
+
+
+def several(*lengthscales):
+    """A kernel of the field in space for every lengthscale."""
+    return [in_space(lengthscale) for lengthscale in lengthscales]
+
+
+def separable():
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=2, active_dims=(0, 1)).double()
+    kernel.data_covar_module.lengthscale = 0.5
+    kernel.task_covar_module.var = torch.tensor([0.05, 0.02]).double()
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("spaces", "others", "rule"),
+    [
+        (several(0.5), [], "exact"),
+        (several(0.5), [], "grid"),
+        ([separable()], [], "grid"),
+        (several(0.5, 2.0), [], "exact"),
+        (several(0.5, 2.0), ["S2"], "exact"),
+        (several(0.5, 2.0), ["S2"], "grid"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the record is too short to separate M2 and S2")
+def test_summands_of_one_constituent_without_the_mean(spaces, others, rule):
+    """On a third of a period, where the constant mean is hardly known: universal kriging by dense
+    algebra (Rasmussen & Williams 2006, eq. 2.41), as the law of the sum of the summands."""
+    places, x, y, _ = record(40, hours=PERIODS["M2"] / 3)
+    pairs = [*((space, "M2") for space in spaces), *((spaces[0], name) for name in others)]
+    kernels = [
+        gp_orff.FieldProductKernel(space, TidalKernel(name, active_dims=(2,))).double()
+        for space, name in pairs
+    ]
+    kernel = sum(kernels[1:], kernels[0])
+    choice = {} if rule == "exact" else {"frequencies": gp_orff.Grid.for_data(x, tolerance=1e-7)}
+    mine = conditioned(kernel, x, y + 5, **choice).posterior()
+    mine = mine.ellipses("M2", places[:3], seed=1)
+
+    def in_space_of(a, b):
+        return sum(space(a, b).to_dense() for space in spaces)
+
+    whole = kernel(x).to_dense() + 0.01 * torch.eye(80)
+    phase = 2 * math.pi * x[:, 2].repeat_interleave(2) / PERIODS["M2"]
+    across = in_space_of(places[:3], x[:, :2])
+    cross = torch.cat([across * phase.cos(), across * phase.sin()])
+    prior = in_space_of(places[:3], places[:3])
+    ones = torch.eye(2).double().repeat(40, 1)
+    weights = torch.linalg.solve(whole, cross.mT).mT
+    unknown = torch.linalg.inv(ones.mT @ torch.linalg.solve(whole, ones))
+    constant = unknown @ ones.mT @ torch.linalg.solve(whole, (y + 5).flatten())
+    mean = weights @ ((y + 5).flatten() - ones @ constant)
+    covariance = torch.block_diag(prior, prior) - weights @ cross.mT
+    covariance += weights @ ones @ unknown @ (weights @ ones).mT
+    root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(12))
+    normal = torch.randn(20000, 12, generator=torch.Generator().manual_seed(2)).double()
+    cosine, sine = (mean + normal @ root.mT).unflatten(-1, (2, 3, 2)).unbind(1)
+    expected = TidalEllipses.of(cosine, sine)
+    for name in ("semi_major", "semi_minor"):
+        one, other = getattr(mine, name), getattr(expected, name)
+        error = 5 * other.sd / 1000**0.5  # five standard errors of a mean of 1000 samples
+        assert ((one.mean - other.mean).abs() < error).all()
+        torch.testing.assert_close(one.sd, other.sd, rtol=0.15, atol=0)
 
 
 @pytest.mark.slow
