@@ -18,7 +18,13 @@ from gpytorch.models import GP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import ColumnUnits, warn_of_close_tides, warn_of_sentinels, warn_of_values
+from gp_orff.data.checks import (
+    ColumnUnits,
+    check_units_of_tides,
+    warn_of_close_tides,
+    warn_of_sentinels,
+    warn_of_values,
+)
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
@@ -953,6 +959,7 @@ class VectorFieldGP(GP):
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
         try:
+            check_units_of_tides(self.kernel, self._units)
             yield
         except BaseException:
             self._units = before

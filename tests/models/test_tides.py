@@ -5,9 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray
 from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFKernel
 
 import gp_orff
+from gp_orff.data.units import UnitArray
 from gp_orff.kernels.lines import TidalKernel
 from gp_orff.models.ellipses import TidalEllipses
 
@@ -248,6 +250,33 @@ def test_a_constituent_that_is_no_summand():
     field = conditioned(product, x, y).posterior()
     with pytest.raises(ValueError, match="as one summand"):
         field.ellipses("M2", places)
+
+
+@pytest.mark.parametrize("unit", ["s", "h"])
+def test_the_unit_of_time_is_that_of_the_data(unit):
+    """Hours are the default of `tides`, and seconds that of `readings`: M2 has an amplitude of 2
+    along x only if they agree."""
+    hours = np.linspace(0.0, 60.0, 61)
+    phase = 2 * np.pi * hours / PERIODS["M2"]
+    dates = np.datetime64("2020-01-01") + (3600 * hours).astype("timedelta64[s]")
+    where = np.random.default_rng(0).uniform(size=(2, 61))
+    data = xarray.Dataset(
+        {"u": ("n", 2 * np.cos(phase)), "v": ("n", np.sin(phase))},
+        {"x": ("n", where[0], {"units": "km"}), "y": ("n", where[1]), "time": ("n", dates)},
+    )
+    names = ["u", "v"], ["x", "y", "time"]
+    x, y, *_ = gp_orff.labelled.readings(data, *names, time_unit=unit)
+    model = gp_orff.VectorFieldGP(tides(["M2", "K1"]))
+    if unit == "h":
+        semi_major = model.condition(x, y).posterior().ellipses("M2", [[0.5, 0.5]]).semi_major
+        assert semi_major.mean.item() == pytest.approx(2, abs=0.1)
+        return
+    with pytest.raises(ValueError, match=r"'h'.*got 's since 1970.*time_unit='h'"):
+        model.condition(x, y)
+    same = UnitArray.of(np.asarray(x), ["km", None, "seconds"])
+    with pytest.raises(ValueError, match="unit="):
+        model.fit([(same, y)])  # chunks, too
+    gp_orff.VectorFieldGP(tides(["M2", "K1"], unit="s")).condition(same, y)
 
 
 def test_a_short_record_warns():
