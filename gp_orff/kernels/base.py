@@ -339,6 +339,20 @@ def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
         )
 
 
+def about_their_middle(
+    kernel: Kernel, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"]
+) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b m d"]]:
+    """Inputs of a stationary kernel about the mean of `x1`.
+
+    gpytorch computes distances of some kernels from squares of the inputs, which cancels digits of
+    times since 1970.
+    """
+    if not kernel.is_stationary:
+        return x1, x2
+    middle = x1.detach().mean(-2, keepdim=True)
+    return x1 - middle, x2 - middle
+
+
 # Roots of covariance matrices in any units.
 
 

@@ -261,6 +261,23 @@ class TidalKernel(CosineKernel):
         self.raw_period_length.requires_grad_(False)
         self._set_period()
 
+    def forward(
+        self, x1: Float[Tensor, "*b n 1"], x2: Float[Tensor, "*b m 1"], diag: bool = False, **_
+    ) -> Float[Tensor, "*b n m"] | Float[Tensor, "*b n"]:
+        """The covariance of times `x1` and `x2`, by their plain difference, which has all digits of
+        times since 1970; with `diag`, of each pair alone.
+
+        Raises:
+            ValueError: several columns.
+        """
+        if x1.shape[-1] != 1:
+            raise ValueError(
+                f"tides expect one column of time, got {x1.shape[-1]}; give active_dims="
+            )
+        lag = x1 - x2 if diag else x1 - x2.mT
+        values = torch.cos(torch.pi * lag / self.period_length)
+        return values.squeeze(-1) if diag else values
+
     @property
     def period(self) -> float:
         """P, in units of time; twice `period_length`."""
@@ -274,6 +291,12 @@ class TidalKernel(CosineKernel):
         if not self.raw_period_length.requires_grad:
             self._set_period()  # a kernel that becomes float64 has the digits of float64
         return module
+
+
+@spectrum.register
+def _(kernel: TidalKernel) -> Spectrum:
+    require_covariance_of(TidalKernel, kernel)
+    return CosineLine(kernel.period_length.squeeze(-1))
 
 
 def tides(
