@@ -523,10 +523,11 @@ class VectorFieldGP(GP):
         like the flow elsewhere.
 
         Args:
-            polygon: the vertices (v, 2) of a ring, in the coordinates of the model; a list of
-                rings, of the coast and of islands; or an object with `__geo_interface__`, such as
-                a polygon of shapely. Of longitudes and latitudes give `plane.forward(polygon)`,
-                with the `gp_orff.labelled.LocalPlane` of the data.
+            polygon: the vertices (v, 2) of a ring, in the coordinates of the model, that of the
+                first component first; a list of rings, of the coast and of islands; or an object
+                with `__geo_interface__`, such as a polygon of shapely. Units that come with it, or
+                with `spacing` or `at`, are converted. Of longitudes and latitudes give
+                `plane.forward(polygon)`, with the `gp_orff.labelled.LocalPlane` of the data.
             spacing: of the points along the coast; half of the shortest lengthscale if None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
                 variance of the flow if None.
@@ -550,8 +551,8 @@ class VectorFieldGP(GP):
             True
         """
         data = self._held.data
-        parts = polygon, spacing, noise, at
-        x, normals, variance = coast_observations(self.kernel, data.num_inputs, data.box, *parts)
+        model = self.kernel, data.num_inputs, data.box, self._units.x
+        x, normals, variance = coast_observations(*model, polygon, spacing, noise, at)
         zeros = torch.zeros(len(x), dtype=torch.float64)
         return self.observe(x, zeros, Identity(), noise=variance, directions=normals)
 
