@@ -10,7 +10,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from gp_orff.data.validation import as_points
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import check_positive_integer, cholesky
 from gp_orff.kernels.fields import summands
 from gp_orff.kernels.lines import tidal_leaves
 from gp_orff.kernels.tree import Leaf, num_outputs, terms
@@ -124,8 +124,12 @@ def ellipses(
         seed: of the random numbers.
 
     Raises:
-        ValueError: points of another shape, or a level that is not between 0 and 1.
+        ValueError: points of another shape, less than two samples, or a level that is not between
+            0 and 1.
     """
+    check_positive_integer(num_samples, "num_samples", "ellipses")
+    if num_samples < 2:
+        raise ValueError(f"ellipses expects at least two samples, got {num_samples}")
     if not 0 < level < 1:
         raise ValueError(f"ellipses expects a level between 0 and 1, got {level}")
     (time,) = leaf.active_dims

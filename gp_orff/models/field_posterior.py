@@ -18,6 +18,7 @@ from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.operators import posterior_covariance
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky, is_transformed
+from gp_orff.labelled.attributes import since_epoch
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.models.derived import (
@@ -54,7 +55,7 @@ class FieldPosterior(NamedSymbols):
     Args:
         snapshot: the data, kernel, noise and mean of the model.
         units: of the columns of the points, as far as they are known. Points that come with others,
-            as those of `gp_orff.labelled` or of pint, are converted.
+            as those of `gp_orff.labelled` or of pint, are converted; so are regions and references.
 
     Example:
         >>> import gp_orff, torch
@@ -399,6 +400,7 @@ class FieldPosterior(NamedSymbols):
             (torch.Size([3]), True)
         """
         points = in_column_units(candidates, self.units, "candidates")
+        region = in_column_units(region, self.units, "region")
         return design(self._snapshot, points, count, target, region, directions, noise, cost)
 
     @chosen_threads()
@@ -429,6 +431,7 @@ class FieldPosterior(NamedSymbols):
             >>> int(field.redundancy().order[-1])  # the one that is far from the others
             0
         """
+        region = in_column_units(region, self.units, "region")
         return redundancy(self._snapshot, stations, target, region)
 
     @torch.no_grad()
@@ -466,7 +469,7 @@ class FieldPosterior(NamedSymbols):
         constituent: str,
         x: Float[Tensor, "n k"],
         *,
-        epoch: float = 0.0,
+        epoch: object = 0.0,
         num_samples: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -480,14 +483,16 @@ class FieldPosterior(NamedSymbols):
         Args:
             constituent: its name, such as "M2".
             x: (n, k), points of the k = d − 1 inputs without time.
-            epoch: the time from which phases count.
+            epoch: the time from which phases count; a date, such as numpy.datetime64, if the times
+                of the data were dates of `gp_orff.labelled.readings`.
             num_samples: the number of samples.
             level: the probability of the intervals.
             seed: of the random numbers.
 
         Raises:
             ValueError: a constituent that the kernel does not have, points of another shape, a
-                level that is not between 0 and 1, or a field that is not planar.
+                date where the data have none, less than two samples, a level that is not between 0
+                and 1, or a field that is not planar.
 
         Example:
             >>> import gp_orff, torch
@@ -501,7 +506,10 @@ class FieldPosterior(NamedSymbols):
         """
         leaf, parts = constituent_of(self._snapshot.kernel, constituent)
         tide = FieldPosterior(PartSnapshot.of_sum(self._snapshot, parts), self.units)
-        return ellipses(tide, leaf, x, self.box, epoch, num_samples, level, seed)
+        (time,) = leaf.active_dims
+        points = in_column_units(x, self.units[:time] + self.units[time + 1 :], "x")
+        start = since_epoch(epoch, self.units[time] if self.units else None)
+        return ellipses(tide, leaf, points, self.box, start, num_samples, level, seed)
 
     def to_xarray(
         self,

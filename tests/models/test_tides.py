@@ -1,6 +1,7 @@
 """Tides in models: ellipses against closed forms and coverage, files, and short records."""
 
 import math
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -235,6 +236,9 @@ def test_tides_beside_eddies():
         ({"constituent": "S2"}, "constituent of the kernel, M2, K1"),
         ({"level": 1.5}, "level between 0 and 1"),
         ({"x": torch.zeros(2, 3)}, "2"),
+        ({"num_samples": 1}, "at least two samples, got 1"),
+        ({"num_samples": 0}, "positive integer, got 0"),
+        ({"epoch": np.datetime64("2020-01-01")}, "epoch as a number.*got .*2020-01-01"),
     ],
 )
 def test_wrong_ellipses(arguments, message):
@@ -250,6 +254,14 @@ def test_a_constituent_that_is_no_summand():
     field = conditioned(product, x, y).posterior()
     with pytest.raises(ValueError, match="as one summand"):
         field.ellipses("M2", places)
+
+
+def test_places_in_other_units():
+    places, x, y, _ = record(60)
+    field = conditioned(tides(), UnitArray.of(x.numpy(), ["km", "km", "h"]), y).posterior()
+    one = field.ellipses("M2", places)
+    other = field.ellipses("M2", UnitArray.of(1000 * places.numpy(), ["m", "m"]))
+    torch.testing.assert_close(one.semi_major.mean, other.semi_major.mean)
 
 
 @pytest.mark.parametrize("unit", ["s", "h"])
@@ -268,11 +280,16 @@ def test_the_unit_of_time_is_that_of_the_data(unit):
     x, y, *_ = gp_orff.labelled.readings(data, *names, time_unit=unit)
     model = gp_orff.VectorFieldGP(tides(["M2", "K1"]))
     if unit == "h":
-        semi_major = model.condition(x, y).posterior().ellipses("M2", [[0.5, 0.5]]).semi_major
-        assert semi_major.mean.item() == pytest.approx(2, abs=0.1)
+        field, start = model.condition(x, y).posterior(), np.datetime64("2020-01-01")
+        for epoch in (start, datetime(2020, 1, 1), (start - np.datetime64(0, "h")).astype(float)):
+            ellipse = field.ellipses("M2", [[0.5, 0.5]], epoch=epoch)
+            assert ellipse.semi_major.mean.item() == pytest.approx(2, abs=0.1)
+            assert (ellipse.phase.mean.item() + 90) % 180 == pytest.approx(90, abs=3)
         return
     with pytest.raises(ValueError, match=r"'h'.*got 's since 1970.*time_unit='h'"):
         model.condition(x, y)
+    minutes, *_ = gp_orff.labelled.readings(data, *names, time_unit="m")
+    gp_orff.VectorFieldGP(tides(["M2"], unit="min")).condition(minutes, y)
     same = UnitArray.of(np.asarray(x), ["km", None, "seconds"])
     with pytest.raises(ValueError, match="unit="):
         model.fit([(same, y)])  # chunks, too
