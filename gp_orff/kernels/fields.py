@@ -352,8 +352,8 @@ def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
     if part in names:
         return copy.get_submodule(names[part])
     parts = [counterpart(summand, kernel, copy) for summand in part.kernels]
-    whole = isinstance(part, HelmholtzKernel)
-    return HelmholtzKernel.of_halves(*parts) if whole else AdditiveKernel(*parts)
+    build = HelmholtzKernel.of_halves if isinstance(part, HelmholtzKernel) else AdditiveKernel
+    return build(*parts)
 
 
 def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:

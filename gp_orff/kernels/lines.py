@@ -324,9 +324,8 @@ def tides(
             outputscale, it gets one.
         constituents: names such as "M2", of `gp_orff.kernels.lines.SPEEDS`.
         active_dims: the input column that is time.
-        unit: of time: "s", "min", "h" or "d". Data in another one raise an error, if they have
-            units; `gp_orff.labelled.readings` counts time in seconds unless it is given
-            `time_unit="h"`.
+        unit: of time: "s", "min", "h" or "d". Data whose units say another one raise an error;
+            those of dates are seconds unless `gp_orff.labelled` is given `time_unit="h"`.
         period_bound: None for periods that are fixed. Otherwise each is trained, within this
             relative distance of that of the constituent. On a `Grid` only the first searches, on
             few data, move it.

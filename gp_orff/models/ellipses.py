@@ -185,13 +185,13 @@ def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, list[Kernel]]:
         )
     if _holds(kernel, leaves) == {True}:
         return leaves[0], [kernel]
-    held = [(summand, _holds(summand, leaves)) for summand in summands(kernel)]
-    if not held or any(len(kinds) > 1 for _, kinds in held):
+    kinds = [(summand, _holds(summand, leaves)) for summand in summands(kernel)]
+    if not kinds or any(len(kind) > 1 for _, kind in kinds):
         raise ValueError(
             f"ellipses expects a sum with {name} as one summand, as gp_orff.tides makes it, got a "
             "kernel of another form"
         )
-    return leaves[0], [summand for summand, kinds in held if kinds == {True}]
+    return leaves[0], [summand for summand, kind in kinds if kind == {True}]
 
 
 def _holds(kernel: Kernel, leaves: Sequence[Leaf]) -> set[bool]:

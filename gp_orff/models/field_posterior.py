@@ -483,8 +483,8 @@ class FieldPosterior(NamedSymbols):
         Args:
             constituent: its name, such as "M2".
             x: (n, k), points of the k = d − 1 inputs without time.
-            epoch: the time from which phases count; a date, such as numpy.datetime64, if the times
-                of the data were dates of `gp_orff.labelled.readings`.
+            epoch: the time from which phases count; a date, such as numpy.datetime64, if the data
+                had dates that `gp_orff.labelled` read.
             num_samples: the number of samples.
             level: the probability of the intervals.
             seed: of the random numbers.

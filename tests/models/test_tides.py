@@ -264,10 +264,9 @@ def test_places_in_other_units():
     torch.testing.assert_close(one.semi_major.mean, other.semi_major.mean)
 
 
-@pytest.mark.parametrize("unit", ["s", "h"])
-def test_the_unit_of_time_is_that_of_the_data(unit):
-    """Hours are the default of `tides`, and seconds that of `readings`: M2 has an amplitude of 2
-    along x only if they agree."""
+def dated(unit):
+    """The observations of an M2 tide of amplitude 2 along x, with dates that `readings` counts in
+    a unit."""
     hours = np.linspace(0.0, 60.0, 61)
     phase = 2 * np.pi * hours / PERIODS["M2"]
     dates = np.datetime64("2020-01-01") + (3600 * hours).astype("timedelta64[s]")
@@ -276,24 +275,29 @@ def test_the_unit_of_time_is_that_of_the_data(unit):
         {"u": ("n", 2 * np.cos(phase)), "v": ("n", np.sin(phase))},
         {"x": ("n", where[0], {"units": "km"}), "y": ("n", where[1]), "time": ("n", dates)},
     )
-    names = ["u", "v"], ["x", "y", "time"]
-    x, y, *_ = gp_orff.labelled.readings(data, *names, time_unit=unit)
-    model = gp_orff.VectorFieldGP(tides(["M2", "K1"]))
-    if unit == "h":
-        field, start = model.condition(x, y).posterior(), np.datetime64("2020-01-01")
-        for epoch in (start, datetime(2020, 1, 1), (start - np.datetime64(0, "h")).astype(float)):
-            ellipse = field.ellipses("M2", [[0.5, 0.5]], epoch=epoch)
-            assert ellipse.semi_major.mean.item() == pytest.approx(2, abs=0.1)
-            assert (ellipse.phase.mean.item() + 90) % 180 == pytest.approx(90, abs=3)
-        return
+    return gp_orff.labelled.readings(data, ["u", "v"], ["x", "y", "time"], time_unit=unit)[:2]
+
+
+def test_tides_of_dates():
+    """An epoch is a date, or a number of the hours since 1970 that `readings` counts."""
+    field = gp_orff.VectorFieldGP(tides(["M2", "K1"])).condition(*dated("h")).posterior()
+    start = np.datetime64("2020-01-01")
+    for epoch in (start, datetime(2020, 1, 1), (start - np.datetime64(0, "h")).astype(float)):
+        ellipse = field.ellipses("M2", [[0.5, 0.5]], epoch=epoch)
+        assert ellipse.semi_major.mean.item() == pytest.approx(2, abs=0.1)
+        assert (ellipse.phase.mean.item() + 90) % 180 == pytest.approx(90, abs=3)
+
+
+def test_the_unit_of_time_is_that_of_the_data():
+    """Hours are the default of `tides`, and seconds that of `readings`."""
+    (x, y), model = dated("s"), gp_orff.VectorFieldGP(tides(["M2", "K1"]))
     with pytest.raises(ValueError, match=r"'h'.*got 's since 1970.*time_unit='h'"):
         model.condition(x, y)
-    minutes, *_ = gp_orff.labelled.readings(data, *names, time_unit="m")
-    gp_orff.VectorFieldGP(tides(["M2"], unit="min")).condition(minutes, y)
     same = UnitArray.of(np.asarray(x), ["km", None, "seconds"])
     with pytest.raises(ValueError, match="unit="):
         model.fit([(same, y)])  # chunks, too
     gp_orff.VectorFieldGP(tides(["M2", "K1"], unit="s")).condition(same, y)
+    gp_orff.VectorFieldGP(tides(["M2", "K1"], unit="min")).condition(*dated("m"))
 
 
 def test_a_short_record_warns():
