@@ -9,7 +9,7 @@ from types import FunctionType
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -339,15 +339,18 @@ def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
         )
 
 
+_BY_SQUARES = CosineKernel, PeriodicKernel  # distances from squares, which are not centred
+
+
 def about_their_middle(
     kernel: Kernel, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"]
 ) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b m d"]]:
-    """Inputs of a stationary kernel about the mean of `x1`.
+    """Inputs about the mean of `x1` for gpytorch's periodic kernels, which are stationary.
 
-    gpytorch computes distances of some kernels from squares of the inputs, which cancels digits of
-    times since 1970.
+    gpytorch computes their distances from squares of the inputs, which cancels digits of times
+    since 1970; it centres those of its other kernels.
     """
-    if not kernel.is_stationary:
+    if type(kernel) not in _BY_SQUARES:
         return x1, x2
     middle = x1.detach().mean(-2, keepdim=True)
     return x1 - middle, x2 - middle

@@ -248,6 +248,14 @@ def test_wrong_ellipses(arguments, message):
         field.ellipses(**{"constituent": "M2", "x": places, **arguments})
 
 
+def test_one_constituent_of_several_periods():
+    """As of two that were trained."""
+    places, x, y, _ = record(30)
+    field = conditioned(tides(["M2"]) + tides(["M2"], unit="min"), x, y).posterior()
+    with pytest.raises(ValueError, match=r"one period of M2 along one column.*got 12.42.*, 745.2"):
+        field.ellipses("M2", places)
+
+
 def test_a_constituent_that_is_no_summand():
     places, x, y, _ = record(30)
     product = tides() * MaternKernel(active_dims=(2,)).double()
