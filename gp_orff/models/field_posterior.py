@@ -31,6 +31,7 @@ from gp_orff.models.design import Design, Redundancy, design, redundancy
 from gp_orff.models.ellipses import TidalEllipses, constituent_of, ellipses
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
+from gp_orff.models.report import description
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Symbol
@@ -55,6 +56,8 @@ class FieldPosterior(NamedSymbols):
         snapshot: the data, kernel, noise and mean of the model.
         units: of the columns of the points, as far as they are known. Points that come with others,
             as those of `gp_orff.labelled` or of pint, are converted.
+        coverage: of 95 % intervals, of observations that were left out in turn after the fit; None
+            where it was not computed. Datasets have it as an attribute.
 
     Example:
         >>> import gp_orff, torch
@@ -68,8 +71,13 @@ class FieldPosterior(NamedSymbols):
         tensor(True)
     """
 
-    def __init__(self, snapshot: Snapshot, units: Sequence[str | None] = ()):
-        self._snapshot, self.units = snapshot, tuple(units)
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        units: Sequence[str | None] = (),
+        coverage: float | None = None,
+    ):
+        self._snapshot, self.units, self.coverage = snapshot, tuple(units), coverage
         self._field = snapshot.field()
         self._extended: FieldOnDomain | None = None  # for the last points outside the domain
         self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
@@ -125,6 +133,12 @@ class FieldPosterior(NamedSymbols):
     def box(self) -> tuple[tuple[float, float], ...]:
         """The smallest box around the data: (low, high) of each column of the points."""
         return self._snapshot.inference.data.box
+
+    @property
+    def description(self) -> str:
+        """The kernel, its hyperparameters, the noise variances and the constant mean, in a line, as
+        the history of a Dataset has it."""
+        return description(self._snapshot)
 
     @property
     def space(self) -> tuple[int, ...]:
