@@ -61,7 +61,8 @@ def with_conventions(
         attributes: of the Dataset.
     """
     maps = maps.assign_attrs(attributes)
-    certain = dict(zip((*degrees, *plane), _DEGREES if degrees else _PLANE, strict=False))
+    standard = _DEGREES if degrees else _PLANE if plane else ()
+    certain = dict(zip(degrees or plane, standard, strict=True))
     for name, coordinate in maps.coords.items():
         coordinate.attrs = _of_coordinate(name, coordinate.variable, certain.get(name))
         coordinate.encoding["_FillValue"] = None  # coordinates have no missing values

@@ -204,8 +204,8 @@ def by_blocks(
     template = xr.Dataset(variables, {**leading, **indexed})
     columns = {f"{name}{_NUMBER}": axis for name, axis in zip(coords, numbered, strict=True)}
     grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**indexed, **columns}, dims)
-    held = [list(columns), _on_every_worker(on_axes)]
-    return xr.map_blocks(_block, grid, held, template=template).assign_coords(coords)
+    given = [list(columns), _on_every_worker(on_axes)]
+    return xr.map_blocks(_block, grid, given, template=template).assign_coords(coords)
 
 
 def dims_of(variables: "Iterable[xarray.Variable]") -> list[str]:

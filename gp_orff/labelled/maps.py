@@ -58,9 +58,18 @@ def on_grid(
 ) -> "xarray.Dataset":
     """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
 
+    The Dataset follows the CF conventions 1.11. Coordinates get `standard_name`, `axis` and `units`
+    where an attribute, a date or a projection makes them certain. Dimensions whose axis is known
+    come last, in the order time, height, latitude or y, longitude or x. Where the projection is
+    known, variables have a `grid_mapping`, the variable `crs`. The history has the version, the
+    kernel and the hyperparameters, and goes on with that of the Dataset `attrs`. Its time is that
+    of the environment variable SOURCE_DATE_EPOCH if it is set. After a fit that checked it, the
+    attribute `coverage_of_95_percent_intervals` has the coverage of left-out observations.
+
     Args:
         field: a `FieldPosterior`.
-        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs. Those of
+            a curvilinear grid are 2-D, along the dimensions y and x if they are arrays.
         names: names of the outputs.
         symbols: symbols of the field by name.
         attrs: attributes by name, or a Dataset, of which units, standard_name and long_name are
@@ -73,7 +82,7 @@ def on_grid(
         project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
             latitude in degrees. Vectors, and derivatives of vectors, go back to east and north;
             positions and directions inside symbols remain those of the plane, in km.
-        chunks: sizes of blocks by coordinate, such as {"time": 10}; of others, a block has all.
+        chunks: sizes of blocks by dimension, such as {"time": 10}; of others, a block has all.
             Then variables are Dask arrays, which are computed block by block where they are used:
             by `compute`, or by `to_zarr` without holding the map. The field travels to each worker
             once.

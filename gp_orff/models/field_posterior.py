@@ -532,12 +532,15 @@ class FieldPosterior(NamedSymbols):
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
-        The grid is the product of the coordinates. The variables `<name>` and `<name>_sd` are the
+        The grid is the product of the coordinates, or curvilinear where they are 2-D. Attributes
+        and the order of dimensions are those of the CF conventions; see
+        `gp_orff.labelled.on_grid`. The variables `<name>` and `<name>_sd` are the
         mean and the standard deviation of an output or symbol; with `paths`, `<name>` are so many
         functions drawn from the posterior, along the dimension `realization`.
 
         Args:
-            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs; 2-D
+                ones of a curvilinear grid.
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
             symbols: symbols of the field by name; several outputs of one are numbered. Default:
                 divergence and vorticity of a planar field, if they exist.

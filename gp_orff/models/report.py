@@ -167,7 +167,10 @@ def expression(kernel: Kernel) -> str:
     ]
     parts, name = [expression(child) for child in children], type(kernel).__name__
     if type(kernel) in _SIGNS:
-        return f"({_SIGNS[type(kernel)].join(parts)})"
+        nested = zip(children, parts, strict=True)
+        return _SIGNS[type(kernel)].join(
+            f"({text})" if type(child) in _SIGNS else text for child, text in nested
+        )
     if isinstance(kernel, MaternKernel):
         parts.append(f"nu={kernel.nu:g}")
     return f"{name}({', '.join(parts)})" if parts else name
