@@ -177,20 +177,6 @@ def test_curvilinear_grids_with_times():
     np.testing.assert_allclose(maps["u"][:, 1, 1, 2], expected, atol=1e-9)
 
 
-def test_the_domain_of_a_grid_contains_curvilinear_points():
-    """Under a frequency grid chunks of points agree, since the first domain has all of them."""
-    model = gp_orff.VectorFieldGP(helmholtz(2), frequencies=gp_orff.Auto(exact_values=0))
-    x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
-    field = model.condition(x, torch.sin(3 * x.flip(-1))).posterior()
-    turn = np.linspace(0, np.pi / 2, 7)
-    a, b = np.outer([1.0, 2.5], np.cos(turn)), np.outer([1.0, 2.5], np.sin(turn))  # beyond the data
-    maps = field.to_xarray({"a": a, "b": b}, symbols={}, chunks={"x": 2})
-    whole = field.to_xarray({"a": a, "b": b}, symbols={})
-    np.testing.assert_allclose(maps["u"], whole["u"], atol=1e-9)
-    mean = field.mean(torch.from_numpy(np.stack([a.ravel(), b.ravel()], -1)))[:, 0]
-    np.testing.assert_allclose(whole["u"].to_numpy().ravel(), mean, atol=1e-9)
-
-
 def test_history(monkeypatch):
     """Section 2.6.2: a line with the time of day for each program, the last one first."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")  # 2023-11-14T22:13:20Z by date -u
