@@ -546,7 +546,8 @@ class Nodes:
     @property
     def frobenius(self) -> Float[Tensor, "m"]:
         """‖W‖_F."""
-        return self.matrices.abs().square().sum((-1, -2)).sqrt().nan_to_num(nan=math.inf)
+        norms = self.matrices.abs().square().sum((-1, -2)).sqrt()
+        return torch.where(self.finite, norms, math.inf)
 
     @property
     def square(self) -> float:

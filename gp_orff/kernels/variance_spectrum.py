@@ -172,7 +172,7 @@ def diverges(parts: Float[np.ndarray, "*b m"], radii: Float[np.ndarray, "m"]) ->
 def grows(sizes: Float[np.ndarray, "m"], radii: Float[np.ndarray, "m"]) -> bool:
     """Whether the largest of some sizes at scaled radii is not reached at moderate ones."""
     largest = sizes[radii <= _FAR].max()
-    return bool(sizes[radii > _FAR].max() > (1 + _DIVERGES) * largest)
+    return bool(sizes[radii > _FAR].max() / (1 + _DIVERGES) > largest)
 
 
 class MatrixFunction(Protocol):
