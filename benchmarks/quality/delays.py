@@ -63,19 +63,20 @@ def learned(x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"]) -> tuple[float, fl
 def main(words: Sequence[str] | None = None) -> None:
     parser = Sizes(__file__, __doc__, points=(60, 60), seeds=(100, 2))
     arguments = parser.parse_args(words)
-    errors, deviations = [], []
+    fits = []
     for seed in range(arguments.seeds):
         delay, x, y = observed(arguments.points, seed)
         value, deviation = learned(x, y)
-        errors.append(value - delay)
-        deviations.append(deviation)
-    error, deviation = torch.tensor(errors), torch.tensor(deviations)
+        fits.append({"delay": delay, "learned": value, "standard error": deviation})
+    error = torch.tensor([abs(fit["learned"] - fit["delay"]) for fit in fits])
+    deviation = torch.tensor([fit["standard error"] for fit in fits])
     results = {
         "points": arguments.points,
         "simulations": arguments.seeds,
-        "inside": (error.abs() <= 1.96 * deviation).sum().item(),
-        "RMSE": error.square().mean().sqrt().item(),
+        "inside": (error <= 1.96 * deviation).sum().item(),
+        "elsewhere": (error > 5 * deviation).sum().item(),  # another mode of the evidence
+        "median error": error.median().item(),
         "standard error": deviation.median().item(),
     }
     print(results)
-    save(arguments, results)
+    save(arguments, {**results, "fits": fits})

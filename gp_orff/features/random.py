@@ -14,6 +14,7 @@ from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed,
 from gp_orff.features.zoo import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial, Spectrum
+from gp_orff.kernels.spectral_matrix import TraceSampler
 from gp_orff.kernels.tree import Sampler
 
 # Random unit vectors: independent, orthogonal, or from points of a cube.
@@ -79,7 +80,7 @@ class Proposal:
     @property
     def draw(self) -> type[Draw]:
         """The frequencies of a term whose first leaf has a `Proposal`."""
-        return ProposedDraw
+        return TraceDraw if isinstance(self.sampler, TraceSampler) else ProposedDraw
 
     def num_coordinates(self, num_dims: int) -> int:
         return num_dims
@@ -119,6 +120,24 @@ class ProposedDraw(Draw):
 
     def nodes(self, spectra: Sequence[Spectrum]):
         return super().nodes([Proposal(spectra[0]), *spectra[1:]])
+
+
+class TraceDraw(ProposedDraw):
+    """The frequencies of a kernel that is given by its signature.
+
+    Older files have frequencies of its base kernel, and no mark of their density.
+    """
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.register_buffer("proposed", torch.tensor(True))
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        state_dict.setdefault(prefix + "proposed", torch.tensor(False))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def nodes(self, spectra: Sequence[Spectrum]):
+        return super().nodes(spectra) if self.proposed else Draw.nodes(self, spectra)
 
 
 # The densities that random frequencies are drawn from.
