@@ -10,7 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import (
+    Draw,
+    LeafSpectrum,
+    TermSpectrum,
+    check_seed,
+    take_lengths,
+    uniform,
+)
 from gp_orff.features.zoo import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial, Spectrum
@@ -134,6 +141,7 @@ class TraceDraw(ProposedDraw):
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         state_dict.setdefault(prefix + "proposed", torch.tensor(False))
+        take_lengths(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def nodes(self, spectra: Sequence[Spectrum]):
@@ -312,9 +320,22 @@ class _RandomRule(ABC):
             for term in terms
         ]
         return [
-            self._draw(term, rng, mixture, 1 if mixture is None else mixtures.count(mixture))
+            self._draw(term, rng, mixture, self._number(term, _members(terms, mixtures, mixture)))
             for term, rng, mixture in zip(terms, streams, mixtures, strict=True)
         ]
+
+    def _number(self, term: TermSpectrum, members: Sequence[TermSpectrum]) -> int:
+        """How many frequencies of a mixture of these terms, or of none, are drawn from a term.
+
+        They are as many as its share of the variance (Minh 2016, eq. 58), at least one; the terms
+        of an `LCMKernel` give equally many.
+        """
+        if not members:
+            return self.num_frequencies
+        if term.group is not None:
+            return -(-self.num_frequencies // len(members))
+        share = term.share / sum(member.share for member in members)
+        return max(1, round(self.num_frequencies * share))
 
     def _shares(self, term: TermSpectrum, other: TermSpectrum) -> bool:
         """Whether two terms, of one kernel each, on the same inputs, are drawn from one mixture.
@@ -331,12 +352,11 @@ class _RandomRule(ABC):
         )
 
     def _draw(
-        self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, num_terms: int
+        self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, number: int
     ) -> Draw:
-        """The frequencies of one of the `num_terms` terms of a mixture."""
+        """So many frequencies of a term, which is drawn by itself or for a mixture."""
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
-        number = -(-self.num_frequencies // num_terms)
         measure = as_measure(self.measure, type(self).__name__)
         lifted = lifted_leaf(term)
         if lifted is not None:
@@ -360,6 +380,14 @@ class _RandomRule(ABC):
         self, number: int, leaves: Sequence[LeafSpectrum], rng: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each leaf, unit vectors (number, d) and coordinates in (0, 1) (number, c)."""
+
+
+def _members(
+    terms: Sequence[TermSpectrum], mixtures: Sequence[int | None], mixture: int | None
+) -> list[TermSpectrum]:
+    """The terms of a mixture; none if a term is drawn by itself."""
+    pairs = zip(terms, mixtures, strict=True)
+    return [term for term, other in pairs if mixture is not None and other == mixture]
 
 
 class MonteCarlo(_RandomRule):
@@ -388,17 +416,18 @@ class MonteCarlo(_RandomRule):
     **Sums.** Each term of a sum has D frequencies of its own (Minh 2016, eq. 60). With
     `shared=True`, the Q terms have D frequencies together, each of which serves all terms:
 
-    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): D/Q, rounded up, from
-      each term.
+    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): from each term as many
+      as its share tr K_q(0)/tr K(0) of the variance (eq. 58), at the hyperparameters at which the
+      `ORFFKernel` is built, in a batch by the mean variance, and at least one. If training changes
+      the shares much, call `ORFFKernel.redraw()`.
     - Its features are the columns of a root of Σ_q w_q A_q(ω), at most p of them. The w_q are the
       weights of the balance heuristic, which keep K̃ unbiased.
     - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, take part.
-      Products keep frequencies of their own. An `LCMKernel` always shares.
+      Products keep frequencies of their own. An `LCMKernel` always shares, with D/Q of each term.
 
     Share in sums of separable or of scalar kernels: for the same number of features the error is
     smaller, or the same. Do not share in a `HelmholtzKernel`: its terms have features side by side,
-    so that nothing is saved. There the error is about the same if both lengthscales are equal,
-    larger if they differ, and larger with `QuasiMonteCarlo`. The posterior of one term
+    so that nothing is saved. There the error is about the same, and larger with `QuasiMonteCarlo`. The posterior of one term
     (`field.part`) exists only where features are side by side: if all A_q differ, and their ranks
     sum to at most p.
 

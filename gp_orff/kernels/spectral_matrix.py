@@ -116,7 +116,7 @@ class SignatureAmplitude(nn.Module):
         return matrix.to(omega.dtype if self.is_even else omega.dtype.to_complex())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TraceSampler:
     """Frequencies from a density that is linear between the points of a lattice.
 

@@ -84,6 +84,70 @@ def test_from_a_signature_with_a_delay():
     torch.testing.assert_close(features @ features.mT, dense(X, X), rtol=0, atol=1e-5)
 
 
+def two_scales(lag):
+    """Two outputs of two lengthscales in the plane, of which one varies on both."""
+    square = lag.square().sum(-1)
+    near, far = torch.exp(-0.5 * square / 0.15**2), torch.exp(-0.5 * square / 0.8**2)
+    rows = [torch.stack([0.2 * near + far, 0.5 * far], -1), torch.stack([0.5 * far, far], -1)]
+    return torch.stack(rows, -2)
+
+
+@pytest.mark.parametrize("units", [1.0, 1e6])
+def test_frequencies_of_a_signature_have_the_density_of_its_trace(units):
+    """Minh 2016, Theorem 9: tr μ̃ = tr C/ρ is tr K(0) everywhere, with outputs in their units.
+
+    The density is linear between points 1/12.8 apart (in lengths of the box), where that of the
+    longer lengthscale 0.8 has a curvature of at most 0.64: 0.02 at most.
+    """
+    unit = torch.tensor([units, 1.0]).double()
+
+    def signature(lag):
+        return two_scales(lag) * unit * unit[:, None]
+
+    kernel = SpectralMatrixKernel.from_signature(signature, [(0.0, 2.0)] * 2)
+    u = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    omega, log_density = kernel.sampler(u)
+    square = omega.square().sum(-1)
+    near, far = (
+        length**2 / (2 * math.pi) * torch.exp(-0.5 * square * length**2) for length in (0.15, 0.8)
+    )
+    trace = (0.2 * near + far) / 1.2 + far  # of correlations, whose tr K(0) is 2
+    ratio = trace / log_density.exp() / 2
+    assert (ratio - 1).abs().max() < 0.03
+    assert abs(ratio.mean() - 1) < 5 * ratio.std() / 2000**0.5  # ρ is normed
+    moment = (0.2 * 2 / 0.15**2 + 2 / 0.64) / 1.2 + 2 / 0.64  # of ‖ω‖² in tr C
+    assert abs(square.mean() - moment / 2) < 5 * square.std() / 2000**0.5
+
+
+def test_features_of_a_signature_are_bounded_and_unbiased():
+    """tr μ̃ from the features themselves: 200 frequencies, each ‖column‖² D = tr K(0)."""
+    kernel = SpectralMatrixKernel.from_signature(signature, [(-2.0, 2.0)])
+    features = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512), num_dims=1)
+    values = features.features(X)
+    torch.testing.assert_close(values @ values.mT, dense(X, X), rtol=0, atol=0.02)
+    one = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(1, seed=3), num_dims=1)
+    trace = one.features(X[:1]).square().sum().item()
+    assert trace == pytest.approx(2, rel=0.03)
+    sampled = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(512, measure="base"), num_dims=1)
+    assert not any("proposed" in name for name in sampled.state_dict())
+
+
+def test_frequencies_of_older_files_are_those_of_the_base_kernel():
+    """Their state has no mark of the density."""
+    kernel = SpectralMatrixKernel.from_signature(signature, [(-2.0, 2.0)])
+    made = [
+        gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64, measure=measure), num_dims=1)
+        for measure in ("base", "trace")
+    ]
+    old, new = made
+    assert not torch.equal(old.features(X), new.features(X))
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new.features(X), old.features(X), rtol=0, atol=1e-12)
+    again = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64), num_dims=1)
+    again.load_state_dict(new.state_dict())
+    torch.testing.assert_close(again.features(X), old.features(X), rtol=0, atol=1e-12)
+
+
 def simulated(delay, n, noise, seed):
     generator = torch.Generator().manual_seed(seed)
     x = 8 * torch.rand(n, 1, generator=generator, dtype=torch.float64)
