@@ -427,9 +427,9 @@ class MonteCarlo(_RandomRule):
 
     Share in sums of separable or of scalar kernels: for the same number of features the error is
     smaller, or the same. Do not share in a `HelmholtzKernel`: its terms have features side by side,
-    so that nothing is saved. There the error is about the same, and larger with `QuasiMonteCarlo`. The posterior of one term
-    (`field.part`) exists only where features are side by side: if all A_q differ, and their ranks
-    sum to at most p.
+    so that nothing is saved. There the error is about the same, and larger with `QuasiMonteCarlo`.
+    The posterior of one term (`field.part`) exists only where features are side by side: if all A_q
+    differ, and their ranks sum to at most p.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
