@@ -323,10 +323,10 @@ class GridWarning(UserWarning):
 
 def take_lengths(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
     """Give the buffers of a module the shapes that a state has."""
-    for name, buffer in module._buffers.items():
+    for name, buffer in [*module.named_buffers(recurse=False)]:
         incoming = state.get(prefix + name)
         if incoming is not None and incoming.shape != buffer.shape:
-            module._buffers[name] = torch.empty_like(incoming, device=buffer.device)
+            setattr(module, name, torch.empty_like(incoming, device=buffer.device))
 
 
 class FixedBuffers(nn.Module):

@@ -21,7 +21,7 @@ from gp_orff.features.draws import (
 from gp_orff.features.zoo import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial, Spectrum
-from gp_orff.kernels.spectral_matrix import TraceSampler
+from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler
 
 # Random unit vectors: independent, orthogonal, or from points of a cube.
@@ -145,7 +145,10 @@ class TraceDraw(ProposedDraw):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def nodes(self, spectra: Sequence[Spectrum]):
-        return super().nodes(spectra) if self.proposed else Draw.nodes(self, spectra)
+        if not self.proposed:
+            return Draw.nodes(self, spectra)
+        check_frozen(spectra[0].log_density(self.bases[0][:1, :-1]))
+        return super().nodes(spectra)
 
 
 # The densities that random frequencies are drawn from.

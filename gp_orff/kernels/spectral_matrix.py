@@ -52,6 +52,16 @@ _MOST_IN_SPACE = 2**6 + 1  # if there are more axes
 Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
 
 
+def check_frozen(values: Tensor) -> None:
+    """Refuse frequencies or weights that depend on trained parameters of S."""
+    if values.requires_grad:
+        raise ValueError(
+            "expected a frozen base kernel, since the signature determines the kernel, got "
+            "one with trained parameters; use base_kernel.requires_grad_(False), and a "
+            "ScaleKernel for the variance"
+        )
+
+
 class SignatureAmplitude(nn.Module):
     """B(ω) with B B* = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
 
@@ -84,21 +94,15 @@ class SignatureAmplitude(nn.Module):
         Raises:
             ValueError: ω depends on trained parameters: those of S have to be frozen.
         """
-        if omega.requires_grad:
-            raise ValueError(
-                "expected a frozen base kernel, since the signature determines the kernel, got "
-                "one with trained parameters; use base_kernel.requires_grad_(False), and a "
-                "ScaleKernel for the variance"
-            )
+        check_frozen(omega)
         inside = (omega.abs() * self.spacing <= math.pi).all(-1)
         part = omega[inside]
         values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
         density = StudentT(self.lengthscale, _NU).log_density(part).exp()
         b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
+        if not self.is_even:  # the Hermitian root, for which B(−ω) = conj B(ω)
+            b = b @ vectors.mH
         b = self.units.unsqueeze(-1) * b
-        if not self.is_even:  # of any root, that whose first row is real and the same at −ω*
-            phase = b[:, :1] / b[:, :1].abs().clamp_min(torch.finfo(part.dtype).tiny)
-            b = b * torch.where(b[:, :1].abs() > 0, phase.conj(), 1.0)
         zeros = b.new_zeros(len(omega), *b.shape[1:])
         return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
 

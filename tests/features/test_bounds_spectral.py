@@ -9,7 +9,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.bounds.constants import Problem
-from tests.kernels.test_hermitian import DELAY, Delayed, made, signature
+from tests.support.delays import DELAY, Delayed, made, signature
 from tests.support.registry import CASES
 
 NUMBER, DRAWS = 64, 200
