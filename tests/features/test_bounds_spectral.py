@@ -150,8 +150,7 @@ def test_200_draws_stay_below_every_bound(name):
         if name == "curl_free" and "minh" in theorem:
             continue  # A = ω ωᵀ is not bounded
         bound = getattr(gp_orff.bounds, theorem)(kernel, box)
-        print(name, theorem, error, bound.error(NUMBER), bound.error(NUMBER) / error)
-        assert error <= bound.error(NUMBER) <= 50 * error, theorem
+        assert error <= bound.error(NUMBER) <= (60 if name == "curl_free" else 20) * error, theorem
 
 
 def test_what_has_no_bound():
