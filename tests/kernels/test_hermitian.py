@@ -9,7 +9,7 @@ from gpytorch.means import ZeroMean
 from linear_operator import to_dense
 
 import gp_orff
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel, TraceSampler
 from tests.support.delays import DELAY, Delayed, dense, made, signature
 
 RULES = {
@@ -86,6 +86,24 @@ def test_frequencies_of_a_signature_have_the_density_of_its_trace(units):
     assert abs(ratio.mean() - 1) < 5 * ratio.std() / 2000**0.5  # ρ is normed
     moment = (0.2 * 2 / 0.15**2 + 2 / 0.64) / 1.2 + 2 / 0.64  # of ‖ω‖² in tr C
     assert abs(square.mean() - moment / 2) < 5 * square.std() / 2000**0.5
+
+
+def test_moments_of_a_density_that_is_linear_between_points():
+    """A sum of triangles: E ω₁ω₂ = Σ f j k/Σ f, E ω₁² = Σ f (j² + 1/6)/Σ f, by midpoints of u.
+
+    The weights 1/ρ integrate to the area. The quantile has a slope at the ends: 1e-3.
+    """
+    heights = torch.tensor([[1.0, 4.0, 2.0], [3.0, 5.0, 1.0], [2.0, 2.0, 6.0]]).double()
+    index = torch.arange(-1.0, 2.0).double()
+    middle = (torch.arange(300).double() + 0.5) / 300
+    sampler = TraceSampler(heights, torch.tensor([1.0, 2.0]).double())
+    omega, log_density = sampler(torch.cartesian_prod(middle, middle))
+    total = heights.sum()
+    product = 2 * torch.einsum("jk,j,k->", heights, index, index) / total
+    square = (heights.sum(1) @ (index.square() + 1 / 6)) / total
+    assert omega.prod(-1).mean() == pytest.approx(product.item(), abs=1e-3)
+    assert omega[:, 0].square().mean() == pytest.approx(square.item(), abs=1e-3)
+    assert log_density.exp().reciprocal().mean() == pytest.approx(4 * 8, rel=0.05)
 
 
 def test_features_of_a_signature_are_bounded_and_unbiased():
