@@ -218,8 +218,8 @@ def test_names_on_the_page_of_papers_exist():
 
 
 def documented():
-    """What the entries of docs/api name."""
-    for page in (ROOT / "docs/api").glob("*.rst"):
+    """What the entries of docs/api name, but those of BoTorch, whose import changes settings."""
+    for page in {*(ROOT / "docs/api").glob("*.rst")} - {ROOT / "docs/api/botorch.rst"}:
         module = None
         for kind, name in re.findall(r"^\.\. (\w+):: (\S+)", page.read_text(), flags=re.M):
             if kind in ("automodule", "currentmodule"):
