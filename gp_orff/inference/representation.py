@@ -703,10 +703,10 @@ def warn_of_left_out(given: Data, kept: Data) -> None:
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(
-            f"{count} of {given.survey.num_points} readings are left out, which lie close to "
-            "others: neither features nor the exact kernel can hold all of them, and their means "
-            "would tell less than single readings. Fit parts of the region, or choose readings by "
-            "gp_orff.thin",
+            f"{count} of {given.survey.num_points} observations are left out, because they are "
+            "close to others: neither features nor the exact kernel can represent all of them, and "
+            "their means would determine less than single observations. Fit parts of the region, "
+            "or choose observations with gp_orff.thin",
             DataWarning,
             stacklevel=2,
         )

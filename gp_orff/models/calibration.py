@@ -315,12 +315,12 @@ class Calibration:
             return ""
         factor = ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
         return (
-            f"95 % intervals hold {self.coverage:.2f} of {self.numbers} numbers in {self.blocks} "
-            "blocks that were left out: error bars away from readings are too small. Readings may "
-            "share errors (one track, one instrument), or the kernel be too smooth or lack a part "
-            "of the field: try a rougher one, such as MaternKernel(nu=1.5), HelmholtzKernel, "
-            f"Student-t noise, track= or fewer readings (gp_orff.thin){factor}; "
-            "cross_validate(x, y, blocks=...) and compare_kernels(..., blocks=...) judge"
+            f"95 % intervals cover {self.coverage:.2f} of {self.numbers} values in {self.blocks} "
+            "held-out blocks: error bars far from observations are too small. Observations may "
+            "share errors (one track, one instrument), or the kernel is too smooth or omits a part "
+            "of the field. Try a rougher kernel, such as MaternKernel(nu=1.5), HelmholtzKernel, "
+            f"Student-t noise, track= or fewer observations (gp_orff.thin){factor}, and compare "
+            "them by cross_validate(x, y, blocks=...) or compare_kernels(..., blocks=...)"
         )
 
 

@@ -62,9 +62,9 @@ class KernelComparison:
         ties = [name for name in others if self.tied(first, name)]
         if ties:
             warnings.warn(
-                f"the evidence does not tell which is the best of {[first, *ties]}: it is known to "
-                f"{self._error(first):.2g} nats for {first!r}, and the others are within two "
-                "standard errors; compare predictions of held-out data",
+                f"the evidence does not determine the best of {[first, *ties]}: its "
+                f"error is {self._error(first):.2g} nats for {first!r}, and the others are within "
+                "two standard errors; compare predictions of held-out data",
                 UserWarning,
                 stacklevel=2,
             )

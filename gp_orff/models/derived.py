@@ -272,9 +272,10 @@ def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Obser
     flat = high - low <= _ONE_HEIGHT * max(east - west, north - south)
     if flat and not turns:
         warnings.warn(
-            'a HarmonicKernel with sources="both" expects readings at several heights, or of '
-            "several components, got one number at each point at one height, which cannot tell "
-            "the sides apart: components and fields at other heights follow the prior; give "
+            'a HarmonicKernel with sources="both" expects observations at several '
+            "heights, or of several components, got one value at each point at one height, which "
+            "does not determine the side of the sources: components and fields at other heights "
+            "follow the prior; give "
             'sources="below" or "above"',
             DataWarning,
             stacklevel=2,

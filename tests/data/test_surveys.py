@@ -135,7 +135,7 @@ def test_two_sides_and_one_height_warn(case):
     options = {} if case == "vectors" else {"directions": FIELD.expand(8, 3)}
     y = dipoles(x, FIELD) if case == "vectors" else dipoles(x, FIELD) @ FIELD
     if case == "numbers":
-        with pytest.warns(gp_orff.DataWarning, match="cannot tell the sides apart"):
+        with pytest.warns(gp_orff.DataWarning, match="does not determine the side"):
             model.condition(x, y, **options)
     else:
         model.condition(x, y, **options)  # warnings are errors

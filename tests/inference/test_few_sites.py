@@ -381,7 +381,7 @@ def test_under_student_t_noise_single_readings_take_the_place_of_rough_sites(mon
         return model
 
     model = robust(frequencies=gp_orff.Auto(exact_values=100))
-    with pytest.warns(gp_orff.DataWarning, match="of 350 readings are left out"):
+    with pytest.warns(gp_orff.DataWarning, match="of 350 observations are left out"):
         model.condition(x, y)
     count = model.state.data.survey.num_points
     assert 50 < count <= 150

@@ -387,7 +387,7 @@ def test_kernels_whose_evidences_are_close_are_tied():
     comparison = KernelComparison(evidence, models, 100, errors)
     assert comparison.tied("a", "b")
     assert not comparison.tied("b", "c")
-    with pytest.warns(UserWarning, match="does not tell which is the best of"):
+    with pytest.warns(UserWarning, match="does not determine the best of"):
         _ = comparison.best
     assert [line.count("tied") for line in str(comparison).splitlines()] == [0, 0, 1, 0]
     exact = KernelComparison(evidence, models, 100)

@@ -41,10 +41,10 @@ def test_error_bars_that_are_too_small_are_told_of():
     with pytest.warns(gp_orff.CalibrationWarning, match="check_calibration") as caught:
         model.fit(x, y, progress=False)
     note = model.report.notes[-1]
-    assert note.startswith("95 % intervals hold")
+    assert note.startswith("95 % intervals cover")
     assert note in str(caught[0].message)
     said = calibration_of(model.state, model.mean)
-    assert f"{said.coverage:.2f} of {said.numbers} numbers in {said.blocks} blocks" in note
+    assert f"{said.coverage:.2f} of {said.numbers} values in {said.blocks} held-out blocks" in note
     found = model.cross_validate(x, y)
     assert said.coverage < 0.85
     assert abs(said.coverage - found.coverage) < 0.15  # of a few blocks, and of all
@@ -132,7 +132,7 @@ def test_known_noise_that_is_too_small_may_have_a_factor(scale_noise):
     model, x, y = overconfident()
     noise = torch.full((len(x),), 0.01)
     report = model.fit(x, y, noise=noise, scale_noise=scale_noise, progress=False).report
-    told = ["scale_noise=True" in note for note in report.notes if "intervals hold" in note]
+    told = ["scale_noise=True" in note for note in report.notes if "intervals cover" in note]
     assert told == ([] if scale_noise else [True])
 
 

@@ -5,6 +5,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 import gp_orff
 
 IN_NAMES = {  # of functions, classes, arguments, variables and attributes
@@ -34,6 +36,41 @@ IN_DOCSTRINGS = {
     "tells": 27,
     "told": 5,
 }
+IN_PAGES = [
+    "anew",
+    "apart",
+    "beside",
+    "doubted",
+    "hardly",
+    "hold",
+    "holds",
+    "mostly",
+    "own",
+    "reading",
+    "readings",
+    "seldom",
+    "spoiled",
+    "tell",
+    "tells",
+    "told",
+    "whoever",
+]
+PLAIN = [
+    "index",
+    "start",
+    "tasks",
+    "fields",
+    "noise",
+    "likelihoods",
+    "trust",
+    "kernels",
+    "scale",
+    "when_not",
+    "gpytorch",
+    "botorch",
+]
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PLAIN)]
 TREES = [ast.parse(path.read_text()) for path in Path(gp_orff.__file__).parent.rglob("*.py")]
 
 
@@ -56,6 +93,12 @@ def counted(texts):
     return Counter(word for text in texts for word in re.findall("[a-z]+", text.lower()))
 
 
+def prose(page):
+    """Without code, comments and targets of links, and without the verb "to hold out"."""
+    text = re.sub(r"```.*?```|<!--.*?-->|\]\([^)]*\)", " ", page.read_text(), flags=re.S)
+    return re.sub(r"`[^`\n]*`|\bholds? out\b|\byour own\b", " ", text.lower())
+
+
 def test_names_are_nouns_of_the_field():
     found = counted(
         re.sub("([a-z])([A-Z])", r"\1_\2", name).replace("_", " ")
@@ -71,3 +114,14 @@ def test_docstrings_use_terms_of_the_field():
     readings; separately, not apart."""
     found = counted(docstring(node) for tree in TREES for node in ast.walk(tree))
     assert {word: found[word] for word in IN_DOCSTRINGS} == IN_DOCSTRINGS
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_use_terms_of_the_field(page):
+    """CONTRIBUTING has the term for each of these words."""
+    found = counted([prose(page)])
+    assert not {word: found[word] for word in IN_PAGES if found[word]}
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
