@@ -298,32 +298,32 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
 
 
 class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
-    r"""Noise whose covariance comes with every reading: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
+    r"""Noise with a known covariance for each observation: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
 
-    `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such readings. It keeps s = 1,
-    and learns s by evidence with `scale_noise=True`.
+    `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such observations. By default
+    s = 1. With `scale_noise=True`, s is learned by evidence.
 
-    In an `ExactGP`, `KnownNoiseLikelihood(num_tasks=p, noise=R)` is what
-    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` is for one output: it has the noise of the
-    training data. It learns s with `likelihood.raw_noise_scale.requires_grad_(True)`, and
-    `get_fantasy_model` takes the noise of the new data, `noise=`. With the F features of an
-    `ORFFKernel`, a step for N points costs N·F².
+    In an `ExactGP`, `KnownNoiseLikelihood(num_tasks=p, noise=R)` extends
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` to several outputs: it has the noise of the
+    training data. Call `likelihood.raw_noise_scale.requires_grad_(True)` to learn s. Pass the noise
+    of new data to `get_fantasy_model` as `noise=`. With the F features of an `ORFFKernel`, a step
+    for N points costs N·F².
 
-    With `deg_free=ν` the noise is Student-t with the scale s R_n in the place of its covariance:
-    ε_n ~ N(0, s R_n / w_n), w_n ~ Gamma(ν/2, ν/2), for readings of which some are worse than their
-    stated errors. Variances (N,) have one w_n for all components of a reading; variances (N, p),
-    and each axis of covariances (N, p, p), one for each number. A fit makes such a likelihood in
-    the place of a `MultitaskStudentTLikelihood`.
+    With `deg_free=ν` the noise is Student-t with the scale matrix s R_n: ε_n ~ N(0, s R_n / w_n),
+    w_n ~ Gamma(ν/2, ν/2). Use it if some observations are worse than their stated errors. Variances
+    (N,) have one w_n for all components of an observation. Variances (N, p), and the axes of
+    covariances (N, p, p), have one for each value. A fit makes such a likelihood instead of a
+    `MultitaskStudentTLikelihood`.
 
     Called on the distribution of a field, it adds the noise of new observations, `noise=`, times s
     (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
-    Without `noise=` it warns and adds nothing, as
-    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` does, unless it has the noise of these data.
+    Without `noise=` it warns and adds nothing, like
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`, unless it has the noise of these data.
 
     Args:
         num_tasks: p, the number of outputs.
         noise: for an `ExactGP`, the noise R of its training data: variances (N,) or (N, p), or
-            covariances (N, p, p), in squared units of y. A `VectorFieldGP` takes it in `fit`.
+            covariances (N, p, p), in squared units of y. For `VectorFieldGP`, pass it to `fit`.
         deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
         learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
         noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
@@ -339,8 +339,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         >>> model.likelihood.noise_scale.item()
         1.0
         >>> field = model.posterior()(x[:2])
-        >>> reading = model.likelihood(field, noise=noise[:2])
-        >>> bool(torch.allclose(reading.variance - field.variance, noise[:2, None]))
+        >>> observation = model.likelihood(field, noise=noise[:2])
+        >>> bool(torch.allclose(observation.variance - field.variance, noise[:2, None]))
         True
     """
 
@@ -533,42 +533,43 @@ def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
 class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     r"""Student-t noise of vectors, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
 
-    The noise of a point is N(0, Σ/w) with its own w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor
-    1989, *Robust statistical modeling using the t distribution*), so that one weight serves all
-    components of a vector. `VectorFieldGP` finds the field, the weights and the hyperparameters by
-    variational EM with the E-step
+    The noise of each point is N(0, Σ/w) with w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor 1989,
+    *Robust statistical modeling using the t distribution*). All components of a vector share one
+    weight w. `VectorFieldGP` computes the field, the weights and the hyperparameters by variational
+    EM with the E-step
 
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
-    and its log marginal likelihood is the ELBO. With d_n = E_f[…] of that posterior of the field,
-    a fit learns ν, if it is asked to, as what maximises Σ_n log t_ν(d_n) + log p(ν), with the
-    Student-t density t_ν of v observed numbers of a vector,
+    and its log marginal likelihood is the ELBO. Let d_n be E_f[…] under this posterior. If
+    `learn_deg_free=True`, a fit maximises Σ_n log t_ν(d_n) + log p(ν) over ν, with the Student-t
+    density t_ν of the v observed values of a vector,
 
         t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
 
     the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
-    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` keep it. A
-    search stays above 2.5, unless it starts lower: under gross outliers the evidence rises to 2,
-    where the map is worse, and its error bars are too small.
+    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do not change
+    ν. A search stays above 2.5, unless it starts lower: with gross outliers, the evidence is
+    largest near ν = 2, where the map is worse and its error bars are too small.
 
-    In variational models of gpytorch `expected_log_prob` and `log_marginal`, of `VariationalELBO`
-    and `PredictiveLogLikelihood`, are those of t_ν(y − f; 0, Σ) under the distribution of all
-    outputs of a point, by quadrature of one dimension to ten digits. Calling this likelihood on a
-    distribution adds Gaussian noise of the same covariance, νΣ/(ν−2), which tells nothing of ν;
-    called on values of a field, it returns their Student-t distribution. An `ExactGP` refuses it.
+    In variational models of gpytorch, `expected_log_prob` (for `VariationalELBO`) and
+    `log_marginal` (for `PredictiveLogLikelihood`) average t_ν(y − f; 0, Σ) over the joint
+    distribution of all outputs of a point. They use quadrature in one dimension, to ten digits.
+    Calling this likelihood on a distribution adds Gaussian noise of the same covariance, νΣ/(ν−2),
+    which carries no information about ν. Calling it on values of a field returns their Student-t
+    distribution. An `ExactGP` does not accept it.
 
     Args:
         num_tasks: p, the number of outputs.
-        deg_free: the degrees of freedom ν > 2, or where a fit that learns them starts. With 4,
+        deg_free: the degrees of freedom ν > 2, or the start of a fit that learns them. With 4,
             residuals of many noise scales get small weights, and little is lost if the noise is
-            Gaussian after all.
-        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. Tails
-            that are learned tell the distribution of readings best; ν = 4 gives the better map
-            where readings are few, or outliers rare and gross.
+            Gaussian.
+        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. A learned
+            ν describes the distribution of observations best. ν = 4 gives the better map if there
+            are few observations, or few and gross outliers.
         deg_free_constraint: of ν; greater than 2 by default.
-        deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at
-            4: ν stays near it where readings do not tell, above 2, and finite under noise that is
-            Gaussian after all.
+        deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at 4.
+            This prior keeps ν near 4 if the data do not determine it, above 2, and finite if the
+            noise is Gaussian.
         has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
             for the default `rank` of 0.
         kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
@@ -713,25 +714,25 @@ NUM_VALUES = 64
 
 
 class TrackLikelihood(Likelihood):
-    r"""Noise of readings along tracks: an offset, correlated noise and white noise, by component.
+    r"""Noise of observations along tracks: an offset, correlated and white noise, by component.
 
-    Readings y_i of a track, at the times t_i along it, are
+    Observations y_i of a track, at the times t_i along it, are
 
         y_i = f(x_i) + b + r(t_i) + e_i + ε_i ,
         b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
 
     independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
-    of the Brownian motion*). Many readings are averaged over blocks, short against τ. The readings
-    of a block share e_i ~ N(0, σ_e²), and those of other blocks do not.
+    of the Brownian motion*). Dense observations are averaged over blocks that are short compared
+    with τ. The observations of a block share e_i ~ N(0, σ_e²), which is independent between blocks.
 
-    Beside `noise=`, the known variance of a reading is added to σ²: what errors do not tell that
-    were stated with the readings. The mean of a block weighs its readings alike.
+    With `noise=`, the known variance of an observation is added to σ², which is then the variance
+    in excess of the stated errors. The mean of a block has equal weights.
 
-    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of readings along tracks and
-    learns its parameters by evidence. Without times, t is the length of the path.
+    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of observations along tracks
+    and learns its parameters by evidence. Without times, t is the length of the path.
 
-    Called on the distribution of a field, it returns the distribution of new readings, each on a
-    new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
+    Called on the distribution of a field, it returns the distribution of new observations, each on
+    a new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
     field, where v = σ_b² + σ_r².
 
     A small number of tracks leaves v uncertain: three tracks give two independent differences of
@@ -741,16 +742,16 @@ class TrackLikelihood(Likelihood):
         p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(BᵀPB)²] ,
         P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
 
-    where B assigns readings to tracks, and H is the effect of the constant mean. The distribution
-    of a new reading is then a mixture of Gaussians. If the offsets of T tracks are known precisely,
-    it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao 1973, *Bayesian
-    inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
+    where B assigns observations to tracks, and H is the effect of the constant mean. The
+    distribution of a new observation is then a mixture of Gaussians. If the offsets of T tracks are
+    known precisely, it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao
+    1973, *Bayesian inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
     that the likelihood returns has the central 95 % interval of the mixture.
 
     If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
     of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
-    400 offsets, and if the data contain no difference of offsets: the readings of a single track do
-    not determine the offset of another.
+    400 offsets, and if the data contain no difference of offsets: a single track does not determine
+    the offset of another.
 
     Args:
         num_tasks: p, the number of outputs.

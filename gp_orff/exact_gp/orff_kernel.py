@@ -25,16 +25,16 @@ from gp_orff.symbols.base import Identity
 class ORFFKernel(WrapperKernel):
     r"""Approximate a kernel by operator-valued Fourier features (ORFF), for any gpytorch `ExactGP`.
 
-    K(x, z) ≈ Φ(x) Φ(z)ᵀ, where Φ(x) is (p, F) for p outputs and F features. Put this kernel in the
-    place of the exact one; the model, its likelihood and `ExactMarginalLogLikelihood` stay as they
-    are. Training and prediction for N points then cost N·F² instead of (N·p)³, and no (N·p, N·p) or
+    K(x, z) ≈ Φ(x) Φ(z)ᵀ, where Φ(x) is (p, F) for p outputs and F features. Use this kernel instead
+    of the exact one. The model, its likelihood and `ExactMarginalLogLikelihood` do not change.
+    Training and prediction for N points then cost N·F² instead of (N·p)³, and no (N·p, N·p) or
     (N·p, F) matrix is stored. If N·p < F, the (N·p, N·p) matrix is factorised instead.
 
     The frequencies are chosen when this kernel is built. Random frequencies follow the present
     lengthscales in every evaluation. Those of a `Grid` are fixed, and their weights follow the
-    hyperparameters; a step of the training of an `ExactGP` begins with other ones if a lengthscale
-    has left their range, so that optimisers may begin anywhere. The computations are in float64; in
-    a float32 model, inputs, hyperparameters and results are float32, which saves no time.
+    hyperparameters. In the training of an `ExactGP`, a new grid is built if a lengthscale has left
+    its range, so that optimisers may start anywhere. Computations use float64. A float32 model
+    takes and returns float32, but runs no faster.
 
     Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
 

@@ -72,28 +72,30 @@ class Grid:
     r"""Equispaced frequencies ω_k = (h₁k₁, …, h_d k_d), for 1 to 3 inputs and time.
 
     The weight of the pair ±ω_k is 2 S(ω_k) h₁⋯h_d, where S is the spectral density. The sum over
-    all integers k is the kernel made periodic, with period 2π/h. The sum over a finite grid lacks
+    all integers k is the kernel made periodic, with period 2π/h. The sum over a finite grid omits
     a small share of the variance. Hyperparameters change the weights, not the frequencies, so that
     the sufficient statistics of the data are computed once (Greengard, Rachh & Barnett 2022).
 
-    `Grid.for_data(x)` is the usual way to make one. The spacing and the cut-off are chosen later,
-    when the `ORFFKernel` is built, from the data, the tolerance and the kernel's lengthscales:
+    Use `Grid.for_data(x)` to make one. The spacing and the cut-off are chosen when the `ORFFKernel`
+    is built, from the data, the tolerance and the kernel's lengthscales:
 
     - Spacing: h = 2π/(L + r) along each axis. L is the longest lag between an observation and a
       point of the domain. r is the lag beyond which the correlation is below the tolerance, at the
       longest lengthscale of the range. (Rational quadratic kernels have heavy tails; their r
       follows from the second difference of k, and they are accurate up to a constant.)
     - Cut-off: the frequencies in an ellipsoid ‖ℓω‖ ≤ W. The share of the variance beyond W is the
-      tolerance, at the shortest lengthscale of the range. Each term of a sum has its own ellipsoid.
+      tolerance, at the shortest lengthscale of the range. Each term of a sum has a separate
+      ellipsoid.
 
     The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
     and to the predictive variance, so that predictive variances are not too small. The evidence is
-    that of the truncated prior, with δ as independent noise: where δ is not small against the noise
-    variance, it may be many nats too low; where δ is larger, `VectorFieldGP` gives a `GridWarning`.
+    that of the truncated prior, with δ as independent noise. It may be many nats too low unless δ
+    is small compared with the noise variance. If δ exceeds the noise variance, `VectorFieldGP`
+    gives a `GridWarning`.
 
-    `GridWarning` warns when a lengthscale leaves the range; `ORFFKernel.redraw()` builds a new
-    grid. The training of an `ExactGP` and `VectorFieldGP` do so themselves. An evaluation of the
-    evidence costs F³ for F features, and F grows like (extent/lengthscale)^d.
+    You get a `GridWarning` if a lengthscale leaves the range: call `ORFFKernel.redraw()` to build a
+    new grid. The training of an `ExactGP` and `VectorFieldGP` do this automatically. An evaluation
+    of the evidence costs F³ for F features, and F grows like (extent/lengthscale)^d.
 
     Args:
         domain: (low, high) of every input, for all points of prediction; points outside raise an
@@ -104,7 +106,7 @@ class Grid:
         lengthscale_range: shortest and longest lengthscale for which the grid is valid, as
             multiples of the kernel's lengthscales when the grid is built.
         max_features: the largest number of features. If it does not suffice, the tolerance is
-            raised; `ORFFKernel.accuracy()` tells to what. If None: 40 000, beyond which it raises.
+            raised: see `ORFFKernel.accuracy()`. If None: 40 000, and an error beyond.
         spacing: h in radians per unit of the inputs, for all axes or for each; chosen if None.
         cutoff: the largest ‖ω‖ of each scalar kernel, in the same units; chosen if None.
         diagonal_correction: whether to add δ to the noise and to the predictive variance.
@@ -112,7 +114,7 @@ class Grid:
         sum_constant: whether to sum over the frequencies along inputs that are constant. Such an
             input has low = high in `domain` and in `data`. A field then has two features, or more,
             for each frequency in the plane that remains, and no derivatives across that plane.
-        longest_period: the longest period 2π/h, in units of L, whatever the tolerance asks for.
+        longest_period: the longest period 2π/h, in units of L, for any tolerance.
 
     Raises:
         ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
@@ -403,25 +405,23 @@ class Auto:
     The choice is made when the `ORFFKernel` is built, by the first line that applies:
 
     - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
-      allow; without it an error if a grid is possible for such data, as the predictive variance of
-      random features is too small.
-    - More than 4 inputs (three of space, and time), or a kernel for which no grid can be built:
-      `QuasiMonteCarlo` as well.
+      allow. Without `max_features`, an error is raised if a grid is possible for such data, because
+      the predictive variance of random features is too small.
+    - More than 4 inputs (three of space, and time), or a kernel without a grid: `QuasiMonteCarlo`.
     - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
       8192 by default, the smallest tolerance is used for which they suffice.
 
     `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough:
 
-    - The exact kernel, without features, if the data have at most `exact_values` numbers, N·p for N
-      points and p outputs. Up to `max_features` numbers it uses the exact kernel too if a grid
-      needs more features than there are numbers, or truncates more variance than the noise of the
-      data allows.
-    - A grid of up to `max_features` features otherwise. By default the posterior may have more of
-      them, where 8192 truncate too much; its algebra is then iterative.
-    - After all, for the posterior, the exact kernel on the means at up to `max_features` numbers of
-      sites, 8192 by default, where the grid truncates more than a tenth of the noise variance (a
-      hundredth if iterative), and the field changes by half as much within sites: for readings
-      along tracks or in clusters, not for even ones.
+    - The exact kernel, without features, if the data have at most `exact_values` values (N·p). Up
+      to `max_features` values, the exact kernel is also used if a grid needs more features than
+      there are values, or truncates more variance than the noise of the data allows.
+    - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
+      8192 features truncate too much. An iterative solver is then used.
+    - For the posterior, the exact kernel on the means at sites, with up to `max_features` values,
+      8192 by default. It is used for tracks and clusters: if the grid truncates more than a tenth
+      of the noise variance (a hundredth with the iterative solver), and the field changes by half
+      as much within sites.
 
     Args:
         tolerance: of the grid, as a share of the variance; see `Grid`.
@@ -432,12 +432,12 @@ class Auto:
         data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
             `VectorFieldGP` sets it itself.
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
-        longest_period: of the grid, as for `Grid`; `VectorFieldGP` takes 2 for learned spectra.
+        longest_period: of the grid, as for `Grid`; `VectorFieldGP` uses 2 for learned spectra.
 
     Raises:
         ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
-            frequencies are drawn, `max_features` cannot hold one of each term, or there are neither
-            data, nor a domain, nor a budget.
+            frequencies are drawn, `max_features` is less than one for each term, or there are no
+            data, domain and budget.
 
     Example:
         >>> import gpytorch, gp_orff, torch

@@ -248,9 +248,9 @@ class HelmholtzKernel(AdditiveKernel):
     K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
     field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
     terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
-    `base_kernel`, so that their hyperparameters are independent; but where that is a
-    `LearnedSpectrumKernel`, the spectrum of the second term is that of the first plus a difference,
-    of half its standard deviations, and log(σ₂²/σ₁²) has the prior N(0, 3²).
+    `base_kernel` with independent hyperparameters. Copies of a `LearnedSpectrumKernel` are related:
+    the log spectrum of the second term is that of the first plus a difference, whose prior standard
+    deviations are half as large. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
 
     Berlinghieri et al. 2023, Section 4.
 
@@ -397,8 +397,8 @@ class FieldProductKernel(WrapperKernel):
 
     K((x, t), (z, s)) = K_field(x, z) · k(t, s). The expressions `field_kernel * scalar_kernel` and
     `scalar_kernel * field_kernel` make this kernel. Both kernels receive all d input columns, and
-    each selects its own by its `active_dims`. The field kernel differentiates with respect to its
-    own columns only. The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by
+    each selects columns by `active_dims`. The field kernel differentiates with respect to its
+    columns only. The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by
     point: row n·p + i is output i at point n.
 
     Args:

@@ -125,12 +125,12 @@ class HarmonicKernel(FieldKernel):
         Z_j = x₃ + x₃′ − 2z₀ + 2h_j ,
 
     and the covariance of f follows by differentiation. Its two-dimensional spectrum, Σ_j a_j
-    e^{−2|k|h_j} |k| at z₀, decays like e^{−2|k|(x₃ − z₀)} with height. So readings at some heights
-    tell the field at all heights above the sources (upward and downward continuation), and one
-    component tells the other two.
+    e^{−2|k|h_j} |k| at z₀, decays like e^{−2|k|(x₃ − z₀)} with height. Observations at some heights
+    therefore determine the field at all heights above the sources (upward and downward
+    continuation), and one component determines the other two.
 
-    The depths and the variances of the field are trained. A variance is that of one component of f,
-    on average over the three, at the mean height z̄: 4a_j / (3(2z̄ − 2z₀ + 2h_j)³).
+    The depths and the variances of the field are trained. A variance is the mean over the three
+    components of f at the mean height z̄: 4a_j / (3(2z̄ − 2z₀ + 2h_j)³).
 
     The kernel is stationary in x₁ and x₂ only, and has no values below its sources. The covariance
     matrix of points x (N, 3) is (N·3, N·3), ordered as for `CurlFreeKernel`.
@@ -140,11 +140,11 @@ class HarmonicKernel(FieldKernel):
         sources: "below" the points, "above" them (x₃ then decreases with the distance from the
             sources), or "both".
         reference_height: z₀, from which depths are measured; (z₀, z₁) for sources on both sides.
-            If None, `VectorFieldGP` takes the lowest reading for sources below, the highest for
-            those above.
-        mean_height: z̄, where the variances are those of the field. If None, `VectorFieldGP` takes
-            the mean height of the readings; with a `reference_height`, the reference, or the middle
-            of both.
+            If None, `VectorFieldGP` uses the lowest observation for sources below, and the highest
+            for sources above.
+        mean_height: z̄, the height of the trained variances. If None, `VectorFieldGP` uses the mean
+            height of the observations; with a `reference_height`, the reference, or the middle of
+            both.
         depth_constraint, variance_constraint: positive if None.
         depth_prior, variance_prior: of the trained parameters, if any.
         batch_shape: as for other gpytorch kernels.
@@ -164,7 +164,7 @@ class HarmonicKernel(FieldKernel):
         >>> kernel(x).to_dense().detach().diag()
         tensor([0.7500, 0.7500, 1.5000, 0.0938, 0.0938, 0.1875])
 
-        A magnetic field from readings of one component:
+        A magnetic field from observations of one component:
 
         >>> x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0)).double()
         >>> y = 1 / (2 + x[:, 2])

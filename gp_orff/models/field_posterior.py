@@ -43,22 +43,23 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior(NamedSymbols):
-    """The posterior of the field, mean μ included, given the data; a snapshot of a model.
+    """The posterior of the field given the data, including the mean μ; a snapshot of a model.
 
-    `model.posterior()` makes one. Variances are those of the field, without noise. They and those
-    of all symbols count what the data leave open of a trained constant mean (universal kriging)
-    and, where a fit had few data or has learned a spectrum, of the hyperparameters: the posterior
-    is then a mixture of normal distributions, with moments by `mean` and `variance`, and intervals
-    by `confidence_region`. Results have the floating type of the points x, computed in float64.
-    Points outside the domain of a grid make a larger one; ValueError where none can be made. A
-    `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` makes one. Variances are those of the field, without noise. They include the
+    uncertainty of a trained constant mean (universal kriging), also for symbols. After a fit to few
+    data, or with a learned spectrum, they include the uncertainty of the hyperparameters. The
+    posterior is then a mixture of normal distributions, with moments by `mean` and `variance`, and
+    intervals by `confidence_region`. A `symbol` is a linear map, such as `Divergence()`.
+
+    Results have the floating type of the points x, and are computed in float64. For points outside
+    the domain of a grid, a larger grid is built, with a ValueError if that is impossible.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
-        units: of the columns of the points, as far as they are known. Points that come with others,
-            as those of `gp_orff.labelled` or of pint, are converted; so are regions and references.
-        coverage: of 95 % intervals, of observations that were left out in turn after the fit; None
-            where it was not computed. Datasets have it as an attribute.
+        units: of the columns of the points, if known. Points in other units, from
+            `gp_orff.labelled` or pint, are converted, and so are regions and references.
+        coverage: of 95 % intervals, for observations that were held out after the fit; None if it
+            was not computed. Datasets have it as an attribute.
 
     Example:
         >>> import gp_orff, torch
@@ -152,7 +153,7 @@ class FieldPosterior(NamedSymbols):
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
         """Return the joint distribution of the field, or of a symbol of it, at n points.
 
-        Its variances have no floor: `gpytorch.settings.min_variance` is a number of no unit.
+        Its variances have no floor: `gpytorch.settings.min_variance` has no unit and is ignored.
 
         Args:
             x: points (n, d).
@@ -223,8 +224,8 @@ class FieldPosterior(NamedSymbols):
         """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
         is with a probability, at points `x`.
 
-        Where the posterior integrates the hyperparameters, it is a mixture of normal distributions,
-        with heavier tails than one, and these are its quantiles.
+        If the posterior integrates over the hyperparameters, it is a mixture of normal
+        distributions with heavy tails, and these are the quantiles of the mixture.
 
         Raises:
             ValueError: a probability that is not between 0 and 1.
@@ -242,11 +243,11 @@ class FieldPosterior(NamedSymbols):
     def confidence_region(
         self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
-        """Return the ends of the central intervals that hold each component of the field, or of a
-        `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each.
+        """Return the limits of the central intervals that contain each component of the field, or
+        of a `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each.
 
         Raises:
-            TypeError: a symbol in the place of the level.
+            TypeError: a symbol instead of the level.
             ValueError: a level that is not between 0 and 1.
         """
         if isinstance(level, Symbol):
@@ -273,7 +274,7 @@ class FieldPosterior(NamedSymbols):
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "n"]:
         """Return the log density (n,) of `values` (n, q) of the field, or of a `symbol` of it, at
-        each of the points `x`: of the field, not of readings, which have noise.
+        each of the points `x`: of the noise-free field, not of observations.
 
         Raises:
             ValueError: values of another shape.
@@ -305,10 +306,10 @@ class FieldPosterior(NamedSymbols):
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.
 
-        Its error bars include that a trained constant mean is not known.
+        Its error bars include the uncertainty of a trained constant mean.
 
         With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
-        `curl_free_part` instead maps the whole field to its curl-free part, for any kernel.
+        For any kernel, `curl_free_part` maps the complete field to its curl-free part.
 
         Args:
             name: the number of the summand, from 0, in the sum as it was written: a + b + c has the
@@ -326,9 +327,9 @@ class FieldPosterior(NamedSymbols):
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
         """Draw functions from the posterior; with the result, `paths(x)` is (num_paths, n, p).
 
-        All calls `paths(x)` evaluate the same functions. With features, a function is given by a
-        draw of the weights, and x has to be in the domain of a grid. With the exact kernel, it
-        follows Matheron's rule (Wilson et al. 2020, eq. 14). See `SamplePaths`.
+        All calls `paths(x)` evaluate the same functions. With features, each function has one draw
+        of the weights, and x must be in the domain of the grid. With the exact kernel, Matheron's
+        rule is used (Wilson et al. 2020, eq. 14). See `SamplePaths`.
 
         Args:
             num_paths: the number of functions.
@@ -355,7 +356,7 @@ class FieldPosterior(NamedSymbols):
     ) -> Summary:
         """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
 
-        For instance of the speed, (n,): `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
+        For example, the mean speed (n,) is `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
 
         Args:
             x: points (n, d).
@@ -380,12 +381,12 @@ class FieldPosterior(NamedSymbols):
         noise: object = None,
         cost: Float[Tensor, "C"] | None = None,
     ) -> Design:
-        """Choose where to measure next, so that a target is known best in a region.
+        """Choose where to measure next, to reduce the variance of a target in a region.
 
-        One candidate after another is chosen: the one that decreases the mean over the region of
-        the posterior variance of the target most, for its cost, given those before it. The decrease
-        is exact, and does not depend on what will be observed; the hyperparameters are the learned
-        ones. See `gp_orff.models.design`.
+        Candidates are chosen one after another. Each choice maximises the decrease of the posterior
+        variance of the target, averaged over the region and divided by the cost, given the previous
+        choices. The decrease is exact and does not depend on the values that will be observed. The
+        hyperparameters are the learned ones. See `gp_orff.models.design`.
 
         Args:
             candidates: points (C, d) where vectors may be observed.
@@ -396,7 +397,7 @@ class FieldPosterior(NamedSymbols):
                 zero.
             directions: (C, p), where candidates observe the components along them.
             noise: the variance of an observation, (C,) of each, (p,) of each component, or
-                covariances (p, p) or (C, p, p); that of the data if None, where all have the same.
+                covariances (p, p) or (C, p, p); the noise of the data if None and equal for all.
             cost: (C,), by which decreases are divided before they are compared.
 
         Raises:
@@ -421,7 +422,7 @@ class FieldPosterior(NamedSymbols):
     def redundancy(
         self, stations: object = None, *, target: Symbol | None = None, region: object = None
     ) -> Redundancy:
-        """Say which observations could be removed, by what a target would lose without them.
+        """Rank observations by how much the variance of a target increases without them.
 
         Args:
             stations: a label of each observation, in the order of the data; observations with the
@@ -429,8 +430,8 @@ class FieldPosterior(NamedSymbols):
             target, region: as for `design`.
 
         Returns:
-            A `Redundancy`, with the increase of the mean variance of the target without each
-            station alone; `order` has the most redundant one first.
+            A `Redundancy`, with the increase of the mean variance of the target if one station is
+            removed; `order` has the most redundant station first.
 
         Raises:
             NotImplementedError: observations along tracks, a model of statistics alone, or
@@ -490,9 +491,9 @@ class FieldPosterior(NamedSymbols):
     ) -> TidalEllipses:
         """Return the tidal ellipses of a constituent of a kernel of `gp_orff.tides`.
 
-        Semi-major and semi-minor axis, inclination and phase are those of samples of the posterior
-        at each point, which are not linear in the field; see `TidalEllipses`. Summands with the
-        same constituent are added; the constant mean is no part of it.
+        Semi-major and semi-minor axis, inclination and phase are computed from samples of the
+        posterior at each point, because they are not linear in the field. See `TidalEllipses`.
+        Summands with the same constituent are added. The constant mean is not included.
 
         Args:
             constituent: its name, such as "M2".

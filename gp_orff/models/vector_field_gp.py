@@ -100,11 +100,11 @@ _KIND = "gp_orff.VectorFieldGP"
 class VectorFieldGP(GP):
     r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
 
-    `fit` learns the hyperparameters by marginal likelihood, `condition` keeps them as they are, and
-    `posterior` returns the posterior of the field. Small data use the exact kernel. For larger
-    data, one pass computes the sufficient statistics of features on a frequency grid; the cost of
+    `fit` learns the hyperparameters by marginal likelihood, `condition` does not change them, and
+    `posterior` returns the posterior of the field. Small data sets use the exact kernel. For larger
+    ones, one pass computes the sufficient statistics of features on a frequency grid. The cost of
     training is then independent of N. Training starts with the exact evidence of a small subset of
-    the data, and goes on with searches of rising price: see `plan`.
+    the data, and continues with searches of increasing cost: see `plan`.
 
     Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
     change the results. Computations are in float64. A call that fails leaves the model unchanged.
@@ -115,15 +115,15 @@ class VectorFieldGP(GP):
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance. Any
-            other likelihood of gpytorch, such as one of signs, counts or classes, is put into a
+            other likelihood of gpytorch, for example for signs, counts or classes, is wrapped in a
             `Pointwise`: the posterior is then the normal distribution with the largest ELBO.
         mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
-            flat prior: posteriors count its variance. Others, such as `ZeroMean()`, are not
-            trained: make a trend a kernel term.
+            flat prior: posteriors include its variance. Others, such as `ZeroMean()`, are not
+            trained. Add a kernel term to model a trend.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
-            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid
-            applies to a noise variance of 1/1000 of the signal variance; the model adapts it to the
-            learned noise and to the posterior variance. It also adapts `lengthscale_range`.
+            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid is for a noise
+            variance of 1/1000 of the signal variance. The model adapts it to the learned noise and
+            to the posterior variance, and also adapts `lengthscale_range`.
 
     Raises:
         TypeError: an argument that is not a kernel, likelihood or frequency rule.
@@ -247,16 +247,18 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
-        `x` and `y` replace all data held. Without them, the model learns again from what it holds.
-        Parameters with `requires_grad=False` are not trained. Few data, of at most 120 vectors or
-        as many numbers as these have, learn with weak priors in the units of the data (module
-        `gp_orff.fitting.scoring`), which priors that you register replace, and
-        the posterior integrates all hyperparameters: see `posterior`. A `DataWarning` is given for
-        constant data, which leave the hyperparameters unchanged, for points far from all others,
-        which a frequency grid leaves out, for fewer than 10 numbers a hyperparameter where these
-        are not integrated, for lengthscales below the distances of neighbours, and for a direction
-        of the constant mean on which no observation depends. A `CalibrationWarning` is given where
-        95 % intervals hold too few readings of some blocks.
+        `x` and `y` replace all stored data. Without them, the model learns again from these.
+        Parameters with `requires_grad=False` are not trained.
+
+        For at most 120 vectors, or as many values, the hyperparameters have weak priors in the
+        units of the data (module `gp_orff.fitting.scoring`). Priors that you register replace
+        these. The posterior integrates over all hyperparameters: see `posterior`.
+
+        You get a `CalibrationWarning` if the held-out coverage of 95 % intervals is too low. You
+        get a `DataWarning` in these cases: the data are constant, and the hyperparameters do not
+        change; points are far from all others, and a frequency grid omits them; there are fewer
+        than 10 values per hyperparameter, and these are not integrated; a lengthscale is below the
+        distances of neighbours; no observation depends on a direction of the constant mean.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
@@ -266,38 +268,39 @@ class VectorFieldGP(GP):
                 arguments that returns one, and loads it where it is used.
             variances: relative noise variances (N,), which multiply that of the likelihood; or
                 (N, p), one for each component, with independent noise.
-            noise: in place of `variances`, the noise itself, in squared units of y: a variance of
-                each reading (N,) or component (N, p), or covariances (N, p, p), of readings of one
-                group or of all. What belongs to components that are NaN is ignored. See
-                `KnownNoiseLikelihood`; beside Student-t noise it is the scale of each, and beside
-                `track` (N,) are added to the white variance that is learned.
-            scale_noise: False keeps `noise` as it is; True multiplies it by one factor, which each
-                group learns. `condition`, `update` and others take the factor as it is.
-            directions: (N, p) unit vectors. Then y, (N,), holds the components along them.
-            group: a group name for all observations, or one for each. Each group learns its own
+            noise: instead of `variances`, the noise variance of each observation (N,) or component
+                (N, p), or covariances (N, p, p), in squared units of y, for all observations of a
+                group. Values of components that are NaN are ignored. See `KnownNoiseLikelihood`.
+                With Student-t noise, these are squared scales. With `track`, pass (N,): it is added
+                to the learned white variance.
+            scale_noise: False uses `noise` as given. True multiplies it by one factor, which each
+                group learns. `condition`, `update` and others do not change the factor.
+            directions: (N, p) unit vectors. Then y, (N,), contains the components along them.
+            group: a group name for all observations, or one for each. Each group has a separate
                 noise, `model.likelihoods[name]`; without a name (None, NaN), `model.likelihood`.
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
             merge: a distance in the units of x, within which the exact kernel merges positions; 0
-                merges none. If None, those that the prior cannot tell apart, where this saves a
-                fifth of the numbers; wider ones, where the field changes less within them than
-                grids truncate. Of small data, records with equal values at one place are copies,
-                which count once, also if they were rounded differently.
-            track: a label for each reading, or one for all: readings of one track share an offset
-                and correlated noise, see `TrackLikelihood`: lines of a survey are levelled, beside
-                `directions` too. A track may go on in later chunks. Its readings stay in memory.
+                merges none. If None, it merges positions that the prior does not distinguish, if
+                this saves a fifth of the values. It merges more distant ones if the field changes
+                less between them than grids truncate. In small data sets, records with equal values
+                at one place are copies, which are used once, even if rounded differently.
+            track: a label for each observation, or one for all. Observations of one track share an
+                offset and correlated noise: see `TrackLikelihood`. This levels the lines of a
+                survey, also with `directions`. A track may continue in later chunks. Its
+                observations stay in memory.
             time: (N,) times, which increase along each track; dates and durations become seconds.
                 If None, the length of its path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
-                derived from the data. A model that holds only statistics always starts warm.
+                derived from the data. A model that stores only statistics always starts warm.
             executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
-                client's `get_executor()` or mpi4py's `MPIPoolExecutor`, whose workers read the
-                chunks and return sums; arrays stay here, and so do passes that weigh readings by
-                Student-t noise, or train random frequencies. See `gp_orff.data.passes`.
+                client's `get_executor()` or mpi4py's `MPIPoolExecutor`. Its workers read the chunks
+                and return sums. Arrays are processed here, and so are passes with Student-t weights
+                and passes that train random frequencies. See `gp_orff.data.passes`.
             retries: how often a chunk that fails on a worker is tried again.
-            checkpoint: the path of a file (a pickle) with partial sums, from which an interrupted
-                call with the same model and data goes on; deleted when the call has succeeded.
+            checkpoint: the path of a file (a pickle) with partial sums. An interrupted call with
+                the same model and data continues from it. It is deleted after the call succeeds.
 
         Raises:
             TypeError: values are not real numbers.
@@ -689,36 +692,40 @@ class VectorFieldGP(GP):
     def cross_validate(
         self, x: object, y: object = None, *, blocks: object = "auto", **options: object
     ) -> CrossValidation:
-        r"""Predict the readings of each block from all others, and return a `CrossValidation`.
+        r"""Predict the observations of each held-out block from all others.
 
-        Readings near each other tell the same: leaving out one at a time flatters a model whose
-        errors are correlated. Blocks as wide as the field is smooth ask for what a map is made for,
-        and tell which kernel predicts best and whether error bars hold.
+        Use blocks that are as wide as the lengthscales of the field. They show which kernel
+        predicts best and whether the coverage is right. Holding out single observations is too
+        optimistic if the errors of neighbours are correlated.
 
-        A prediction is the one of a copy of the model that `condition` gives the rest of the data,
-        on the frequencies that suit all of them: hyperparameters stay as they are, and a trained
-        constant mean μ is estimated from the rest. It is found in closed form. With features, the
-        statistics of a block b are subtracted, and A − A_b is factorised; with the exact kernel,
+        The prediction is that of a copy of the model that is conditioned on the rest of the data,
+        with the frequencies of all data. Hyperparameters do not change, and a trained constant mean
+        μ is estimated from the rest. The result has a closed form. With features, the statistics of
+        a block b are subtracted, and A − A_b is factorised. With the exact kernel,
 
             y_b − E[y_b | rest] = ([K⁻¹]_bb)⁻¹ [K⁻¹ (y − μ)]_b ,    Cov = ([K⁻¹]_bb)⁻¹ ,
 
-        and the variance of μ is added. Iterations of large grids start anew for each block. Under
-        Student-t noise, readings have the weights that all data give them, and predictions add the
-        Student-t noise itself. Observations of `observe` are ignored, and the model is not changed.
+        and the variance of μ is added. Iterations of large grids start again for each block. Under
+        Student-t noise, observations have the weights from a fit to all data, and predictions
+        include the Student-t noise. Observations of `observe` are ignored, and the model does not
+        change.
 
-        A reading of a track that is left out whole is predicted as one of a new track. Where other
-        readings of its track stay, on their clock, they tell its offset and correlated noise.
+        If a complete track is held out, its observations are predicted as those of a new track.
+        Otherwise, the rest of the track determines its offset and correlated noise.
 
         Args:
             x, y: points (N, d) and vectors (N, p) in memory, usually the data of the model.
-            blocks: "auto" for tracks, in at most 50 blocks, where `track` has several; else for
-                cells of two lengthscales, in 5 to 50 blocks. Or a label for each reading (N,),
-                numbers, names or anything hashable. Or a splitter of scikit-learn; a reading may be
-                in several of its sets or none. Its `groups` are those of `group=`, or of `track=`.
+            blocks: "auto" for tracks, in at most 50 blocks, if `track` has several; otherwise for
+                cells of two lengthscales, in 5 to 50 blocks. Or a label for each observation (N,),
+                of any hashable type. Or a splitter of scikit-learn, whose `groups` are those of
+                `group=` or `track=`; an observation may be in several of its sets or none.
             options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
-                `time`, as for `fit`. Readings that `condition` leaves out, such as copies, are not
-                scored; those with covariances have a number along each axis of their noise. And
-                `executor`, whose workers share the blocks, `retries` and `checkpoint`.
+                `time`, as for `fit`. Observations that `condition` omits, such as copies, are not
+                scored. An observation with a covariance has one value along each axis of its noise.
+                And `executor`, whose workers share the blocks, `retries` and `checkpoint`.
+
+        Returns:
+            A `CrossValidation`.
 
         Raises:
             TypeError: chunks; blocks that are no labels and no splitter.
