@@ -745,8 +745,8 @@ class TrackLikelihood(Likelihood):
     where B assigns observations to tracks, and H is the effect of the constant mean. The
     distribution of a new observation is then a mixture of Gaussians. If the offsets of T tracks are
     known precisely, it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao
-    1973, *Bayesian inference in statistical analysis*). `quantile` returns its quantiles. The Gaussian distribution
-    that the likelihood returns has the central 95 % interval of the mixture.
+    1973, *Bayesian inference in statistical analysis*). `quantile` returns its quantiles. The
+    likelihood returns the Gaussian distribution with the same central 95 % interval.
 
     If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
     of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
