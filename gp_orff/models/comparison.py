@@ -129,37 +129,38 @@ def compare_kernels(
     blocks: object = None,
     **options: object,
 ) -> KernelComparison:
-    """Fit a model with each kernel, and rank the models by evidence or by left-out blocks.
+    """Fit a model with each kernel, and rank the models by evidence or by held-out blocks.
 
     The evidence favours the more restrictive of two kernels that both explain the data: for a
     curl-free field, it tends to be larger for the curl-free kernel than for the Helmholtz kernel,
     of which the curl-free kernel is a term. A difference of 5 nats is a factor of 150 in
-    probability. That assumes the noise model; noise correlated between observations exaggerates the
-    differences, and therefore the printed table also shows nats per point. Left-out blocks as wide
-    as the correlated errors do not: with `blocks`, the models are ranked by the negative log
-    predictive density (NLPD) of the numbers in blocks that they were not conditioned on, with
-    hyperparameters of all data. The table then shows how far each kernel is behind, with the
-    standard error of the mean difference, from its scatter between blocks.
+    probability, if the noise model is right. Correlated noise exaggerates the differences, so the
+    printed table also shows nats per point.
+
+    Pass `blocks` to rank the models by held-out blocks, which should be as wide as the correlated
+    errors. The score is the negative log predictive density (NLPD) of the values in the blocks,
+    with hyperparameters from all data. The table then shows the difference of each kernel from the
+    best one, with its standard error from the scatter between blocks.
 
     The evidence of a `LearnedSpectrumKernel` is an integral over its curves under their prior, not
-    the value at the best of them, so that many weights are no advantage over kernels with two
-    hyperparameters. Lengthscales, variances and noise are taken at their best values for all.
+    the maximum over curves. Many weights are therefore no advantage over kernels with two
+    hyperparameters. Lengthscales, variances and noise have their best values for all kernels.
 
     The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
-    `.standard_errors` of the evidence, where it is estimated. `.best` warns, and the table says, if
+    `.standard_errors` of the evidence, if it is estimated. `.best` warns, and the table states, if
     evidences are within two standard errors of each other. With `blocks`, `.cross_validations` has
-    the scores of each model, and the table says if neighbours are within two standard errors.
+    the scores of each model, and the table states if neighbours are within two standard errors.
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
-        kernels: kernels by name, trained in place, each with parts of its own; if None, RBF kernels
-            that are curl-free, divergence-free, Helmholtz, and independent for each component, with
+        kernels: kernels by name, trained in place, without shared parts; if None, RBF kernels that
+            are curl-free, divergence-free, Helmholtz, and independent for each component, with
             p = d.
         progress: whether to show the progress of each fit.
         likelihood: the noise of every model, as for `VectorFieldGP`, which is copied: a
             `MultitaskStudentTLikelihood` for data with outliers.
         frequencies: the frequency rule, as for `VectorFieldGP`.
-        blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" takes the
+        blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" uses the
             lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
         options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `scale_noise`,
             `directions`, `group`, `missing`, `merge`, `track`, `time`.

@@ -115,13 +115,13 @@ class NamedSymbols(ABC):
     def curl_free_part(
         self, x: Float[Tensor, "n d"], *, background: bool = False
     ) -> MultitaskMultivariateNormal:
-        """The part of f that is a gradient (n, d), at points `x`; see `CurlFreePart`."""
+        """The curl-free part of f (n, d), a gradient, at points `x`; see `CurlFreePart`."""
         return self(x, CurlFreePart(background))
 
     def divergence_free_part(
         self, x: Float[Tensor, "n d"], *, background: bool = False
     ) -> MultitaskMultivariateNormal:
-        """The part of f without divergence (n, d), at points `x`; see `DivergenceFreePart`."""
+        """The divergence-free part of f (n, d), at points `x`; see `DivergenceFreePart`."""
         return self(x, DivergenceFreePart(background))
 
     def reduction_to_pole(
@@ -141,7 +141,7 @@ class NamedSymbols(ABC):
     ) -> Summary:
         """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
 
-        Of the anomaly T along the main field u it shows the edges of magnetic rocks, whatever their
+        For the anomaly T along the main field u, it shows the edges of magnetic rocks, for any
         magnetisation (Nabighian 1972).
 
         Raises:

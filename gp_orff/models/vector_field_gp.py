@@ -341,12 +341,13 @@ class VectorFieldGP(GP):
 
     @on_workers
     def plan(self, x: object, y: object = None, **options: object) -> FitPlan:
-        """What `fit(x, y)` would do: its searches, with numbers, features, operations, seconds and
-        memory of each, and the nats of log evidence that the fit is expected to lack.
+        """Return the searches that `fit(x, y)` would run, with their cost and expected loss.
 
-        Starting values are found on 600 numbers, as a fit does; hyperparameters and data of the
-        model stay as they are. Seconds are those of eight evaluations of each search: passes over
-        the data, rounds of EM under Student-t noise, and the posterior come on top.
+        The plan lists values, features, operations, seconds and memory, and the nats of log
+        evidence that the fit is expected to lose. Starting values are computed from 600 values, as
+        in a fit. The hyperparameters and data of the model do not change. Seconds are those of
+        eight evaluations of each search, without passes over the data, rounds of EM under Student-t
+        noise, and the posterior.
 
         Args:
             x, y, options: as for `fit`, without `progress` and `warm_start`.
@@ -384,9 +385,9 @@ class VectorFieldGP(GP):
     def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
-        The observations replace all data held, including those of `observe`. If their units are
-        known, as those of `gp_orff.labelled` or of pint, and were known in the fit, they are
-        converted to the units of the fit. So are those of `update`.
+        The observations replace all stored data, including those of `observe`. Data with units
+        (from `gp_orff.labelled` or pint) are converted to the units of the fit, if these are known.
+        `update` does the same.
 
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
@@ -417,15 +418,15 @@ class VectorFieldGP(GP):
     @on_workers
     @chosen_threads()
     def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
-        """Add observations to the data held, condition on all of them, and return self.
+        """Add observations to the stored data, condition on all of them, and return self.
 
-        The hyperparameters do not change. Up to 4 million numbers are kept in memory; the model
-        changes from the exact kernel to a frequency grid, and to a larger grid, as the data
-        require. With more numbers it keeps only `statistics`, whose domain is fixed; `report` says
-        so. With a frequency grid, the cost is one pass over the new observations. Under Student-t
-        noise they get weights from the present posterior; `fit()` computes all weights anew. What
-        has no rows, or nothing but NaN under `missing="mask"`, changes nothing, and is counted in
-        `report.skipped`.
+        The hyperparameters do not change. Up to 4 million values are stored in memory. The model
+        changes from the exact kernel to a frequency grid, and to a larger grid, if the data require
+        it. With more values, it stores only `statistics`, whose domain is fixed, and `report`
+        states this. With a frequency grid, the cost is one pass over the new observations. Under
+        Student-t noise, they get weights from the present posterior; `fit()` computes all weights
+        again. Data without rows, or with NaN only under `missing="mask"`, change nothing and are
+        counted in `report.skipped`.
 
         Args:
             x, y, options: as for `condition`.
@@ -520,17 +521,17 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Add observations of no flow through a coast, and return self.
 
-        At points along the coast, f(x)·n = 0 with the normal n. The flow along the coast stays
-        free. Error bars next to coasts are not to be trusted: in simulations, 95 % intervals cover
-        74 to 88 % there, with these observations and without, since a flow near a coast is not
-        like the flow elsewhere.
+        At points along the coast, f(x)·n = 0 with the normal n. The flow along the coast is not
+        constrained. Do not trust error bars next to coasts: in simulations, 95 % intervals cover
+        74 to 88 % there, with and without these observations, because a flow near a coast differs
+        from the flow elsewhere.
 
         Args:
-            polygon: the vertices (v, 2) of a ring, in the coordinates of the model, that of the
-                first component first; a list of rings, of the coast and of islands; or an object
-                with `__geo_interface__`, such as a polygon of shapely. Units that come with it, or
-                with `spacing` or `at`, are converted. Of longitudes and latitudes give
-                `plane.forward(polygon)`, with the `gp_orff.labelled.LocalPlane` of the data.
+            polygon: the vertices (v, 2) of a ring, in the coordinates of the model, with the
+                coordinate of the first component first; a list of rings, of the coast and of
+                islands; or an object with `__geo_interface__`, such as a polygon of shapely. Its
+                units, and those of `spacing` and `at`, are converted. For longitudes and latitudes,
+                pass `plane.forward(polygon)` with the `gp_orff.labelled.LocalPlane` of the data.
             spacing: of the points along the coast; half of the shortest lengthscale if None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
                 variance of the flow if None.
@@ -565,18 +566,18 @@ class VectorFieldGP(GP):
     def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
         """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
 
-        With `marginalize` error bars count what few readings leave open of the hyperparameters: the
-        posterior is a mixture of those under draws of all of them, whose importance weights follow
-        from the restricted likelihood and the weak priors of `fit`, or those that are registered.
-        They are drawn until error bars are known to 2 %, or to 7 % after `observe`; the report has
-        their effective number and the Pareto k of the weights. Under Student-t noise, the weights
-        of the observations are drawn as well. False takes the learned values as known. None
-        integrates after a `fit` to at most 120 vectors, and to up to 200 numbers with a
-        `LearnedSpectrumKernel`.
+        With `marginalize=True`, error bars include the uncertainty of the hyperparameters. The
+        posterior is then a mixture over draws of all of them. Their importance weights follow from
+        the restricted likelihood and from the weak priors of `fit`, or the registered ones. Draws
+        continue until error bars are accurate to 2 %, or to 7 % after `observe`. The report lists
+        the effective number of draws and the Pareto k of the weights. Under Student-t noise, the
+        weights of the observations are drawn as well. With False, the learned values are taken as
+        known. With None, the posterior integrates after a `fit` to at most 120 vectors, or to at
+        most 200 values with a `LearnedSpectrumKernel`.
 
-        Kernels with a learned spectrum or with trained matrices of outputs, and readings along
-        tracks, take 32 draws about the learned values instead. ValueError for more than 1200
-        numbers, and for features, whose hyperparameters are taken as known.
+        For kernels with a learned spectrum or with trained matrices of outputs, and for tracks, 32
+        draws near the learned values are used instead. A ValueError is raised for more than 1200
+        values and for features, whose hyperparameters are taken as known.
         """
         snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
         return FieldPosterior(snapshot, self._units.x, coverage)
@@ -586,7 +587,7 @@ class VectorFieldGP(GP):
         """Return the log marginal likelihood log p(y) of all data, a scalar (0-d), in nats.
 
         Hyperparameter priors are not included. Under Student-t noise it is a lower bound (ELBO). It
-        has gradients unless the model holds nothing but statistics of random features.
+        has gradients unless the model stores only statistics of random features.
         """
         state = self.state
         frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
@@ -616,12 +617,12 @@ class VectorFieldGP(GP):
         """The sufficient statistics of given observations, to add to `statistics` or to subtract.
 
         `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
-        for points outside the domain of `statistics`. The model is not changed. Copies of it, such
-        as workers that read parts of the data, make statistics that add exactly.
+        for points outside the domain of `statistics`. The model does not change. Copies of it, for
+        example on workers that read parts of the data, make statistics that add exactly.
 
-        Under Student-t noise, observations that the model holds have the weights it gave them, so
-        that subtracting removes them exactly. Other observations get weights from the present
-        posterior. So do all observations if the model holds only statistics.
+        Under Student-t noise, stored observations have the weights from the fit, so that
+        subtracting removes them exactly. Other observations get weights from the present posterior.
+        So do all observations if the model stores only statistics.
         """
         state = self.state
         held = state.statistics_only()
@@ -632,7 +633,7 @@ class VectorFieldGP(GP):
 
     @property
     def report(self) -> FitReport:
-        """A `FitReport`: what the model holds and how it was fitted; `print` shows it as text."""
+        """A `FitReport`: the hyperparameters, the data and the fit; `print` shows it as text."""
         if self._assigned is None:
             return FitReport.without_data(self.kernel, self._every_likelihood)
         self._snapshot()
@@ -650,12 +651,12 @@ class VectorFieldGP(GP):
         """Compare each observation with its prediction from all others, to find outliers.
 
         Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
-        are in closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
-        hyperparameters, mean and Student-t weights from all data. `x`, `y` and `options` have to be
-        all or some of the data of `fit`, with the same options; of readings along tracks, the
-        others are those given. ValueError for `variances` (N, p), `noise` (N, p) or (N, p, p), and
-        for other data where the field is less certain than the observation; of readings that were
-        merged at sites within which the field changes, all have to be given.
+        have a closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
+        hyperparameters, mean and Student-t weights from all data. Pass all or some of the data of
+        `fit` as `x`, `y` and `options`. For tracks, the prediction uses the observations that you
+        pass. Pass all observations if they were merged at sites within which the field changes. A
+        ValueError is raised for `variances` (N, p), `noise` (N, p) or (N, p, p), and for other data
+        if the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -760,9 +761,9 @@ class VectorFieldGP(GP):
     def track_offsets(self, group: str = DEFAULT) -> TrackOffsets:
         """Return the offset of every track of a group, with its standard deviation.
 
-        It is what the readings of a track have in common besides the field, such as the levelling
-        error of a line of a survey. The field is the one that all tracks tell together:
-        `posterior()` is level. Noise that is correlated along the track is not part of it.
+        The offset is the common error of all observations of a track, such as the levelling error
+        of a survey line. It is relative to the field that is estimated from all tracks:
+        `posterior()` has no offset. Correlated noise along the track is not included.
 
         Args:
             group: the name of the group, as in `fit(group=)`.
@@ -804,12 +805,12 @@ class VectorFieldGP(GP):
     def save(self, path: str | os.PathLike) -> None:
         """Save the model to one file at `path`.
 
-        The file has the data, with the weights of Student-t noise, or their `statistics`, whichever
-        take fewer bytes; an exact kernel, tracks, a `HarmonicKernel` and random frequencies that
-        outnumber the observed values need the data. A loaded model predicts, is updated and is
-        fitted again as the saved one; of statistics, for lengthscales and in a domain as
-        `statistics` has them. The new file replaces an old one only when it is complete.
-        `torch.load(path, weights_only=True)` reads the file too.
+        The file contains the data, with the weights of Student-t noise, or their `statistics`,
+        whichever is smaller. An exact kernel, tracks, a `HarmonicKernel` and random frequencies
+        that outnumber the observed values need the data. You can use, update and fit a loaded model
+        like the saved one; with statistics, for the lengthscales and the domain of `statistics`.
+        The new file replaces an old one only when it is complete. It can also be read by
+        `torch.load(path, weights_only=True)`.
         """
         content = {
             "kernel": describe(self.kernel),
@@ -837,8 +838,8 @@ class VectorFieldGP(GP):
         Args:
             path: the file.
             kernel, likelihood, mean, frequencies: parts of the saved model, built as they were for
-                it; needed only where their classes, constraints or priors are neither gpytorch's
-                nor this package's.
+                it; needed only if their classes, constraints or priors are neither from gpytorch
+                nor from this package.
 
         Raises:
             FileNotFoundError: no file at `path`.
