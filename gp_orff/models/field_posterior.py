@@ -397,7 +397,7 @@ class FieldPosterior(NamedSymbols):
                 zero.
             directions: (C, p), where candidates observe the components along them.
             noise: the variance of an observation, (C,) of each, (p,) of each component, or
-                covariances (p, p) or (C, p, p); the noise of the data if None, if it is the same for all.
+                covariances (p, p) or (C, p, p); by default that of the data, if the same for all.
             cost: (C,), by which decreases are divided before they are compared.
 
         Raises:
