@@ -914,8 +914,8 @@ class Problem:
         """
         if self.domain is None:
             raise ValueError(
-                f"{self.name} expects a domain, since it holds for all inputs of a box, got None; "
-                "pass domain=((low, high), ...), one pair for each input"
+                f"{self.name} expects a domain, since it is valid for all inputs of a box, got "
+                "None; pass domain=((low, high), ...), one pair for each input"
             )
         return math.hypot(*(self.domain[dim][1] - self.domain[dim][0] for dim in self.columns))
 

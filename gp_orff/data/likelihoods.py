@@ -80,8 +80,8 @@ def given_noise(
     shapes = (each, components, (*components, num_values))
     if values.shape not in shapes:
         raise ValueError(
-            f"expected noise of shape {shapes[0]}, a variance for each reading, {shapes[1]}, one "
-            f"for each number, or {shapes[2]}, covariances, got {tuple(values.shape)}"
+            f"expected noise of shape {shapes[0]}, a variance for each observation, {shapes[1]}, "
+            f"one for each number, or {shapes[2]}, covariances, got {tuple(values.shape)}"
         )
     if observed is None:
         observed = torch.ones(components, dtype=torch.bool)
@@ -132,7 +132,8 @@ def _check_variances(values: Tensor, observed: Bool[Tensor, "..."]) -> None:
         reading = int(torch.nonzero(wrong)[0, 0])
         raise ValueError(
             f"expected positive, finite noise variances, got {int(wrong.sum())} others, first "
-            f"{values[wrong][0].item():.6g} of reading {reading}; drop readings of unknown noise"
+            f"{values[wrong][0].item():.6g} of observation {reading}; drop observations of unknown "
+            "noise"
         )
 
 
@@ -161,8 +162,8 @@ def _require(holds: Bool[Tensor, "N"], values: Float[Tensor, "N v v"], what: str
         reading = int(torch.nonzero(~holds)[0, 0])
         raise ValueError(
             f"expected {what} noise covariances, got {int((~holds).sum())} of {len(values)} that "
-            f"are not, first that of reading {reading}: {values[reading].tolist()}; drop these "
-            "readings"
+            f"are not, first that of observation {reading}: {values[reading].tolist()}; drop "
+            "these observations"
         )
 
 
@@ -415,8 +416,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         `function_dist` at n points."""
         if noise is None and not self._has_noise_of(function_dist.event_shape[0], args):
             warnings.warn(
-                "expected noise=, the noise of new readings, (n,), (n, p) or (n, p, p), got none: "
-                "the result is the distribution of the field",
+                "expected noise=, the noise of new observations, (n,), (n, p) or (n, p, p), got "
+                "none: the result is the distribution of the field",
                 GPInputWarning,
                 stacklevel=3,
             )
@@ -468,7 +469,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         """
         if self.noise is None or noise is None:
             raise ValueError(
-                "expected noise= of the data and of the new readings, as in "
+                "expected noise= of the data and of the new observations, as in "
                 "model.get_fantasy_model(x, y, noise=noise), got none"
             )
         new = given_noise(noise, len(as_real(noise, "noise")), self.num_tasks).to(self.noise)
@@ -501,8 +502,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
             noise = self.noise
         else:
             raise ValueError(
-                f"expected noise=, the noise of {count} readings, (n,), (n, p) or (n, p, p), got "
-                "none"
+                f"expected noise=, the noise of {count} observations, (n,), (n, p) or (n, p, p), "
+                "got none"
             )
         blocks = _as_blocks(noise, self.num_tasks)
         return self.heavier * self.noise_scale * blocks.to(self.noise_scale.device)

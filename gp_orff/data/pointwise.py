@@ -320,18 +320,18 @@ def _check(part: Observations, likelihood: Pointwise) -> None:
     name = type(likelihood.base).__name__
     if not isinstance(part, Observations):
         raise NotImplementedError(
-            f"expected observations at single points beside {name}, got track=; noise along tracks "
+            f"expected observations at single points with {name}, got track=; noise along tracks "
             "is Gaussian: leave out track=, or likelihood="
         )
     if part.weight is not None or part.key.known:
         raise ValueError(
-            f"expected neither noise= nor variances= beside {name}, which says how observations "
-            "vary; give Gaussian observations a group= of their own, with "
-            "model.likelihoods[group] = GaussianLikelihood()"
+            f"expected neither noise= nor variances= with {name}, which says how observations "
+            "vary; give Gaussian observations a group= of their own, with model.likelihoods[group] "
+            "= GaussianLikelihood()"
         )
     if part.direction is not None and likelihood.joint:
         raise ValueError(
-            f"expected a likelihood of single values beside directions=, got {name}, which depends "
+            f"expected a likelihood of single values with directions=, got {name}, which depends "
             "on all outputs of a point"
         )
 

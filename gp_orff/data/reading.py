@@ -43,13 +43,13 @@ class Options:
             )
         if self.scale_noise and self.track is not None:
             raise NotImplementedError(
-                "expected scale_noise=False beside track=, got True; noise along tracks adds a "
-                "white variance, which is learned, to the noise that is given"
+                "expected scale_noise=False with track=, got True; noise along tracks adds a white "
+                "variance, which is learned, to the noise that is given"
             )
         for name in ("variances", "noise", "directions", "group", "track", "time"):
             if isinstance(values := getattr(self, name), Mapping | Set):
                 raise TypeError(
-                    f"expected {name}= with one entry for each reading, in their order, got a "
+                    f"expected {name}= with one entry for each observation, in their order, got a "
                     f"{type(values).__name__}; give a list or an array"
                 )
         if self.missing not in ("raise", "mask"):
@@ -110,9 +110,9 @@ def read(
         noise = noise if factor == 1 else factor * noise
         if options.track is not None and noise.dim() > 1:
             raise NotImplementedError(
-                f"expected noise of shape {(len(x),)} beside track=, a variance for each reading, "
-                f"got {tuple(noise.shape)}; noise along tracks is the same in every component: "
-                "give the mean of their variances"
+                f"expected noise of shape {(len(x),)} with track=, a variance for each "
+                f"observation, got {tuple(noise.shape)}; noise along tracks is the same in every "
+                "component: give the mean of their variances"
             )
         weight, covariance = (None, noise) if noise.dim() == 3 else (1 / noise, None)
     separate = weight is not None and weight.dim() == 2  # a weight for each component

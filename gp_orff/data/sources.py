@@ -155,8 +155,8 @@ class Chunks:
             ) from error
         if once:
             raise TypeError(
-                "expected chunks that can be visited again and again, got an iterator, which "
-                "ends after one visit; give a list, or an object whose __iter__ starts anew"
+                "expected chunks that can be visited again and again, got an iterator, which ends "
+                "after one visit; give a list, or an object whose __iter__ starts again"
             )
         per_observation = ("variances", "noise", "directions", "group", "track", "time")
         if not all(is_single(getattr(self.options, name)) for name in per_observation):
@@ -165,7 +165,7 @@ class Chunks:
                 "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
             )
         if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
-            raise TypeError("expected observations y beside x, got x alone: fit(x, y)")
+            raise TypeError("expected observations y with x, got x alone: fit(x, y)")
 
     def __call__(self) -> Parts:
         read, points = self._read, 0

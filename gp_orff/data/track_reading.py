@@ -370,8 +370,8 @@ def require_none(tracks: Sequence[TrackObservations]) -> None:
     """Raise NotImplementedError for tracks: they have no statistics."""
     if tracks:
         raise NotImplementedError(
-            "expected readings without track= for statistics, got tracks, whose noise is "
-            "correlated; keep the readings, or save the model"
+            "expected observations without track= for statistics, got tracks, whose noise is "
+            "correlated; keep the observations, or save the model"
         )
 
 
@@ -410,12 +410,12 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
     if values.shape != (count, 1):
         shape = values.shape[:1] if values.shape[-1] == 1 else values.shape
         raise ValueError(
-            f"expected times of shape {(count,)}, got {shape}; give one for each reading"
+            f"expected times of shape {(count,)}, got {shape}; give one for each observation"
         )
     if not np.isfinite(values).all():
         raise ValueError(
             f"expected finite times, got {int((~np.isfinite(values)).sum())} others; drop these "
-            "readings"
+            "observations"
         )
     return values[:, 0]
 
@@ -443,7 +443,7 @@ def check_increasing(
         raise ValueError(
             f"expected times that increase along every track, got {(of_this == 0).sum()} that "
             f"repeat and {(of_this < 0).sum()} that run backwards on track {names[track]!r}, first "
-            f"after {clock[wrong[0]] + 0.0:.10g}; sort the readings by time, drop copies, give "
+            f"after {clock[wrong[0]] + 0.0:.10g}; sort the observations by time, drop copies, give "
             "times in float64, or give each pass its own label"
         )
 
@@ -474,7 +474,7 @@ def check_time(track: object, time: object) -> None:
     """Raise ValueError for times without tracks."""
     if time is not None and track is None:
         raise ValueError(
-            "expected track= beside time=, got times alone; label the track of every reading, or "
+            "expected track= with time=, got times alone; label the track of every observation, or "
             "make time a column of x if the field changes with it"
         )
 
@@ -524,14 +524,14 @@ def readings_along(
     """
     if not (part.weight is None or part.key.known):
         raise ValueError(
-            "expected one white noise for all readings of tracks, got variances=, which are "
-            "relative; leave them out, or give the known variance of each reading as noise="
+            "expected one white noise for all observations of tracks, got variances=, which are "
+            "relative; leave them out, or give the known variance of each observation as noise="
         )
     if not (part.pattern.complete or part.direction is not None):
         raise ValueError(
-            f"expected whole vectors along tracks, got {len(part)} readings with components that "
-            "are NaN; drop these readings, or give them as a chunk of their own without track, "
-            "under another group"
+            f"expected whole vectors along tracks, got {len(part)} observations with components "
+            "that are NaN; drop these observations, or give them as a separate chunk without "
+            "track, under another group"
         )
     names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
@@ -570,8 +570,8 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
     labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
     if labels.shape != (count,):
         raise ValueError(
-            f"expected a track label for each of the {count} readings, got shape {labels.shape}; "
-            "give one name or number for each, or one for all"
+            f"expected a track label for each of the {count} observations, got shape "
+            f"{labels.shape}; give one name or number for each, or one for all"
         )
     if labels.dtype.kind not in "biufU":
         labels = np.array([str(label) for label in labels.tolist()])
@@ -580,8 +580,8 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
     missing = are_missing(np.array(names)[which], track).sum()
     if missing:
         raise ValueError(
-            f"expected a track label for each of the {count} readings, got {missing} missing "
-            "ones; put readings without a track into chunks of their own, with another group="
+            f"expected a track label for each of the {count} observations, got {missing} missing "
+            "ones; put observations without a track into separate chunks, with another group="
         )
     return names, which
 
@@ -598,9 +598,9 @@ def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
     for part in parts:
         if all(len(track.x) == 1 for track in part.tracks):
             raise ValueError(
-                f"expected tracks of several readings, got {len(part.tracks)} of one reading each, "
-                "which tell nothing of noise along tracks; give the readings of one track one "
-                "label, or leave out track="
+                f"expected tracks of several observations, got {len(part.tracks)} of one "
+                "observation each, which do not determine noise along tracks; give the "
+                "observations of one track one label, or leave out track="
             )
 
 
@@ -739,4 +739,5 @@ def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
     if readings == means:
         return ""
     along = sum(len(own.tracks) for own in tracks)
-    return f"{readings} readings along {along} track{'s' * (along > 1)}, as {means} means of blocks"
+    track = f"track{'s' * (along > 1)}"
+    return f"{readings} observations along {along} {track}, as {means} means of blocks"

@@ -415,9 +415,9 @@ class Track:
             clock = clock - clock[0] + self.clock[-1] + (later.x[0] - self.x[-1]).norm()
         elif not clock[0] > self.clock[-1]:
             raise ValueError(
-                f"expected readings of track {self.label!r} after time {self.clock[-1]:.6g}, where "
-                f"those of the model end, got some from {clock[0]:.6g}; call fit or condition with "
-                "all readings in order, or give the new ones another label"
+                f"expected observations of track {self.label!r} after time {self.clock[-1]:.6g}, "
+                f"where those of the model end, got some from {clock[0]:.6g}; call fit or "
+                "condition with all observations in order, or give the new ones another label"
             )
         return Track(
             self.label,

@@ -299,7 +299,7 @@ class Grid:
         if best is None or not all(len(part.indices) for part in best[1]):
             raise GridBudgetError(
                 "expected a kernel that varies slowly enough over the domain for a frequency grid, "
-                f"got one of whose variance {self.max_features} features hold next to nothing "
+                f"got one of whose variance {self.max_features} features represent almost nothing "
                 f"(lengthscales {_numbers(lengthscales(terms, num_inputs))}, longest lags "
                 f"{_numbers(self._lag(domain))}); give a smaller domain or more max_features"
             )

@@ -509,7 +509,7 @@ def draw_with_harmonic(
     if draws is None:
         raise GridBudgetError(
             f"expected a HarmonicKernel for which {share} features suffice, got sources so close "
-            "to the readings that they hold next to nothing of the variance; give a larger "
+            "to the observations that they represent almost nothing of the variance; give a larger "
             "max_features, a smaller domain, or a larger depth"
         )
     if others:

@@ -45,9 +45,9 @@ class Curves:
             if not distances.extent[list(dims)].any():
                 raise ValueError(
                     "LearnedSpectrumKernel expects positions with an extent in at least one of its "
-                    f"inputs, got readings with the same values in all of them (columns "
-                    f"{list(dims)}), which tell nothing of a spectrum; give readings at several "
-                    "places, or fix its weights by kernel.shape.requires_grad_(False)"
+                    "inputs, got observations with the same values in all of them (columns "
+                    f"{list(dims)}), which do not determine a spectrum; give observations at "
+                    "several places, or fix its weights by kernel.shape.requires_grad_(False)"
                 )
 
     @contextmanager

@@ -158,7 +158,7 @@ def with_known_noise(
     for key in chain.from_iterable(every.keys for every in (held, data) if every is not None):
         if known.setdefault(key.label, key.known) != key.known:
             raise ValueError(
-                "expected noise= for all readings of a group or for none, got both "
+                "expected noise= for all observations of a group or for none, got both "
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give noise= for "
                 "all of them, or give the others another name, group="
             )
@@ -183,7 +183,7 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
     known = {key.label for key in data.keys if key.known}
     if learn and not known:
         raise ValueError(
-            "expected noise= beside scale_noise=True, got readings without it; leave out "
+            "expected noise= with scale_noise=True, got observations without it; leave out "
             "scale_noise=, since their noise is learned"
         )
     for label in known:
@@ -198,7 +198,7 @@ def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
     if not any(key.known for key in data.keys):
         return ""
     how = "kept" if is_kept(likelihoods, data) else "times noise_scale"
-    return f"noise: as given with the readings, {how}"
+    return f"noise: as given with the observations, {how}"
 
 
 def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
@@ -495,7 +495,7 @@ def with_tracks(
             continue
         if key.label in along:
             raise ValueError(
-                "expected readings along tracks and others in groups of their own, got both "
+                "expected observations along tracks and others in separate groups, got both "
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
                 "them another name, group="
             )
@@ -561,7 +561,7 @@ def learn_new_tracks(
             notes.append(
                 f"from {len(part.tracks)} tracks{group}, the standard deviation of offset and "
                 f"correlated noise on a new track is between {low:.3g} and {high:.3g} with 95 % "
-                "probability; predictions of its readings integrate over this variance"
+                "probability; predictions of its observations integrate over this variance"
             )
     return notes
 

@@ -128,7 +128,7 @@ class EStep:
             return step
         if step.heavy_tailed:
             raise NotImplementedError(
-                "expected Gaussian noise in the other groups beside a likelihood that "
+                "expected Gaussian noise in the other groups with a likelihood that "
                 "pseudo-observations represent, got a MultitaskStudentTLikelihood; give them "
                 "gp_orff.Pointwise(gpytorch.likelihoods.StudentTLikelihood())"
             )

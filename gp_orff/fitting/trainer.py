@@ -227,8 +227,8 @@ class Trainer:
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             alike = (
-                f", which tell as much as {numbers:.0f} since the field hardly changes between "
-                "most places under the lengthscales that were learned,"
+                f", equivalent to {numbers:.0f} because the field barely changes between most "
+                "places under the learned lengthscales,"
             )
             warnings.warn(
                 f"{data.num_values:.0f} numbers{alike if numbers < data.num_values else ''} "
@@ -244,12 +244,12 @@ class Trainer:
         """Warn if the grid of the posterior truncates much of the variance."""
         ratio = max(representation.cuts().values()) if representation.follows else 0.0
         if ratio > MUCH_TRUNCATED:
-            remedy = "a smoother kernel, a smaller region or fewer readings"
+            remedy = "a smoother kernel, a smaller region or fewer observations"
             if representation.rule.max_features is not None:
                 remedy = "a larger max_features="
             text = (
                 f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
-                "error bars include it as independent between readings, which is too little on "
+                "error bars include it as independent between observations, which is too little on "
                 f"dense tracks; {remedy} would reduce it"
             )
             self.journal.note(text)

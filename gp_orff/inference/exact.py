@@ -590,7 +590,7 @@ class ExactInference(Inference):
         places = "one place" if after == 1 else f"{after} places"
         reach = ", ".join(f"{length:.3g}" for length in self.reach)
         within = f", within {reach} along each input," if any(self.reach) else ""
-        return f"{before} records at {places}{within} were merged; merge=0 keeps all apart"
+        return f"{before} records at {places}{within} were merged; merge=0 keeps all separate"
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
         """Whether the prior tells apart positions that were merged since it could not."""

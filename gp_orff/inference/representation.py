@@ -321,7 +321,7 @@ def on_few_sites(
         return None
     if sites.mean_change > _MUCH_CHANGE and (weighs or shallow):
         kept = every_few(data, most) if waves else one_of_each(data, sites.reach)
-        which = "every few readings one" if waves else "one reading of each"
+        which = "one of every few observations" if waves else "one observation of each"
         return ExactInference.merging(kernel, noises, kept), (
             f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
             f"changes by {sites.mean_change:.2g} of it within sites that are few enough; {which} "

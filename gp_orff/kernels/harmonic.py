@@ -285,8 +285,8 @@ class HarmonicKernel(FieldKernel):
         if self.heights.isnan().any():
             raise ValueError(
                 "HarmonicKernel expects a reference height from which depths are measured, got "
-                "none; pass reference_height=, such as the lowest reading for sources below, or "
-                "use VectorFieldGP, which takes it from the data"
+                "none; pass reference_height=, such as the lowest observation for sources below, "
+                "or use VectorFieldGP, which takes it from the data"
             )
         found = []
         sides = _SIDES[self.sources]

@@ -321,7 +321,7 @@ def _warn_of_other_names(
 def _check_plane(project: object) -> None:
     if not isinstance(project, LocalPlane):
         raise TypeError(
-            f"expected project= as the LocalPlane that readings returned, got {project!r}: "
+            f"expected project= as the LocalPlane of labelled.readings, got {project!r}: "
             "predictions have to be in the plane of the data"
         )
 

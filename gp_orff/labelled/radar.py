@@ -71,7 +71,7 @@ def beams(
     height, ground = r * np.sin(rise), r * np.cos(rise)
     if effective_radius is not None:
         if not up:
-            raise ValueError("expected elevation= beside effective_radius, got none")
+            raise ValueError("expected elevation= with effective_radius, got none")
         radius = float(_in_unit(effective_radius, unit, "effective_radius"))
         height = np.sqrt(r**2 + radius**2 + 2 * r * radius * np.sin(rise)) - radius
         ground = radius * np.arcsin(r * np.cos(rise) / (radius + height))

@@ -560,9 +560,9 @@ def _along_directions(
         given = "track=" if "track" in options else "covariances"
         single = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
         raise ValueError(
-            f"expected both or neither of the components to the east and to the north with "
-            f"{given}, got one of them in {single.sum()} readings: in the plane they mix; drop "
-            "these readings, or set both to NaN"
+            "expected both or neither of the components to the east and to the north with "
+            f"{given}, got one of them in {single.sum()} observations: in the plane they mix; drop "
+            "these observations, or set both to NaN"
         )
     rows = np.linalg.inv(plane.frame(places, y.shape[-1]))
     length = np.linalg.norm(rows, axis=-1)

@@ -99,7 +99,7 @@ def _with_others(
     others = [column for column in range(num_inputs) if column not in space]
     if bool(others) != (at is not None):
         raise ValueError(
-            f"expected at= with the {len(others)} inputs of the model beside the two of space, got "
+            f"expected at= with the {len(others)} inputs of the model, apart from space, got "
             f"{'None' if at is None else 'some'}"
         )
     rows = as_points(at, len(others)) if others else x.new_empty(1, 0)

@@ -86,8 +86,8 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
         return blocks
     if y is None:
         raise TypeError(
-            "expected arrays x and y in memory, whose readings blocks= can leave out, got x alone; "
-            "give a sample of the chunks, concatenated"
+            "expected arrays x and y in memory, whose observations blocks= can leave out, got x "
+            "alone; give a sample of the chunks, concatenated"
         )
     x, y = (
         as_matrix(values, name).detach().cpu().numpy()
@@ -112,13 +112,13 @@ def _of_labels(labels: object, count: int) -> list[Block]:
     """A block for each label, in the order of their first readings."""
     if is_single(labels) or not isinstance(labels, Iterable):
         raise TypeError(
-            "expected blocks='auto', a label for each reading or a splitter with a method split, "
-            f"got {type(labels).__name__}"
+            "expected blocks='auto', a label for each observation or a splitter with a method "
+            f"split, got {type(labels).__name__}"
         )
     values = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     if len(values) != count:
         raise ValueError(
-            f"expected a label for each of the {count} readings in blocks=, got {len(values)}"
+            f"expected a label for each of the {count} observations in blocks=, got {len(values)}"
         )
     numbers: dict[Hashable, int] = {}
     try:
@@ -126,11 +126,11 @@ def _of_labels(labels: object, count: int) -> list[Block]:
     except TypeError as error:
         raise TypeError(f"expected labels that can be hashed in blocks=, got {error}") from error
     if any(label != label for label in numbers):
-        raise ValueError("expected a label for each reading in blocks=, got NaN among them")
+        raise ValueError("expected a label for each observation in blocks=, got NaN among them")
     if len(numbers) < 2:
         raise ValueError(
-            f"expected at least two blocks, got {next(iter(numbers))!r} for all readings, which "
-            "leaves nothing to learn from; give labels of smaller blocks, or blocks='auto'"
+            f"expected at least two blocks, got {next(iter(numbers))!r} for all observations, "
+            "which leaves nothing to learn from; give labels of smaller blocks, or blocks='auto'"
         )
     masks = [which == number for number in numbers.values()]
     return [Block(name, mask, mask) for name, mask in zip(numbers, masks, strict=True)]
@@ -147,9 +147,9 @@ def _of_splitter(
         test[torch.from_numpy(np.asarray(tested))] = True
         if not test.any() or left_out.all() or (test & ~left_out).any():
             raise ValueError(
-                "expected a splitter whose sets to learn from and to predict have no reading in "
-                f"common and are not empty, got {int((~left_out).sum())} and {int(test.sum())} "
-                f"readings with {int((test & ~left_out).sum())} in both, in split {number}"
+                "expected a splitter whose sets to learn from and to predict have no observation "
+                f"in common and are not empty, got {int((~left_out).sum())} and {int(test.sum())} "
+                f"observations with {int((test & ~left_out).sum())} in both, in split {number}"
             )
         blocks.append(Block(number, left_out, test))
     if not blocks:
@@ -349,8 +349,8 @@ class CrossValidation:
         same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
         if not (same and self.names == other.names):
             raise ValueError(
-                "expected cross-validations of the same blocks of the same readings, got others; "
-                "give both models the same data and blocks"
+                "expected cross-validations of the same blocks of the same observations, got "
+                "others; give both models the same data and blocks"
             )
         return _mean_of_blocks(self.log_density - other.log_density, self.block)
 
@@ -691,6 +691,6 @@ def _require_rest(observed: Iterable[Observations], block: Block) -> None:
     """Raise if a block contains all readings."""
     if all(block.left_out[part.index].all() for part in observed):
         raise ValueError(
-            "expected blocks that leave readings to learn from, got block "
-            f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
+            f"expected blocks that leave observations to learn from, got block {block.name!r} with "
+            "all of them; give smaller blocks, or blocks='auto'"
         )

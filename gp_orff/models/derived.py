@@ -201,7 +201,7 @@ def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "
     warnings.warn(
         f"all points lie {place_in_words(*unknown.shape)}: the part of {type(symbol).__name__} "
         f"that has derivatives along {along} comes from the prior alone, with its error bars; "
-        "observe at places beside these, or give what is known there to model.observe",
+        "observe at other places, or give what is known there to model.observe",
         DataWarning,
         stacklevel=4,
     )

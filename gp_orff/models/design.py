@@ -306,8 +306,8 @@ def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
     label = DEFAULT if DEFAULT in labels else min(labels)
     if any(part.represented is not None for part in data.survey.sample if part.key.label == label):
         raise NotImplementedError(
-            "design expects noise= beside a likelihood that is neither Gaussian nor Student-t, "
-            "which has no noise variance; give that of an instrument with Gaussian noise"
+            "design expects noise= with a likelihood that is neither Gaussian nor Student-t, which "
+            "has no noise variance; give that of an instrument with Gaussian noise"
         )
     given = [data.weights_of[key] for key in data.keys if key.known and key.label == label]
     weights = reduce(add, given) if given else Weights.of(None, 1)

@@ -300,10 +300,10 @@ class Sample:
         """Warn of potentials that have long waves, which the constant mean cannot be told from."""
         if symbol.order < 0 and self.longer > _LIKELY:
             warnings.warn(
-                f"a lengthscale exceeds the extent of the data with a probability of "
-                f"{self.longer:.2f}: the data hardly tell such long waves from the constant mean, "
-                f"and error bars of {type(symbol).__name__} may be too small; give more distant "
-                "readings, a prior of the lengthscale, or a mean that is known",
+                "a lengthscale exceeds the extent of the data with a probability of "
+                f"{self.longer:.2f}: the data barely distinguish such long waves from the constant "
+                f"mean, and error bars of {type(symbol).__name__} may be too small; give more "
+                "distant observations, a prior of the lengthscale, or a mean that is known",
                 DataWarning,
                 stacklevel=6,
             )
@@ -397,8 +397,8 @@ def _longer(model: Model, draws: Draws) -> float:
             warnings.warn(
                 f"{names[leaf.kernel.raw_lengthscale]} is less than {spacing:.3g}, the median "
                 f"distance of neighbours, with a probability of {shorter:.2f}: the field changes "
-                "between the readings, and error bars may be too small; give denser readings, or "
-                "a prior of the lengthscale",
+                "between the observations, and error bars may be too small; give denser "
+                "observations, or a prior of the lengthscale",
                 DataWarning,
                 stacklevel=4,
             )
@@ -535,17 +535,17 @@ def _check(inference: Inference) -> None:
         raise ValueError(
             f"expected at most {_LARGEST} numbers under the exact kernel, whose posteriors under "
             f"many hyperparameters are kept, got {size}{'' if exact else ' on features'}; fit "
-            "fewer readings (gp_orff.thin) with frequencies=Auto(), or use posterior(): many "
-            "readings leave little open"
+            "fewer observations (gp_orff.thin) with frequencies=Auto(), or use posterior(): with "
+            "many observations, little uncertainty remains"
         )
 
 
 def _warn_of_few(count: int, effective: float) -> None:
     if effective < _FEW:
         warnings.warn(
-            f"the {count} draws of hyperparameters tell as much as {effective:.1f}: their "
-            "distribution is far from a Gaussian one, and error bars may be too small; give them "
-            "priors, or take a simpler kernel",
+            f"the {count} draws of hyperparameters have an effective number of {effective:.1f}: "
+            "their distribution is far from a Gaussian one, and error bars may be too small; give "
+            "them priors, or take a simpler kernel",
             DataWarning,
             stacklevel=4,
         )

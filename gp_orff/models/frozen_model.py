@@ -59,8 +59,8 @@ def warn_of_features(
         warnings.warn(
             f"{type(symbol).__name__} has no closed form under the exact kernel, and takes a "
             f"frequency grid, whose truncated variance is {ratio:.2g} times the noise variance: it "
-            "counts as noise of readings, so that error bars are wider than those of the exact "
-            "kernel; a smoother kernel or a smaller region would reduce it",
+            "is treated as noise of observations, so that error bars are wider than those of the "
+            "exact kernel; a smoother kernel or a smaller region would reduce it",
             GridWarning,
             stacklevel=2,
         )

@@ -792,9 +792,9 @@ class VectorFieldGP(GP):
         state = self.state
         tracks = {part.key.label: part for part in state.data.tracks}
         if group not in tracks:
-            named = f"one of {sorted(tracks)}" if tracks else "readings with track="
+            named = f"one of {sorted(tracks)}" if tracks else "observations with track="
             raise ValueError(
-                f"expected the group of readings along tracks, {named}, got {group!r}; give "
+                f"expected the group of observations along tracks, {named}, got {group!r}; give "
                 "group=, or fit(x, y, track=labels)"
             )
         parts = self.kernel, state.e_step.noises, self._fixed_mean
@@ -950,7 +950,7 @@ class VectorFieldGP(GP):
             return data
         if not is_constant(self.mean):
             raise NotImplementedError(
-                f"expected a constant mean beside {type(self.likelihood).__name__}, got "
+                f"expected a constant mean with {type(self.likelihood).__name__}, got "
                 f"{type(self.mean).__name__}; make the trend a term of the kernel"
             )
         parts = represented([*data.visit(), *data.tracks], likelihoods, self.num_outputs)

@@ -139,7 +139,7 @@ def plot_calibration(
         ax.plot(levels, held(pit[block == name]), color=color, linewidth=0.5, alpha=0.4)
     (curve,) = ax.plot(levels, held(pit), color=color, linewidth=2, label=label)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    ax.set(xlabel="probability of the interval", ylabel="share of readings inside")
+    ax.set(xlabel="probability of the interval", ylabel="share of observations inside")
     return curve, band
 
 

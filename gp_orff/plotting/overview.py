@@ -315,7 +315,7 @@ def _check_overview(
         if values is not None and (values.ndim != 2 or values.shape[1] != width):
             raise ValueError(
                 f"overview expects {name} of shape (N, {width}), got {values.shape}; give the "
-                "readings that the model was fitted to"
+                "observations that the model was fitted to"
             )
     if y is not None and (x is None or len(x) != len(y)):
         raise ValueError("overview expects y with positions x, one row for each")

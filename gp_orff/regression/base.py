@@ -452,8 +452,8 @@ class Fitted:
         if self.streamed:
             raise ValueError(
                 f"expected points near those of the first chunk, {in_words(self.features.box)}, "
-                f"got some in {in_words(box_of(x))}: data that came in chunks are not held; begin "
-                "anew with frequencies=gp_orff.Auto(domain=...)"
+                f"got some in {in_words(box_of(x))}: data that came in chunks are not held; start "
+                "again with frequencies=gp_orff.Auto(domain=...)"
             )
         box = self.features.box_with(x)
         if not self.wider or self.wider[0].features.box != box:

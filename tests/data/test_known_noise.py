@@ -213,7 +213,7 @@ def test_statistics_of_parts_add_up(shape, tmp_path):
     added.save(tmp_path / "model")
     loaded = gp_orff.VectorFieldGP.load(tmp_path / "model")
     assert_same(once, loaded)
-    with pytest.raises(ValueError, match="for all readings of a group or for none"):
+    with pytest.raises(ValueError, match="for all observations of a group or for none"):
         loaded.update(x, y)
     loaded.update(x[:2], y[:2], noise=noise[:2])
 
@@ -237,7 +237,7 @@ def test_a_factor_is_learned(scaled):
     model, *_ = scaled
     estimate = model.report.hyperparameters["noise_scale"]
     assert abs(estimate.value - 4.0) < 3 * estimate.standard_error < 3.0
-    assert "noise: as given with the readings, times noise_scale" in model.report.notes
+    assert "noise: as given with the observations, times noise_scale" in model.report.notes
     assert model.report.noise == {"default": pytest.approx(estimate.value)}
 
 
@@ -311,7 +311,7 @@ def test_noise_is_kept_as_it_is(scaled):
     with gp_orff.settings.check_calibration(False):  # the noise is four times as large
         model.fit(x, y, noise=r, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == 1.0
-    assert "noise: as given with the readings, kept" in model.report.notes
+    assert "noise: as given with the observations, kept" in model.report.notes
     assert math.isnan(model.report.hyperparameters["noise_scale"].standard_error)
     model.fit(scale_noise=True, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=3e-2)
@@ -382,16 +382,16 @@ def replaced(values, index, value):
 
 R = covariances()
 BAD = {
-    "zero": (replaced(R[:, 0, 0], 7, 0.0), "positive, finite noise variances.*reading 7"),
+    "zero": (replaced(R[:, 0, 0], 7, 0.0), "positive, finite noise variances.*observation 7"),
     "negative": (
         replaced(R.diagonal(dim1=1, dim2=2), (7, 1), -0.1),
-        "positive, finite noise variances.*reading 7",
+        "positive, finite noise variances.*observation 7",
     ),
-    "nan": (replaced(R[:, 0, 0], 7, math.nan), "positive, finite.*reading 7"),
-    "infinite": (replaced(R, (7, 0, 0), math.inf), "finite noise covariances.*reading 7"),
-    "skew": (replaced(R, (7, 0, 1), 3.0), "symmetric noise covariances.*reading 7"),
-    "indefinite": (replaced(R, 7, torch.tensor([[1.0, 2], [2, 1]])), "positive def.*reading 7"),
-    "singular": (replaced(R, 7, torch.ones(2, 2)), "positive definite.*reading 7"),
+    "nan": (replaced(R[:, 0, 0], 7, math.nan), "positive, finite.*observation 7"),
+    "infinite": (replaced(R, (7, 0, 0), math.inf), "finite noise covariances.*observation 7"),
+    "skew": (replaced(R, (7, 0, 1), 3.0), "symmetric noise covariances.*observation 7"),
+    "indefinite": (replaced(R, 7, torch.tensor([[1.0, 2], [2, 1]])), "positive def.*observation 7"),
+    "singular": (replaced(R, 7, torch.ones(2, 2)), "positive definite.*observation 7"),
     "length": (R[1:], r"shape \(24,\).*\(24, 2\).*\(24, 2, 2\).*got \(23, 2, 2\)"),
     "columns": (R[:, :, :1].squeeze(-1).repeat(1, 2), r"\(24, 2\).*got \(24, 4\)"),
     "one": (0.1, r"shape \(24,\).*got \(\)"),
@@ -416,9 +416,9 @@ def test_arguments_that_contradict_each_other():
     model = gp_orff.VectorFieldGP(curl_free(0.6))
     calls = [
         ({"noise": R, "variances": torch.ones(COUNT)}, ValueError, "noise= or variances="),
-        ({"noise": covariances(), "track": "a"}, NotImplementedError, r"\(24,\) beside track="),
+        ({"noise": covariances(), "track": "a"}, NotImplementedError, r"\(24,\) with track="),
         ({"noise": R, "track": "a", "scale_noise": True}, NotImplementedError, "scale_noise=False"),
-        ({"scale_noise": True}, ValueError, "noise= beside scale_noise=True"),
+        ({"scale_noise": True}, ValueError, "noise= with scale_noise=True"),
     ]
     for options, error, message in calls:
         with pytest.raises(error, match=message):
@@ -430,7 +430,7 @@ def test_arguments_that_contradict_each_other():
     with pytest.raises(ValueError, match="deg_free > 2"):
         gp_orff.KnownNoiseLikelihood(P, deg_free=2.0)
     mixed = [{"x": x, "y": y, "noise": R}, (x, y)]
-    with pytest.raises(ValueError, match="for all readings of a group or for none"):
+    with pytest.raises(ValueError, match="for all observations of a group or for none"):
         model.fit(mixed, progress=False)
     assert type(model.likelihood) is not gp_orff.KnownNoiseLikelihood
 
@@ -440,7 +440,7 @@ def test_updates_have_the_noise_of_what_is_held(rule):
     (x, y), model = data(), model_with(RULES[rule])
     model.condition(x, y, noise=R)
     before = model.log_marginal_likelihood().item()
-    with pytest.raises(ValueError, match="for all readings of a group or for none"):
+    with pytest.raises(ValueError, match="for all observations of a group or for none"):
         model.update(x, y)
     assert model.log_marginal_likelihood().item() == before
     model.update(x[:3], y[:3], group="other")

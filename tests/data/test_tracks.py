@@ -1,4 +1,4 @@
-"""Readings along tracks, against dense covariances of all readings."""
+"""Observations along tracks, against dense covariances of all observations."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ CASES = [(rule, span) for rule in RULES for span in (0.0, 4.0)]
 @pytest.mark.parametrize("kind", ["timed", "along paths", "directed", "known noise"])
 @pytest.mark.parametrize(("rule", "span"), CASES)
 def test_evidence_gradient_and_posterior_are_those_of_all_readings(rule, span, kind):
-    """To rounding, 1e-8; blocks of several readings with their scatter about lines."""
+    """To rounding, 1e-8; blocks of several observations with their scatter about lines."""
     timed = kind != "along paths"
     span = span if timed else span / 60
     kinds = kind == "directed", kind == "known noise"
@@ -103,7 +103,7 @@ def test_offsets_are_those_of_a_joint_gaussian(rule, span, kind):
 
 def test_offsets_are_those_of_tracks():
     model = gp_orff.VectorFieldGP(curl_free(0.6)).condition(*survey()[:2])
-    with pytest.raises(ValueError, match="readings with track="):
+    with pytest.raises(ValueError, match="observations with track="):
         model.track_offsets()
     model, *_ = conditioned(RULES["grid"], 0.0)
     with pytest.raises(ValueError, match=r"one of \[''\], got 'ship'"):
@@ -132,7 +132,7 @@ def test_separable_kernels_have_the_same_evidence_by_blocks(rule):
 
 
 def test_readings_at_single_points_join_those_along_tracks():
-    """A group of tracks without offset and correlation is a group of independent readings."""
+    """A group of tracks without offset and correlation is a group of independent observations."""
     x, y, label, time = survey()
     rows = slice(0, 30)
     plain = gp_orff.VectorFieldGP(curl_free(0.6), frequencies=RULES["grid"])
@@ -272,9 +272,12 @@ X, Y, LABEL, TIME = survey(10)
 SECOND = np.timedelta64(1, "s")
 GAPS = Y.index_put((torch.tensor(3), torch.tensor(1)), torch.tensor(torch.nan).double())
 BAD = {
-    "labels of another length": ({"track": LABEL[:-1]}, "label for each of the 30 readings"),
+    "labels of another length": ({"track": LABEL[:-1]}, "label for each of the 30 observations"),
     "labels in columns": ({"track": LABEL[:, None]}, "got shape .30, 1.; give one name or number"),
-    "labels by name": ({"track": {"a": LABEL}}, "track= with one entry for each reading, .* dict"),
+    "labels by name": (
+        {"track": {"a": LABEL}},
+        "track= with one entry for each observation, .* dict",
+    ),
     "masked labels": (
         {"track": np.ma.masked_array(LABEL, mask=np.arange(30) == 4)},
         "got 1 missing",
@@ -293,13 +296,13 @@ BAD = {
     "times that are not finite": ({"track": LABEL, "time": TIME / 0}, "finite times, got 30"),
     "times that repeat": ({"track": LABEL, "time": TIME * 0}, "9 that repeat and 0 that run"),
     "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
-    "times alone": ({"time": TIME}, "expected track= beside time="),
-    "tracks of one reading": ({"track": np.arange(30)}, "got 30 of one reading each"),
+    "times alone": ({"time": TIME}, "expected track= with time="),
+    "tracks of one observation": ({"track": np.arange(30)}, "got 30 of one observation each"),
     "variances": ({"track": LABEL, "variances": np.ones(30)}, "which are relative; leave them out"),
     "gaps": ({"track": LABEL, "y": GAPS}, "got 1 NaN or infinite values among 60; drop .* points$"),
     "gaps, masked": (
         {"track": LABEL, "y": GAPS, "missing": "mask"},
-        "got 1 readings with components that are NaN; drop these",
+        "got 1 observations with components that are NaN; drop these",
     ),
 }
 
@@ -324,7 +327,7 @@ def test_readings_that_are_not_later_are_no_update():
         model.update(x[:3], y[:3], track=["new"] * 3)
     with pytest.raises(ValueError, match="noise= for all tracks of a group or for none"):
         model.update(x[:3], y[:3], track=["new"] * 3, time=time[:3], noise=torch.ones(3))
-    with pytest.raises(ValueError, match="groups of their own"):
+    with pytest.raises(ValueError, match="in separate groups"):
         model.update(x[:3], y[:3])
     model.update(x[:3], y[:3], group="fixed")
     assert type(model.likelihoods["fixed"]).__name__ == "MultitaskGaussianLikelihood"
@@ -369,7 +372,7 @@ def test_the_scatter_of_blocks_tells_the_white_noise(count):
 
 
 def test_pauses_do_not_lengthen_blocks():
-    """One of a thousand seconds in the middle of a track; readings each second, and in pairs."""
+    """A pause of a thousand seconds within a track; observations each second, or in pairs."""
     wave = torch.sin(2 * math.pi * torch.arange(4000).double() / 400).unsqueeze(-1)
     for steps in (torch.ones(4000), torch.tensor([0.1, 1.9]).repeat(2000)):
         time = steps.double().cumsum(0)
@@ -398,6 +401,6 @@ def test_means_of_blocks_are_told():
         part = Observations(key, time[:count, None], wave[:count], index=torch.arange(count))
         return blocks_in_words([along_tracks(part, "one", time[:count], count, {})])
 
-    assert told(4000) == "4000 readings along 1 track, as 500 means of blocks"
+    assert told(4000) == "4000 observations along 1 track, as 500 means of blocks"
     assert told(20) == ""
     assert blocks_in_words([]) == ""

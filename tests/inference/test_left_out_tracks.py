@@ -1,4 +1,4 @@
-"""Readings along tracks that are left out, against dense covariances of all readings."""
+"""Observations along tracks that are left out, against dense covariances of all observations."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def covariances(model, x, label, clock):
 
 
 def averaging(label, clock, span):
-    """A row of weights for every block of consecutive readings, track by track."""
+    """A row of weights for every block of consecutive observations, track by track."""
     rows = []
     for name in dict.fromkeys(label):
         members = np.flatnonzero(label == name)
@@ -65,7 +65,7 @@ def observing(x, directed):
 def predicted_by_the_rest(
     model, x, y, label, clock, rest, tested, span, directed=False, given=False
 ):
-    """Mean and variance of readings, from dense algebra."""
+    """Mean and variance of observations, from dense algebra."""
     field, slow, delta = covariances(model, x, label, clock)
     select, eye = observing(x, directed), EYE[:1, :1] if directed else EYE
     noise, own_noise = model.likelihood, known(x) if given else 0 * x[:, 0]
@@ -183,7 +183,7 @@ def test_one_reading_is_predicted_by_all_others(rule, span, kind, monkeypatch):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_joint_covariance_of_what_is_left_out_has_the_variances(rule, monkeypatch):
-    """Of readings whose track partly stays, and of new tracks, which share their offset."""
+    """Of observations whose track partly stays, and of new tracks, which share their offset."""
     model, x, y, label, time = conditioned(RULES[rule], 0.0)
     monkeypatch.setattr("gp_orff.inference.along_tracks._READINGS", 7)
     (part,) = read(x, y, P, Options())
@@ -223,9 +223,9 @@ def test_blocks_are_tracks_without_a_word():
 @pytest.mark.parametrize(
     ("track", "message"),
     [
-        (np.array([[1, 2]] * 20), "a track label for each of the 20 readings, got shape"),
-        ([None] + ["a"] * 19, "a track label for each of the 20 readings, got 1 missing"),
-        (["a"] * 19, "a track label for each of the 20 readings, got shape .19,.; give one"),
+        (np.array([[1, 2]] * 20), "a track label for each of the 20 observations, got shape"),
+        ([None] + ["a"] * 19, "a track label for each of the 20 observations, got 1 missing"),
+        (["a"] * 19, "a track label for each of the 20 observations, got shape .19,.; give one"),
     ],
 )
 def test_bad_labels_are_told_as_those_of_tracks(track, message):
@@ -283,7 +283,7 @@ def test_a_fit_looks_at_whole_tracks():
     noise.noise, noise.offset_variance, noise.correlated_variance = 0.1, 1e-4, 1e-4
     model = gp_orff.VectorFieldGP(curl_free(0.6), likelihood=noise)
     model.requires_grad_(False)
-    with pytest.warns(gp_orff.CalibrationWarning, match="in 2 blocks"):
+    with pytest.warns(gp_orff.CalibrationWarning, match="in 2 held-out blocks"):
         model.fit(x.flatten(0, 1), y.flatten(0, 1), **options)
     model.likelihood.offset_variance = 1.0
     said = calibration_of(model.state, model.mean)

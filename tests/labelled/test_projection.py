@@ -275,7 +275,7 @@ WRONG = [
     ({"coordinates": ["lat", "lon"]}, r"longitude before a latitude, got.*\['lat', 'lon'\]"),
     ({"coordinates": ["lon", "far"]}, "longitude before a latitude.*degrees_north"),
     ({"coordinates": ["lon", "lat", "depth"]}, "'depth' in km.*got units 'm'"),
-    ({"variables": ["u", "half"], "track": "name"}, "both or neither .* in 1 readings.*NaN"),
+    ({"variables": ["u", "half"], "track": "name"}, "both or neither .* in 1 observations.*NaN"),
 ]
 
 
@@ -304,7 +304,7 @@ def test_maps_that_cannot_be_projected(wind):
     field, plane = wind
     with pytest.raises(ValueError, match="up to 3000 km"):
         field.to_xarray({"lon": [-130.0, -70.0], "lat": [30.0, 40.0]}, project=plane)
-    with pytest.raises(TypeError, match="LocalPlane that readings returned, got 'auto'"):
+    with pytest.raises(TypeError, match=r"LocalPlane of labelled\.readings, got 'auto'"):
         field.to_xarray(AXES, project="auto")
     with pytest.raises(ValueError, match="longitude before a latitude"):
         field.to_xarray({"x": [0.0], "y": [0.0]}, project=plane)

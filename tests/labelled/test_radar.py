@@ -88,5 +88,5 @@ def test_mistakes():
         beams([-1.0], [0.0])
     with pytest.raises(ValueError, match="a site of 2 numbers"):
         beams([1.0], [0.0], site=[0.0, 0.0, 0.0])
-    with pytest.raises(ValueError, match="elevation= beside effective_radius"):
+    with pytest.raises(ValueError, match="elevation= with effective_radius"):
         beams([1.0], [0.0], effective_radius=8495.0)

@@ -217,7 +217,7 @@ def test_components_along_directions_of_other_symbols():
         ([[0, 0], [0, 0]], {}, "coast with edges"),
         (SQUARE, {"spacing": 0.0}, "positive spacing"),
         (SQUARE, {"spacing": "1"}, "positive spacing, got '1'"),
-        (SQUARE, {"at": [[0.0]]}, "0 inputs of the model beside"),
+        (SQUARE, {"at": [[0.0]]}, "0 inputs of the model, apart"),
     ],
 )
 def test_mistakes(polygon, options, message):

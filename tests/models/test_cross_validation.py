@@ -319,7 +319,7 @@ class Bad:
 
 
 BAD = {
-    "length": (list(range(59)), ValueError, "label for each of the 60 readings"),
+    "length": (list(range(59)), ValueError, "label for each of the 60 observations"),
     "one": (["a"] * 60, ValueError, "at least two blocks"),
     "nan": ([1.0] * 59 + [float("nan")], ValueError, "NaN"),
     "rows": ([[1, 2]] * 60, TypeError, "hashed"),
@@ -342,7 +342,7 @@ def test_bad_blocks(name):
 def test_blocks_that_leave_nothing_and_chunks():
     model, x, y = small()
     y[10:] = float("nan")
-    with pytest.raises(ValueError, match="leave readings to learn from"):
+    with pytest.raises(ValueError, match="leave observations to learn from"):
         model.cross_validate(x, y, blocks=[0] * 10 + [1] * 50, missing="mask")
     labels = [0] * 5 + [1] * 5 + [2] * 50
     assert model.cross_validate(x, y, blocks=labels, missing="mask").names == (0, 1)

@@ -36,6 +36,7 @@ IN_DOCSTRINGS = {
     "tells": 24,
     "told": 5,
 }
+IN_NO_MESSAGE = ["anew", "beside", "doubted", "reading", "readings", "spoiled", "told", "whoever"]
 IN_PAGES = [
     "anew",
     "apart",
@@ -84,6 +85,15 @@ def names(node):
     return []
 
 
+def messages(tree):
+    """Texts of several words that are no docstrings: errors, warnings and reports."""
+    documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and " " in text.strip() and id(node) not in documented:
+            yield text.replace("labelled.readings", "")
+
+
 def docstring(node):
     has = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
     return (ast.get_docstring(node) or "") if has else ""
@@ -114,6 +124,11 @@ def test_docstrings_use_terms_of_the_field():
     readings; separately, not apart."""
     found = counted(docstring(node) for tree in TREES for node in ast.walk(tree))
     assert {word: found[word] for word in IN_DOCSTRINGS} == IN_DOCSTRINGS
+
+
+def test_messages_use_terms_of_the_field():
+    found = counted(text for tree in TREES for text in messages(tree))
+    assert not {word: found[word] for word in IN_NO_MESSAGE if found[word]}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
