@@ -1,8 +1,8 @@
 """Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
 
-    python benchmarks tides [--records 10] [--places 25] [--days 15] [--learned 300] [--smoke]
+    python benchmarks tides [--records 5] [--places 40] [--days 15] [--learned 300] [--smoke]
 
-Velocities of `--places` positions in the unit square every four hours: M2, S2 and K1 of amplitudes
+Velocities of `--places` positions in the unit square every five hours: M2, S2 and K1 of amplitudes
 0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
 decorrelate exponentially, and noise of 0.1 m/s; Helmholtz fields with 0.7 and 0.3 of the variance.
 
@@ -35,7 +35,7 @@ from gp_orff.kernels.lines import TidalKernel
 from gp_orff.models.ellipses import TidalEllipses
 
 AMPLITUDES = {"M2": 0.3, "S2": 0.12, "K1": 0.1}  # m/s
-EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 4.0
+EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 5.0
 PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
 QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
 
@@ -172,7 +172,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (10, 2), "places": (25, 6), "days": (15, 15), "learned": (300, 60)}
+    sizes = {"records": (5, 2), "places": (40, 6), "days": (15, 15), "learned": (300, 60)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()
     for seed in range(arguments.records):
