@@ -1,6 +1,6 @@
 """Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
 
-    python benchmarks tides [--records 5] [--places 40] [--days 15] [--learned 300] [--smoke]
+    python benchmarks tides [--records 4] [--places 40] [--days 15] [--learned 600] [--smoke]
 
 Velocities of `--places` positions in the unit square every five hours: M2, S2 and K1 of amplitudes
 0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
@@ -10,8 +10,9 @@ harmonic analysis  least squares of a constant and the three constituents, each 
                    position by itself
 tides              `gp_orff.tides` of a Helmholtz kernel
 tides and eddies   with a Helmholtz kernel times a Matérn-1/2 kernel of time
+known              the same with the hyperparameters of the simulation
 
-Both models learn their hyperparameters from `--learned` random vectors, and are conditioned on all.
+The other two learn theirs from `--learned` random vectors. All are conditioned on all vectors.
 Errors are those of the amplitudes of cosine and sine, root mean square in m/s; coverage is the
 share of the true axes, inclinations and phases inside 95 % intervals of `ellipses`.
 """
@@ -36,6 +37,8 @@ from gp_orff.models.ellipses import TidalEllipses
 
 AMPLITUDES = {"M2": 0.3, "S2": 0.12, "K1": 0.1}  # m/s
 EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 5.0
+TIDE, EDDY = 0.5, 0.15  # lengthscales
+TURNING = 0.7  # share of the variance
 PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
 QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
 
@@ -57,7 +60,7 @@ class Radar(NamedTuple):
 
         x = torch.rand(places, 2, generator=generator, dtype=torch.float64)
         times = torch.arange(0, 24 * days, EVERY, dtype=torch.float64)
-        wide, narrow = (root(in_space(length), x) for length in (0.5, 0.15))
+        wide, narrow = (root(in_space(length), x) for length in (TIDE, EDDY))
         parts = torch.stack(
             [
                 (size * normal(2, 2 * places) @ wide.mT).unflatten(-1, (places, 2))
@@ -84,7 +87,7 @@ def columns(times: Float[Tensor, "T"]) -> Float[Tensor, "T 6"]:
 def in_space(lengthscale: float):
     """Of variance one."""
     turning, straining = divergence_free(lengthscale), curl_free(lengthscale)
-    for part, share in ((turning, 0.7), (straining, 0.3)):
+    for part, share in ((turning, TURNING), (straining, 1 - TURNING)):
         part.outputscale = share * part.outputscale
     return turning + straining
 
@@ -100,15 +103,32 @@ def harmonic_analysis(radar: Radar) -> Float[Tensor, "3 2 n 2"]:
     return found.unflatten(0, (3, 2)).unflatten(-1, (-1, 2))
 
 
-def model_of(radar: Radar, eddies: bool, learned: int, seed: int) -> gp_orff.VectorFieldGP:
+def kernel_of(eddies: bool):
     space = gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2, active_dims=(0, 1))
     kernel = gp_orff.tides(space, list(AMPLITUDES), active_dims=(2,))
-    if eddies:
-        kernel = kernel + space * MaternKernel(nu=0.5, active_dims=(2,))
+    return kernel + space * MaternKernel(nu=0.5, active_dims=(2,)) if eddies else kernel
+
+
+def learned(radar: Radar, eddies: bool, count: int, seed: int) -> gp_orff.VectorFieldGP:
     x, y = radar.inputs, radar.y.flatten(0, 1)
-    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:learned]
-    model = gp_orff.VectorFieldGP(kernel).fit(x[some], y[some], progress=False)
-    return model.condition(x, y)
+    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
+    return gp_orff.VectorFieldGP(kernel_of(eddies)).fit(x[some], y[some], progress=False)
+
+
+def as_simulated() -> gp_orff.VectorFieldGP:
+    """With the hyperparameters of the simulation."""
+    model = gp_orff.VectorFieldGP(kernel_of(eddies=True).double())
+    sizes = [(TIDE, size) for size in AMPLITUDES.values()] + [(EDDY, EDDIES)]
+    for product, (length, size) in zip(model.kernel.kernels, sizes, strict=True):
+        for part, share in (("divergence_free", TURNING), ("curl_free", 1 - TURNING)):
+            scaled = getattr(product.field_kernel, part)
+            scaled.outputscale = share * (size * length) ** 2  # a derivative divides by ℓ²
+            for leaf in scaled.modules():
+                if isinstance(leaf, RBFKernel):
+                    leaf.lengthscale = length
+    model.kernel.kernels[-1].scalar_kernel.lengthscale = HOURS
+    model.likelihood.noise = NOISE**2
+    return model
 
 
 def parts_of(field: gp_orff.FieldPosterior, places: Tensor) -> Float[Tensor, "3 2 n 2"]:
@@ -135,8 +155,13 @@ def record(seed: int, arguments) -> dict[str, dict[str, float]]:
     radar = Radar.draw(seed, arguments.places, arguments.days)
     truth = [TidalEllipses.of(*part.expand(2, *part.shape).transpose(0, 1)) for part in radar.parts]
     scores = {"harmonic analysis": errors(harmonic_analysis(radar), radar)}
-    for name, eddies in (("tides", False), ("tides and eddies", True)):
-        field = model_of(radar, eddies, arguments.learned, seed).posterior()
+    models = {
+        "tides": learned(radar, False, arguments.learned, seed),
+        "tides and eddies": learned(radar, True, arguments.learned, seed),
+        "known": as_simulated(),
+    }
+    for name, model in models.items():
+        field = model.condition(radar.inputs, radar.y.flatten(0, 1)).posterior()
         own = errors(parts_of(field, radar.places), radar)
         for constituent, known in zip(AMPLITUDES, truth, strict=True):
             found = field.ellipses(constituent, radar.places)
@@ -172,7 +197,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (5, 2), "places": (40, 6), "days": (15, 15), "learned": (300, 60)}
+    sizes = {"records": (4, 2), "places": (40, 6), "days": (15, 15), "learned": (600, 60)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()
     for seed in range(arguments.records):
