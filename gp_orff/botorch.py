@@ -11,9 +11,10 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from gpytorch.models import ExactGP
 from jaxtyping import Float
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from gp_orff.data.likelihoods import default_likelihood
+from gp_orff.data.likelihoods import KnownNoiseLikelihood, default_likelihood
 from gp_orff.data.units import optional
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import Rule
@@ -26,7 +27,9 @@ from botorch.models import transforms  # noqa: E402  an error that names the ext
 from botorch.models.gpytorch import GPyTorchModel  # noqa: E402
 from botorch.models.model import FantasizeMixin  # noqa: E402
 from botorch.models.transforms.outcome import OutcomeTransform  # noqa: E402
+from botorch.models.utils import gpt_posterior_settings, validate_input_scaling  # noqa: E402
 from botorch.posteriors.gpytorch import GPyTorchPosterior  # noqa: E402
+from botorch.sampling.base import MCSampler  # noqa: E402
 
 
 class Standardize(transforms.Standardize):
@@ -105,7 +108,9 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         train_Y: vectors (n, p), p ≥ 2, before any transform.
         kernel: any kernel that `ORFFKernel` accepts; it is wrapped in a `ScaleKernel` if it has no
             amplitude.
-        likelihood: as of an `ExactGP`; if None, Gaussian with one noise variance, which is learned.
+        train_Yvar: known variances (n, p) of the noise of train_Y, before any transform.
+        likelihood: as of an `ExactGP`, in the scale of the outcome transform; if None, Gaussian
+            with one noise variance, which is learned, or with `train_Yvar`.
         mean_module: of p outputs; if None, a constant for each.
         frequencies: a rule, such as `Grid.for_data(box)` of the whole box of the search, by which
             the kernel is approximated; None for the exact kernel.
@@ -114,7 +119,9 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     Raises:
         ImportError: BoTorch is not installed; `pip install gp_orff[botorch]`.
-        ValueError: shapes that do not fit each other or the kernel, or a single output.
+        ValueError: shapes that do not fit each other or the kernel, or a single output; both
+            `train_Yvar` and a likelihood; noise in a likelihood with an outcome transform.
+        botorch.exceptions.InputDataError: NaN in train_X or train_Y.
 
     Example:
         >>> import gp_orff, gpytorch, torch
@@ -136,13 +143,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         train_Y: Float[Tensor, "n p"],
         kernel: Kernel,
         *,
+        train_Yvar: Float[Tensor, "n p"] | None = None,
         likelihood: Likelihood | None = None,
         mean_module: Mean | None = None,
         frequencies: Rule | None = None,
         outcome_transform: OutcomeTransform | str | None = "standardize",
     ):
         p = num_outputs(kernel)
-        self._validate_tensor_args(train_X, train_Y)
+        self._validate_tensor_args(train_X, train_Y, train_Yvar)
         if train_Y.shape != (*train_X.shape[:-1], p) or p < 2:
             raise ValueError(
                 f"FieldGP expects train_Y of shape {(*train_X.shape[:-1], p)}, with p ≥ 2 outputs "
@@ -151,9 +159,18 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
             )
         if outcome_transform == "standardize":
             outcome_transform = Standardize(p, batch_shape=train_X.shape[:-2])
+        if not isinstance(outcome_transform, OutcomeTransform | None):
+            raise ValueError(
+                'expected outcome_transform="standardize", None, or an OutcomeTransform of '
+                f"BoTorch, got {outcome_transform!r}"
+            )
+        _check_noise(train_Yvar, likelihood, outcome_transform)
+        validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
         if outcome_transform is not None:
             outcome_transform.train()
-            train_Y, _ = outcome_transform(train_Y, X=train_X)
+            train_Y, train_Yvar = outcome_transform(train_Y, train_Yvar, X=train_X)
+        if train_Yvar is not None:
+            likelihood = KnownNoiseLikelihood(p, noise=train_Yvar)
         likelihood = default_likelihood(p) if likelihood is None else likelihood
         super().__init__(train_X, train_Y, likelihood)
         self.mean_module = MultitaskMean(ConstantMean(), p) if mean_module is None else mean_module
@@ -185,10 +202,16 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         Args:
             X: points (*b, q, d).
             output_indices: the components; all if None.
-            observation_noise: True for the distribution of observations.
+            observation_noise: True for the distribution of observations, with the mean of the
+                noise of the data where it is known; or variances (*b, q, p) in the scale of the
+                outcome transform, as for BoTorch's models.
             posterior_transform: of BoTorch.
         """
-        posterior = super().posterior(X, observation_noise)
+        self.eval()
+        with gpt_posterior_settings():
+            posterior = GPyTorchPosterior(self._with_noise(self(X), X, observation_noise))
+        if hasattr(self, "outcome_transform"):
+            posterior = self.outcome_transform.untransform_posterior(posterior, X=X)
         chosen = self._outputs if output_indices is None else self._chosen(output_indices)
         if chosen is not None:
             posterior = GPyTorchPosterior(_of_components(posterior, chosen))
@@ -201,7 +224,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         noise: Tensor | None = None,
         **kwargs: Any,
     ) -> "FieldGP":
-        """This model with further observations of all components, and the same hyperparameters."""
+        """This model with further observations of all components, and the same hyperparameters.
+
+        Args:
+            X: points (*b, n, d).
+            Y: vectors (*b, n, p), before any transform.
+            noise: their known variances (*b, n, p), the same in each batch, in the scale of the
+                outcome transform, as for BoTorch's models; with `train_Yvar` only.
+        """
         if self._outputs is not None:
             raise NotImplementedError(
                 f"expected a model of all {self._num_outputs} components, got the components "
@@ -210,7 +240,24 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         if self.prediction_strategy is None:  # of the caches that the new ones extend
             self.eval()
             self(self.train_inputs[0][..., :1, :])
-        return super().condition_on_observations(X, Y, noise, **kwargs)
+        if noise is None:
+            return super().condition_on_observations(X, Y, **kwargs)
+        if hasattr(self, "outcome_transform"):  # BoTorch passes no noise of several outputs on
+            Y, _ = self.outcome_transform(Y, X=X)
+        return self.get_fantasy_model(X, Y, noise=_of_one_batch(noise), **kwargs)
+
+    def fantasize(
+        self,
+        X: Float[Tensor, "*b n d"],
+        sampler: MCSampler,
+        observation_noise: Float[Tensor, "*b n p"] | None = None,
+        **kwargs: Any,
+    ) -> "FieldGP":
+        """Models with further observations, which are drawn from the posterior at X. Where the
+        noise of the data is known, that of the new ones is its mean."""
+        if observation_noise is None and self._mean_noise is not None:
+            observation_noise = self._mean_noise.expand(X.shape[-2], self._num_outputs)
+        return super().fantasize(X, sampler, observation_noise, **kwargs)
 
     def subset_output(self, idcs: Sequence[int]) -> "FieldGP":
         """A copy whose `posterior` is that of some components, in this order."""
@@ -218,6 +265,30 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         subset = deepcopy(self)
         subset._outputs = chosen
         return subset
+
+    @property
+    def _mean_noise(self) -> Float[Tensor, "p"] | None:
+        """The mean of the known variances of the data."""
+        noise = getattr(self.likelihood, "noise", None)
+        if not isinstance(self.likelihood, KnownNoiseLikelihood) or noise is None:
+            return None
+        if noise.dim() == 3:
+            noise = noise.diagonal(dim1=1, dim2=2)
+        return self.likelihood.noise_scale * noise.reshape(len(noise), -1).mean(0)
+
+    def _with_noise(
+        self, field: MultitaskMultivariateNormal, X: Tensor, noise: bool | Tensor
+    ) -> MultitaskMultivariateNormal:
+        """The distribution of observations of a field at X."""
+        if noise is True:
+            noise = self._mean_noise
+            if noise is None:
+                return self.likelihood(field, X)
+        if noise is False:
+            return field
+        variances = noise.expand_as(field.mean).flatten(-2)
+        covariance = field.lazy_covariance_matrix + DiagLinearOperator(variances)
+        return MultitaskMultivariateNormal(field.mean, covariance)
 
     def _chosen(self, indices: Sequence[int]) -> tuple[int, ...]:
         """The components of these numbers, which count those that were chosen before."""
@@ -228,12 +299,43 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
             )
         return tuple(present[i] for i in indices)
 
-    def _extract_targets_and_noise(self) -> tuple[Tensor, None]:
-        """The observations (n, p), as `load_state_dict` transforms them anew."""
+    def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
+        """The observations (n, p) and their known variances, as `load_state_dict` transforms them
+        anew."""
+        if isinstance(self.likelihood, KnownNoiseLikelihood):
+            return self.train_targets, self.likelihood.noise
         return self.train_targets, None
 
-    def _restore_targets_and_noise(self, Y: Tensor, Yvar: None, strict: bool) -> None:
+    def _restore_targets_and_noise(self, Y: Tensor, Yvar: Tensor | None, strict: bool) -> None:
         self.set_train_data(targets=Y, strict=strict)
+        if Yvar is not None:
+            self.likelihood.noise = Yvar
+
+
+def _check_noise(
+    variances: Tensor | None, likelihood: Likelihood | None, transform: OutcomeTransform | None
+) -> None:
+    """Raise unless the noise of the data has one source, in a scale that is known."""
+    if variances is not None and likelihood is not None:
+        raise ValueError("expected train_Yvar or a likelihood, got both; leave one of them out")
+    given = likelihood.noise if isinstance(likelihood, KnownNoiseLikelihood) else None
+    if given is not None and transform is not None:
+        raise ValueError(
+            "expected train_Yvar=, variances in the units of train_Y, which are transformed "
+            "together with it, got noise in a KnownNoiseLikelihood; for covariances (n, p, p) "
+            "use outcome_transform=None"
+        )
+
+
+def _of_one_batch(noise: Float[Tensor, "*b n p"]) -> Float[Tensor, "n p"]:
+    """The noise of one batch of observations, which is that of all of them."""
+    first = noise.flatten(0, -3)[0] if noise.dim() > 2 else noise
+    if not bool((noise == first).all()):
+        raise NotImplementedError(
+            "expected the same noise in each batch of observations, got noise that differs; "
+            "condition on one batch at a time"
+        )
+    return first
 
 
 def _of_components(posterior: Any, chosen: Sequence[int]) -> MultivariateNormal:

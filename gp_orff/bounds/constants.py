@@ -75,7 +75,7 @@ class Subexponential:
     """The tail for ‖Y_j − K‖₂ with an Orlicz norm of at most m/2 (Brault et al. 2016, Thm B.2).
 
     x²/(4b + 2xū/3) where xū ≤ 2(e − 1)b, else x/((e − 1)ū); ū = m log(2m²/b + 1). The variance in
-    ū is that of one Y_j: the ū that is printed, 2m log(2^{3/2}(m/b)²), changes with the unit of K.
+    ū is that of one Y_j.
     """
 
     variance: float  # b
@@ -93,7 +93,7 @@ class Subexponential:
 class Logarithmic:
     """x/(4M) · log(1 + 2Mx/σ²) for ‖Y_j‖_F ≤ M and σ² = E‖Y_j‖_F² (Minh 2016, Theorem 11).
 
-    Its Lemma 15 holds for Y_j − K, which is bounded by 2M: M is printed where 2M is here.
+    The bound of Y_j − K, in its Lemma 15, is 2M.
     """
 
     variance: float  # σ²

@@ -102,9 +102,8 @@ def rahimi_recht(
     and Q are those of `hoeffding`. For several terms, σ a is the sum of their own. `brault` usually
     asks for fewer frequencies.
 
-    Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1, which print
-    dσ for σ. The last step of the proof enlarges a factor only if r ≥ 1; for r < 1 the factor of
-    the step before is used.
+    Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1. The last step
+    of the proof enlarges a factor only if r ≥ 1; for r < 1 the factor of the step before is used.
 
     Args:
         kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
@@ -176,9 +175,7 @@ def brault(
     ‖E W²‖₂ elsewhere.
 
     Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
-    B.2. The formulas here differ from the printed ones, in which ū changes with the unit of K, p
-    stands for p^{2/(d+2)}, and σ_p for 2σ_p: the slope of K̃ − K is needed at the lag, a random one,
-    where it is largest.
+    B.2. ū, p^{2/(d+2)} and 2σ_p are printed otherwise: see the errata of "From paper to name".
 
     Args:
         kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
@@ -240,8 +237,7 @@ def minh_pointwise(
     M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for `brault`.
     It has to be bounded.
 
-    Minh 2016, Theorem 11, which prints M for 2M: its Lemma 15 needs a bound of
-    cos⟨ω, x − z⟩ W − K(x, z), which is 2M.
+    Minh 2016, Theorem 11, with 2M for M, the bound of cos⟨ω, x − z⟩ W − K(x, z).
 
     Args:
         kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
@@ -454,12 +450,10 @@ def fastfood(
     ((0, |x₁ − z₁|), …) it is that of one pair.
 
     Le et al. 2013, Corollary 10 and Theorem 11. Corollary 10 has V = ½(1 − e^{−s})² +
-    6s²(e^{−s} + s/3) (it prints 2/n for the 1/2n of Theorem 9), which allows 14 to 270 times the
-    variance of independent frequencies at lags of 0.5 to 2 lengthscales. The variance here comes
-    from the same proof with E ρ² as it is. Theorem 11 is for one block, D = m, without S: it has
-    2δ = 4e^{−t} with c = 1 and D for D + m − 1. Its (52) prints √(2L log(2/δ)) for
-    L√(2 log(2/δ)). The radii of `Fastfood`, S = r/‖G‖_F, need c > 1, which is
-    1.0015 for D = m = 2048.
+    6s²(e^{−s} + s/3), which allows 14 to 270 times the variance of independent frequencies at lags
+    of 0.5 to 2 lengthscales. The variance here comes from the same proof with E ρ² as it is.
+    Theorem 11 is for one block, D = m, without S: it has 2δ = 4e^{−t} with c = 1 and D for
+    D + m − 1. The radii of `Fastfood`, S = r/‖G‖_F, need c > 1, which is 1.0015 for D = m = 2048.
 
     Args:
         kernel: one `RBFKernel`, scaled or not, or a `SeparableKernel` or `MultitaskKernel` of it,

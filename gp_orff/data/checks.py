@@ -22,7 +22,7 @@ from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change, optional, unit_of, units_of_columns
 from gp_orff.data.validation import as_real
-from gp_orff.kernels.lines import inseparable
+from gp_orff.kernels.lines import inseparable, tidal_leaves
 
 if TYPE_CHECKING:
     import xarray
@@ -504,6 +504,26 @@ def warn_of_close_tides(kernel: Kernel, box: Sequence[tuple[float, float]]) -> N
             DataWarning,
             stacklevel=3,
         )
+
+
+def check_units_of_tides(kernel: Kernel, units: ColumnUnits) -> None:
+    """Check that tidal constituents count time in the unit of its column, where that is known.
+
+    Raises:
+        ValueError: another unit.
+    """
+    for leaf in tidal_leaves(kernel):
+        (column,) = leaf.columns(len(units.x)) if units.x else (0,)
+        given, wanted = dict(enumerate(units.x)).get(column), leaf.kernel.unit
+        numpys = {"min": "m", "d": "D"}.get(wanted, wanted)
+        if given is None or given.startswith(f"{numpys} since "):
+            continue
+        if " since " in given or change(given, wanted) != (1.0, 0.0):
+            raise ValueError(
+                f"expected time, column {column} of x, in {wanted!r}, as gp_orff.tides has it, got "
+                f"{given!r}; give the unit of the data to gp_orff.tides by unit=, or convert them, "
+                f"such as by time_unit={numpys!r} of gp_orff.labelled.readings"
+            )
 
 
 # Positions that do not determine derivatives.

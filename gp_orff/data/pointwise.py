@@ -14,7 +14,7 @@ from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from gpytorch.settings import num_likelihood_samples
 from jaxtyping import Float
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, constraints
 
 from gp_orff.data.noise import noise_of
 from gp_orff.data.observations import Observations, Represented
@@ -292,8 +292,8 @@ def represented(
     `Pointwise` likelihood: the first ones, about the best constant field.
 
     Raises:
-        ValueError: noise or variances with such a likelihood, or directions with one of all outputs
-            of a point.
+        ValueError: values to which the likelihood gives no probability; noise or variances with it,
+            or directions with one of all outputs of a point.
         NotImplementedError: such a likelihood along tracks.
     """
     every: list[Observations] = []
@@ -306,10 +306,12 @@ def represented(
             every.append(part)
             continue
         _check(part, likelihood)
-        if not (likelihood.joint and num_outputs > 1):
-            every += _of_values(part, likelihood, num_outputs)
-        elif part.y.shape[-1] == widths[part.key.label]:  # nothing is missing
-            every += _of_vectors(part, likelihood, num_outputs)
+        together = likelihood.joint and num_outputs > 1
+        if together and part.y.shape[-1] < widths[part.key.label]:  # something is missing
+            continue
+        outputs = part.y.new_zeros(len(part), num_outputs) if together else torch.zeros_like(part.y)
+        _check_support(part.y.squeeze(-1), likelihood.base, outputs.squeeze(-1))
+        every += (_of_vectors if together else _of_values)(part, likelihood, num_outputs)
     return every
 
 
@@ -331,6 +333,29 @@ def _check(part: Observations, likelihood: Pointwise) -> None:
         raise ValueError(
             f"expected a likelihood of single values beside directions=, got {name}, which depends "
             "on all outputs of a point"
+        )
+
+
+_SUPPORTS = {
+    constraints.boolean: "0 or 1, such as (y > 0).double() of signs,",
+    constraints.nonnegative_integer: "counts 0, 1, 2, ...",
+}
+
+
+def _check_support(
+    y: Float[Tensor, "n *v"], likelihood: Likelihood, f: Float[Tensor, "n *p"]
+) -> None:
+    """Raise for values outside of the support of a likelihood, which does not depend on f."""
+    try:
+        support = likelihood.forward(f).support
+    except NotImplementedError:  # a distribution that states none
+        return
+    wrong = ~support.check(y)
+    if wrong.any():
+        raise ValueError(
+            f"{type(likelihood).__name__} expects {_SUPPORTS.get(support, support)} as y, got "
+            f"{y[wrong][0].tolist()} and {int(wrong.sum()) - 1} other values that are not; convert "
+            'y, leave them out as NaN with missing="mask", or take another likelihood'
         )
 
 

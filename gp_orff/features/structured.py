@@ -203,10 +203,10 @@ class Fastfood(_StructuredRule):
     then takes two fast Hadamard transforms, in the place of a product with a D × d matrix.
 
     Each frequency has exactly the distribution that it has with `MonteCarlo`: S is r/‖G‖, and r a
-    radius of the kernel's spectral density in d′ dimensions (eq. 35 prints ‖G‖^{−1/2}). The
-    approximate kernel is therefore unbiased. Frequencies of a block depend on each other: at lags
-    of 0.5 to 2 lengthscales, the variance is up to 2.0 times that of independent frequencies, for
-    dot-product kernels up to 3 times.
+    radius of the kernel's spectral density in d′ dimensions. The approximate kernel is therefore
+    unbiased. Frequencies of a block depend on each other: at lags of 0.5 to 2 lengthscales, the
+    variance is up to 2.0 times that of independent frequencies, for dot-product kernels up to 3
+    times.
 
     Use it with hundreds to thousands of inputs, where the product with the frequencies costs much:
     in prediction, and in memory. Training in closed form is bound by the N F² operations of ΦᵀΦ and

@@ -178,7 +178,8 @@ class Inference(ABC):
         self, kernel: Kernel, chosen: Sequence[int]
     ) -> tuple["Inference", Expansion | None]:
         """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
-        of the sum, in which the directions of all other terms are zero; None without features."""
+        of the sum, in which the directions of all other terms are zero; None without features, and
+        for all terms."""
         return self, None
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
@@ -374,6 +375,8 @@ class FeatureInference(Inference):
 
     def of_terms(self, kernel, chosen):
         every = terms(kernel)
+        if len(chosen) == len(every):
+            return self, None
         require_separate(every, self.draws, chosen)
         summands = [
             term if i in chosen else term.scaled(torch.zeros_like(term.outputscale))

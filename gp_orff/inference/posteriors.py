@@ -106,7 +106,8 @@ class FieldDistribution(ABC):
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "FieldDistribution":
         """The distribution of one term of a sum of kernels: that of the given `kernel`.
 
-        With features, `expansion` has the directions of this term for the same weights θ.
+        With features, `expansion` has the directions of this term for the same weights θ; None if
+        it is the whole kernel.
         """
         raise NotImplementedError
 
@@ -384,6 +385,8 @@ class WeightPosterior(InChunks):
         return SymbolPosterior(self, expansion, weights, symbol, tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
+        if expansion is None:
+            return self
         if expansion.num_features != self.expansion.num_features:
             raise no_part()
         return replace(self, expansion=expansion)

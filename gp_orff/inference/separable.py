@@ -304,6 +304,8 @@ class KroneckerPosterior(WeightPosterior):
         return torch.einsum("pr,qr,rn->npq", self.rotated, self.rotated, each)
 
     def of_part(self, expansion, kernel):
+        if expansion is None:
+            return self
         raise no_part()
 
     def detached(self) -> "KroneckerPosterior":

@@ -9,7 +9,7 @@ from types import FunctionType
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
@@ -337,6 +337,23 @@ def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
             f"own, which is not known here; use {cls.__name__}, or register your class with "
             "@gp_orff.spectrum.register and @gp_orff.radial_derivatives.register"
         )
+
+
+_BY_SQUARES = CosineKernel, PeriodicKernel  # distances from squares, which are not centred
+
+
+def about_their_middle(
+    kernel: Kernel, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"]
+) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b m d"]]:
+    """Inputs about the mean of `x1` for gpytorch's periodic kernels, which are stationary.
+
+    gpytorch computes their distances from squares of the inputs, which cancels digits of times
+    since 1970; it centres those of its other kernels.
+    """
+    if type(kernel) not in _BY_SQUARES:
+        return x1, x2
+    middle = x1.detach().mean(-2, keepdim=True)
+    return x1 - middle, x2 - middle
 
 
 # Roots of covariance matrices in any units.

@@ -353,7 +353,7 @@ class DotProductKernel(Kernel):
         Its features have the columns ⟨x, z⟩^p, cheaper than Legendre polynomials. The exact kernel
         is a Legendre series: ⟨x, v⟩^p has the orders p, p − 2, … For p = 1 it is c_1 ⟨x, x′⟩ / d.
 
-        Le et al. 2013, Section 3.4, eq. 28; of the sum that follows eq. 32, only even i count.
+        Le et al. 2013, Section 3.4, eq. 28.
 
         Args:
             coefficients: c_0, c_1, …, (\*b, n + 1), non-negative, at least one of them positive.

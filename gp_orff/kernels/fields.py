@@ -13,6 +13,7 @@ from torch import Tensor
 from gp_orff.kernels.base import (
     INNER_LENGTHSCALE,
     WrapperKernel,
+    about_their_middle,
     check_base_kernel,
     check_num_dims,
     check_points,
@@ -350,7 +351,9 @@ def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
     names = {module: name for name, module in kernel.named_modules()}
     if part in names:
         return copy.get_submodule(names[part])
-    return HelmholtzKernel.of_halves(*(copy.get_submodule(names[half]) for half in part.kernels))
+    parts = [counterpart(summand, kernel, copy) for summand in part.kernels]
+    build = HelmholtzKernel.of_halves if isinstance(part, HelmholtzKernel) else AdditiveKernel
+    return build(*parts)
 
 
 def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:
@@ -446,7 +449,8 @@ class FieldProductKernel(WrapperKernel):
         Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
         """
         field = to_dense(self.field_kernel(x1, x2, diag=diag, **params))
-        scalar = to_dense(self.scalar_kernel(x1, x2, diag=diag, **params))
+        inputs = about_their_middle(self.scalar_kernel, x1, x2)
+        scalar = to_dense(self.scalar_kernel(*inputs, diag=diag, **params))
         if diag:
             return field * scalar.repeat_interleave(self.num_outputs, dim=-1)
         ones = torch.ones(

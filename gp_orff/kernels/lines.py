@@ -1,6 +1,5 @@
 """Spectra of lines: kernels of one input that repeat, as tides and seasons do."""
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -262,6 +261,23 @@ class TidalKernel(CosineKernel):
         self.raw_period_length.requires_grad_(False)
         self._set_period()
 
+    def forward(
+        self, x1: Float[Tensor, "*b n 1"], x2: Float[Tensor, "*b m 1"], diag: bool = False, **_
+    ) -> Float[Tensor, "*b n m"] | Float[Tensor, "*b n"]:
+        """The covariance of times `x1` and `x2`, by their plain difference, which has all digits of
+        times since 1970; with `diag`, of each pair alone.
+
+        Raises:
+            ValueError: several columns.
+        """
+        if x1.shape[-1] != 1:
+            raise ValueError(
+                f"tides expect one column of time, got {x1.shape[-1]}; give active_dims="
+            )
+        lag = x1 - x2 if diag else x1 - x2.mT
+        values = torch.cos(torch.pi * lag / self.period_length)
+        return values.squeeze(-1) if diag else values
+
     @property
     def period(self) -> float:
         """P, in units of time; twice `period_length`."""
@@ -275,6 +291,12 @@ class TidalKernel(CosineKernel):
         if not self.raw_period_length.requires_grad:
             self._set_period()  # a kernel that becomes float64 has the digits of float64
         return module
+
+
+@spectrum.register
+def _(kernel: TidalKernel) -> Spectrum:
+    require_covariance_of(TidalKernel, kernel)
+    return CosineLine(kernel.period_length.squeeze(-1))
 
 
 def tides(
@@ -302,7 +324,8 @@ def tides(
             outputscale, it gets one.
         constituents: names such as "M2", of `gp_orff.kernels.lines.SPEEDS`.
         active_dims: the input column that is time.
-        unit: of time: "s", "min", "h" or "d".
+        unit: of time: "s", "min", "h" or "d". Data whose units say another one raise an error;
+            those of dates are seconds unless `gp_orff.labelled` is given `time_unit="h"`.
         period_bound: None for periods that are fixed. Otherwise each is trained, within this
             relative distance of that of the constituent. On a `Grid` only the first searches, on
             few data, move it.
@@ -359,12 +382,12 @@ def inseparable(kernel: Kernel, durations: Sequence[float]) -> list[tuple[str, s
         durations: T along every input.
     """
     pairs = []
-    for one, other in combinations(tidal_leaves(kernel), 2):
+    leaves = {(leaf.kernel.constituent, leaf.active_dims): leaf for leaf in tidal_leaves(kernel)}
+    for one, other in combinations(leaves.values(), 2):
         rates = [1 / leaf.kernel.period for leaf in (one, other)]
         difference = abs(rates[0] - rates[1])
         (dim,) = one.active_dims
         names = one.kernel.constituent, other.kernel.constituent
         if one.active_dims == other.active_dims and durations[dim] * difference < 1:
-            needed = 1 / difference if difference else math.inf
-            pairs.append((*names, needed))
+            pairs.append((*names, 1 / difference))
     return pairs

@@ -14,7 +14,7 @@ from linear_operator import to_dense
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import is_traced
+from gp_orff.kernels.base import about_their_middle, is_traced
 from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.tree import (
     Factor,
@@ -493,7 +493,8 @@ def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
 
 def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
     """The covariance of a scalar kernel between the points of rows."""
-    return to_dense(leaf.kernel.forward(inputs_of(leaf, left), inputs_of(leaf, right)))
+    inputs = inputs_of(leaf, left), inputs_of(leaf, right)
+    return to_dense(leaf.kernel.forward(*about_their_middle(leaf.kernel, *inputs)))
 
 
 def in_closed_form(kernel: Kernel) -> bool:

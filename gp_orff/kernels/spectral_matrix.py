@@ -94,10 +94,9 @@ class SignatureAmplitude(nn.Module):
         values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
         density = StudentT(self.lengthscale, _NU).log_density(part).exp()
         b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
+        if not self.is_even:  # the Hermitian root, for which B(−ω) = conj B(ω)
+            b = b @ vectors.mH
         b = self.units.unsqueeze(-1) * b
-        if not self.is_even:  # of any root, that whose first row is real and the same at −ω*
-            phase = b[:, :1] / b[:, :1].abs().clamp_min(torch.finfo(part.dtype).tiny)
-            b = b * torch.where(b[:, :1].abs() > 0, phase.conj(), 1.0)
         zeros = b.new_zeros(len(omega), *b.shape[1:])
         return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
 

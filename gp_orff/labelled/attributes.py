@@ -1,6 +1,7 @@
 """Names, values, units and attributes of variables of a Dataset."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,25 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
             f"expected numbers or datetime64 as coordinate {name!r}, got type {values.dtype}: "
             f"{error}"
         ) from None
+
+
+def since_epoch(date: object, unit: str | None) -> float:
+    """A date as a number in a unit, such as "h since 1970-01-01", and a number as it is.
+
+    Raises:
+        TypeError: neither a number nor a date.
+        ValueError: a date for a unit without an epoch.
+    """
+    if not isinstance(date, np.datetime64 | datetime):
+        return as_real(date, "epoch").item()
+    count, _, epoch = (unit or "").partition(" since ")
+    if not epoch:
+        raise ValueError(
+            f"expected the epoch as a number, since the data have times in {unit or 'no unit'!r}, "
+            f"whose epoch is not known, got {date!r}; give the time of the data at which phases "
+            "are zero, or read the data with gp_orff.labelled.readings"
+        )
+    return numbers("epoch", np.asarray(np.datetime64(date)), count, epoch).item()
 
 
 def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:

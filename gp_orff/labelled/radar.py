@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from gp_orff.data.units import UnitArray, conversion, unit_of
+from gp_orff.data.units import UnitArray, conversion, unit_of, units_of_columns
 from gp_orff.data.validation import as_real
 
 
@@ -34,12 +34,14 @@ def beams(
         azimuth: angles in degrees clockwise from north, or in radians if their unit says so; of a
             shape that broadcasts with that of the ranges.
         elevation: angles above the horizon, as the azimuth; None for horizontal beams.
-        site: the position of the radar (d,), in the unit of the ranges; zero if None. In the plane
+        site: the position of the radar (d,), in the unit of the ranges, or of an array that has
+            another; zero if None. In the plane
             of other data it is `plane.forward(places)`.
-        effective_radius: R, in the unit of the ranges, such as 8495 km; None for a flat Earth.
+        effective_radius: R, as the site, such as 8495 km; None for a flat Earth.
 
     Raises:
-        ValueError: negative ranges, angles in other units, or a site of another dimension.
+        ValueError: negative ranges, shapes that do not broadcast, angles in other units, or a site
+            of another dimension or kind of unit.
 
     Example:
         >>> import gp_orff
@@ -49,12 +51,18 @@ def beams(
         >>> directions.round(9).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
+    unit = unit_of(distance)
     angles = [_radians(azimuth, "azimuth")]
     angles += [] if elevation is None else [_radians(elevation, "elevation")]
-    r, east, *up = (
-        values.ravel()
-        for values in np.broadcast_arrays(as_real(distance, "distance").double().numpy(), *angles)
-    )
+    given = [as_real(distance, "distance").numpy(), *angles]
+    try:
+        r, east, *up = (values.ravel() for values in np.broadcast_arrays(*given))
+    except ValueError:
+        raise ValueError(
+            "expected ranges, azimuths and elevations of shapes that broadcast, got "
+            f"{', '.join(str(values.shape) for values in given)}; for all ranges along each beam, "
+            "give azimuths of shape (beams, 1); of DataArrays, xarray.broadcast(distance, azimuth)"
+        ) from None
     if not (r >= 0).all():
         raise ValueError(
             f"expected ranges of at least zero, got {int((~(r >= 0)).sum())} others; drop them"
@@ -64,7 +72,7 @@ def beams(
     if effective_radius is not None:
         if not up:
             raise ValueError("expected elevation= beside effective_radius, got none")
-        radius = float(effective_radius)
+        radius = float(_in_unit(effective_radius, unit, "effective_radius"))
         height = np.sqrt(r**2 + radius**2 + 2 * r * radius * np.sin(rise)) - radius
         ground = radius * np.arcsin(r * np.cos(rise) / (radius + height))
         rise = rise + ground / radius
@@ -74,12 +82,23 @@ def beams(
         x = np.concatenate([x, height[:, None]], -1)
         directions = np.concatenate([directions, np.sin(rise)[:, None]], -1)
     if site is not None:
-        place = np.asarray(site, float).reshape(-1)
+        place = _in_unit(site, unit, "site").reshape(-1)
         if place.shape != x.shape[1:]:
             raise ValueError(f"expected a site of {x.shape[1]} numbers, got shape {place.shape}")
         x = x + place
-    unit = unit_of(distance)
     return (x if unit is None else UnitArray.of(x, [unit] * x.shape[1])), directions
+
+
+def _in_unit(lengths: object, unit: str | None, name: str) -> Float[np.ndarray, "..."]:
+    """Lengths in the unit of the ranges, as far as both are known."""
+    given = next(iter(units_of_columns(lengths)), None)
+    factor = 1.0 if None in (given, unit) else conversion(given, unit)
+    if factor is None:
+        raise ValueError(
+            f"expected {name} in {unit!r}, as the ranges, got {given!r}, which cannot be "
+            "converted; convert it, or correct its attribute `units`"
+        )
+    return factor * as_real(lengths, name).numpy()
 
 
 def _radians(angle: object, name: str) -> Float[np.ndarray, "..."]:

@@ -1,6 +1,6 @@
 """Coasts, which no flow crosses, as observations of the component along their normals."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,8 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.validation import as_points
+from gp_orff.data.checks import in_column_units
+from gp_orff.data.validation import as_points, as_real, is_single
 from gp_orff.features.chunked import Box
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.tree import space_of, terms
@@ -22,15 +23,16 @@ def coast_observations(
     kernel: Kernel,
     num_inputs: int,
     box: Box,
+    units: Sequence[str | None],
     polygon: object,
-    spacing: float | None,
+    spacing: object,
     noise: float | None,
     at: object,
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], float]:
     """Points along a coast near the data, the normals there, and the variance of the flow across.
 
     Args:
-        kernel, num_inputs, box: of the model and of its data.
+        kernel, num_inputs, box, units: of the model and of its data.
         polygon, spacing, noise, at: as for `VectorFieldGP.observe_coast`.
     """
     space = space_of(kernel, num_inputs)
@@ -43,14 +45,16 @@ def coast_observations(
         [scales[list(space)] for scales in lengthscales_of_terms(kernel, num_inputs)]
     )
     positive = lengths[lengths > 0]
-    if spacing is None:
-        if not len(positive):
-            raise ValueError("expected spacing= for a kernel without a lengthscale, got None")
-        spacing = 0.5 * positive.min()
-    if not spacing > 0:
-        raise ValueError(f"expected a positive spacing, got {spacing}")
-    along = [points_along(ring, closed, spacing) for ring, closed in _rings(polygon)]
+    if spacing is None and not len(positive):
+        raise ValueError("expected spacing= for a kernel without a lengthscale, got None")
+    of_space = tuple(units[column] for column in space) if units else ()
+    step = 0.5 * positive.min() if spacing is None else _positive(spacing, of_space)
+    along = [
+        points_along(_vertices(ring, of_space), closed, step) for ring, closed in _rings(polygon)
+    ]
     x, normals = (np.concatenate(parts) for parts in zip(*along, strict=True))
+    if not len(x):
+        raise ValueError("expected a coast with edges, got one whose vertices are at one place")
     low, high = np.array(box)[list(space)].T
     reach = positive.max() if len(positive) else (high - low).max()
     near = ((x >= low - reach) & (x <= high + reach)).all(-1)
@@ -60,7 +64,9 @@ def coast_observations(
             f"{x.min(0).tolist()} to {x.max(0).tolist()}; give it in the coordinates of the model, "
             "such as plane.forward(polygon)"
         )
-    points = _with_others(torch.from_numpy(x[near]), at, space, num_inputs)
+    of_others = tuple(unit for column, unit in enumerate(units) if column not in space)
+    others = None if at is None else in_column_units(at, of_others, "at")
+    points = _with_others(torch.from_numpy(x[near]), others, space, num_inputs)
     copies = len(points) // int(near.sum())
     if noise is None:
         variances = [at_zero(term).diagonal(dim1=-1, dim2=-2) for term in terms(kernel)]
@@ -91,36 +97,51 @@ def _with_others(
 ) -> Float[Tensor, "m d"]:
     """The points with the other inputs of the model, at each of their rows."""
     others = [column for column in range(num_inputs) if column not in space]
-    if not others and at is None:
-        return x
-    if at is None or not others:
+    if bool(others) != (at is not None):
         raise ValueError(
             f"expected at= with the {len(others)} inputs of the model beside the two of space, got "
             f"{'None' if at is None else 'some'}"
         )
-    rows = as_points(at, len(others))
+    rows = as_points(at, len(others)) if others else x.new_empty(1, 0)
     points = x.new_empty(len(rows), len(x), num_inputs)
     points[..., list(space)] = x
     points[..., others] = rows[:, None]
     return points.flatten(0, 1)
 
 
-def _rings(polygon: object) -> Iterator[tuple[Float[np.ndarray, "v 2"], bool]]:
-    """The vertices of each ring or line, and whether it is closed."""
+def _positive(spacing: object, units: tuple[str | None, ...]) -> float:
+    """The spacing as a number in the unit of the directions of space."""
+    value = in_column_units(spacing, units, "spacing")
+    try:
+        number = as_real(value, "spacing").item()
+    except (TypeError, RuntimeError):  # no number, or several
+        number = np.nan
+    if not 0 < number < np.inf:
+        raise ValueError(f"expected a positive spacing, got {spacing!r}")
+    return number
+
+
+Ring = tuple[object, bool]
+"""The vertices of a ring or line, as they were given, and whether it is closed."""
+
+
+def _rings(polygon: object) -> Iterator[Ring]:
+    """Each ring or line of a coast."""
     shape: Any = getattr(polygon, "__geo_interface__", polygon)
     if isinstance(shape, Mapping):
-        yield from _of_geometry(shape)
-        return
-    try:
-        array = np.asarray(shape, dtype=np.float64)
-    except (TypeError, ValueError):  # rings of different lengths
-        array = np.empty(0)
-    rings = [array] if array.ndim == 2 else list(polygon)
-    for ring in rings:
-        yield _vertices(ring), True
+        rings = list(_of_geometry(shape))
+    else:
+        parts = [] if is_single(shape) else list(shape)
+        rings = [(shape, True)] if parts and np.ndim(parts[0]) == 1 else [(r, True) for r in parts]
+    if not rings:
+        raise ValueError(
+            "expected a coast as vertices (v, 2) of a ring, a list of rings, or an object with "
+            f"__geo_interface__, got {polygon!r}"
+        )
+    yield from rings
 
 
-def _of_geometry(shape: Mapping[str, Any]) -> Iterator[tuple[Float[np.ndarray, "v 2"], bool]]:
+def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
     """Those of a geometry as of GeoJSON."""
     kind, vertices = shape.get("type"), shape.get("coordinates", ())
     if kind in ("GeometryCollection", "FeatureCollection"):
@@ -129,18 +150,19 @@ def _of_geometry(shape: Mapping[str, Any]) -> Iterator[tuple[Float[np.ndarray, "
     elif kind == "Feature":
         yield from _rings(shape["geometry"])
     elif kind == "Polygon":
-        yield from ((_vertices(ring), True) for ring in vertices)
+        yield from ((ring, True) for ring in vertices)
     elif kind == "MultiPolygon":
-        yield from ((_vertices(ring), True) for part in vertices for ring in part)
+        yield from ((ring, True) for part in vertices for ring in part)
     elif kind in ("LineString", "MultiLineString"):
         lines = [vertices] if kind == "LineString" else vertices
-        yield from ((_vertices(line), False) for line in lines)
+        yield from ((line, False) for line in lines)
     else:
         raise ValueError(f"expected a polygon or line as a coast, got a geometry of type {kind!r}")
 
 
-def _vertices(ring: object) -> Float[np.ndarray, "v 2"]:
-    array = np.asarray(ring, dtype=np.float64)
+def _vertices(ring: object, units: tuple[str | None, ...]) -> Float[np.ndarray, "v 2"]:
+    """The vertices of a ring or line in the units of the directions of space."""
+    array = as_real(in_column_units(ring, units, "the coast"), "the coast").numpy()
     if array.ndim != 2 or array.shape[-1] != 2 or len(array) < 2 or not np.isfinite(array).all():
         raise ValueError(
             "expected a coast as finite vertices (v, 2) of a ring, or a list of rings, got shape "

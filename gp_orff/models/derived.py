@@ -11,10 +11,11 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import directions_across, place_in_words
+from gp_orff.data.checks import directions_across, in_column_units, place_in_words
 from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
+from gp_orff.data.validation import as_real
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.cross_validation import lengthscales_of
 from gp_orff.models.sample_paths import Summary
@@ -42,6 +43,7 @@ class NamedSymbols(ABC):
 
     space: tuple[int, ...]
     num_outputs: int
+    units: tuple[str | None, ...]  # of the columns of points, as far as they are known
 
     @abstractmethod
     def __call__(
@@ -84,7 +86,7 @@ class NamedSymbols(ABC):
         """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
         `background` as in `Potential`: the point where g is zero, or None for zero mean over space
         a priori, and whether g includes that of the constant mean."""
-        return self(x, Potential(reference, background))
+        return self(x, Potential(self._in_space(reference), background))
 
     def stream_function(
         self,
@@ -95,7 +97,14 @@ class NamedSymbols(ABC):
     ) -> MultivariateNormal:
         """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
         `StreamFunction`."""
-        return self(x, StreamFunction(reference, background))
+        return self(x, StreamFunction(self._in_space(reference), background))
+
+    def _in_space(self, place: object) -> object:
+        """A place (d,) in the units of the directions of space, as far as both are known."""
+        if place is None:
+            return None
+        units = tuple(self.units[column] for column in self.space) if self.units else ()
+        return as_real(in_column_units(place, units, "reference"), "reference")
 
     def vector_potential(
         self, x: Float[Tensor, "n 3"], *, background: bool | None = None

@@ -17,9 +17,11 @@ data, v is larger by tr((N − B)⁻¹ W Wᵀ) / M.
    what the best set would if the decrease is submodular (Nemhauser et al. 1978).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import reduce, singledispatch
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.statistics import Weights
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.inference.exact import ExactPosterior, prior_covariance
 from gp_orff.inference.posteriors import (
@@ -104,30 +107,31 @@ class Side:
     @classmethod
     def of(cls, distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> "Side":
         """Of any layers of a distribution; what is white, or common to all points, is of no use."""
-        inner, effect = distribution, x.new_zeros(1, 0)
+        inner, effect = distribution, None
         while isinstance(inner, Plus | WithMean):
             if isinstance(inner, WithMean):
                 effect = inner.effect(x).flatten(0, 1)
             inner = inner.distribution
         core, rows = _given(inner, x)
+        if effect is None:  # the mean is known
+            effect = x.new_zeros(rows.shape[_along(core)], 0)
         return cls(core, x, rows, effect)
 
     def take(self, points: Int[Tensor, "k"]) -> "Side":
         """Some of the points."""
-        q, along = self.core_outputs, isinstance(self.core, ExactPosterior)
+        q = len(self.effect) // len(self.x)
         rows = (points.unsqueeze(-1) * q + torch.arange(q).to(points)).flatten()
-        chosen = self.rows[:, rows] if along else self.rows[rows]
-        effect = self.effect[rows] if self.effect.shape[-1] else self.effect
-        return replace(self, x=self.x[points], rows=chosen, effect=effect)
-
-    @property
-    def core_outputs(self) -> int:
-        """q."""
-        return self.rows.shape[1 if isinstance(self.core, ExactPosterior) else 0] // len(self.x)
+        chosen = self.rows.index_select(_along(self.core), rows)
+        return replace(self, x=self.x[points], rows=chosen, effect=self.effect[rows])
 
     def covariance(self, other: "Side") -> Float[Tensor, "n*q m*r"]:
         """Cov[t(x), s(z)] given the data."""
         return _between(self.core, self, other) + self.effect @ other.effect.mT
+
+
+def _along(core: WeightPosterior | ExactPosterior) -> int:
+    """The dimension of the points in `Side.rows`."""
+    return 1 if isinstance(core, ExactPosterior) else 0
 
 
 Given = tuple[WeightPosterior | ExactPosterior, Tensor]
@@ -270,17 +274,15 @@ def _noise_of(
 ) -> Float[Tensor, "#C v v"]:
     """The noise covariance of each candidate, or of all."""
     if noise is None:
-        labels = {key.label for key in snapshot.inference.data.keys}
-        label = DEFAULT if DEFAULT in labels else labels.pop()
-        given = snapshot.noises[label]
-        if not isinstance(given, Tensor) or (labels and label != DEFAULT):
-            raise ValueError(
-                "expected noise= for the candidates, since the noise of the data differs from one "
-                "to another; give a variance"
-            )
-        return given.detach().unsqueeze(0)
+        return _noise_of_data(snapshot).detach().unsqueeze(0)
     values = as_real_tensor(noise, "noise", dtype=torch.float64)
     v = 1 if along else p
+    if values.shape == (count,) == (v,) and not (values == values[0]).all():
+        raise ValueError(
+            f"expected noise whose shape tells apart {count} candidates and {v} components, got "
+            f"{tuple(values.shape)}; give torch.diag(noise) for components, or noise[:, None, None]"
+            f" * torch.eye({v}) for candidates"
+        )
     if values.dim() == 0 or values.shape == (count,):
         covariance = values.reshape(-1, 1, 1) * torch.eye(v).double()
     elif values.shape == (v,):
@@ -295,6 +297,28 @@ def _noise_of(
     if not (torch.linalg.eigvalsh(covariance) > 0).all():
         raise ValueError("expected positive noise variances of the candidates, got others")
     return covariance
+
+
+def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
+    """The noise covariance of observations of the data; raises where they have several, or none."""
+    data = snapshot.inference.data
+    labels = {key.label for key in data.keys}
+    label = DEFAULT if DEFAULT in labels else min(labels)
+    if any(part.represented is not None for part in data.survey.sample if part.key.label == label):
+        raise NotImplementedError(
+            "design expects noise= beside a likelihood that is neither Gaussian nor Student-t, "
+            "which has no noise variance; give that of an instrument with Gaussian noise"
+        )
+    given = [data.weights_of[key] for key in data.keys if key.known and key.label == label]
+    weights = reduce(add, given) if given else Weights.of(None, 1)
+    equal = math.isclose(weights.count * weights.squares, weights.total**2)  # or larger
+    equal &= all(part.given is None for part in data.tracks if part.key.label == label)
+    if not equal or (label != DEFAULT and len(labels) > 1):
+        raise ValueError(
+            "expected noise= for the candidates, since the noise of the data differs from one "
+            "to another; give a variance"
+        )
+    return snapshot.noises[label] / weights.mean
 
 
 def _prices(cost: object, count: int) -> Float[Tensor, "C"]:
@@ -348,10 +372,15 @@ def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
     data."""
     d = snapshot.num_inputs
     box = snapshot.inference.data.box if region is None else region
-    sides = isinstance(box, tuple) and all(
-        isinstance(side, Sequence) and len(side) == 2 for side in box
-    )
-    if not sides:
+    pairs = isinstance(box, tuple | list) and all(np.shape(side) == (2,) for side in box)
+    if pairs and isinstance(box, list) and d == 2:  # points have two coordinates too
+        if len(box) == 2 and all(low < high for low, high in box):
+            raise ValueError(
+                f"expected a tuple of (low, high) as a box, or an array of points, got the list "
+                f"{box}, which may be either; give tuple(region), or torch.tensor(region)"
+            )
+        pairs = False
+    if not pairs:
         return as_points(box, d).to(snapshot.device)
     if len(box) != d:
         raise ValueError(f"expected a region with (low, high) of {d} inputs, got {len(box)}")
@@ -457,6 +486,8 @@ def _stations(
         )
     if labels.shape != (len(x),):
         raise ValueError(
-            f"expected a station for each of the {len(x)} observations, got shape {labels.shape}"
+            f"expected a station for each of the {len(x)} observations that the model holds, got "
+            f"shape {labels.shape}; copies of records and rows without a value are not among them: "
+            "leave these out of x and y, or condition with merge=0, which keeps copies"
         )
     return np.unique(labels, return_inverse=True)

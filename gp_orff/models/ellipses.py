@@ -1,8 +1,7 @@
 """Tidal ellipses of a planar field, with error bars."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal
@@ -11,7 +10,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from gp_orff.data.validation import as_points
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import check_positive_integer, cholesky
 from gp_orff.kernels.fields import summands
 from gp_orff.kernels.lines import tidal_leaves
 from gp_orff.kernels.tree import Leaf, num_outputs, terms
@@ -19,9 +18,9 @@ from gp_orff.models.sample_paths import Summary
 
 # From a posterior to ellipses:
 #
-# 1. The field of one constituent is a(x) cos νt + b(x) sin νt. Its values at a time t₀ of phase
-#    zero and a quarter of a period later are a and b, which are jointly normal at each point. Half
-#    a period later they have changed their sign, which removes a constant mean.
+# 1. The field of one constituent is a(x) cos νt + b(x) sin νt, without the constant mean. Its
+#    values at a time t₀ of phase zero and a quarter of a period later are a and b, which are
+#    jointly normal at each point.
 # 2. Samples of a and b, as complex numbers a_1 + i a_2, become rotating components,
 #
 #        w(t) = R₊ e^{iνt} + R₋ e^{−iνt} ,   R₊ = (a − i b)/2 ,   R₋ = (a + i b)/2 .
@@ -98,18 +97,12 @@ def _argument(
     return mean.angle(), (wave * mean.conj()).angle()
 
 
-class Part(Protocol):
-    """The posterior of a constituent, and of nothing else but a constant mean."""
-
-    def __call__(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal:
-        """The joint distribution at n points."""
-
-    def mean(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n 2"]:
-        """The posterior mean at n points."""
+Joint = Callable[[Float[Tensor, "n d"]], MultitaskMultivariateNormal]
+"""The joint distribution at n points."""
 
 
 def ellipses(
-    part: Part,
+    tide: Joint,
     leaf: Leaf,
     x: Float[Tensor, "n k"],
     box: Sequence[tuple[float, float]],
@@ -121,7 +114,7 @@ def ellipses(
     """The ellipses of a constituent at points x without time; see `FieldPosterior.ellipses`.
 
     Args:
-        part: the posterior of the constituent.
+        tide: the posterior of the constituent, and of nothing else.
         leaf: of the kernel tree, which is the constituent.
         x: (n, k), the points.
         box: (low, high) of every input in the data, time included.
@@ -131,8 +124,12 @@ def ellipses(
         seed: of the random numbers.
 
     Raises:
-        ValueError: points of another shape, or a level that is not between 0 and 1.
+        ValueError: points of another shape, less than two samples, or a level that is not between
+            0 and 1.
     """
+    check_positive_integer(num_samples, "num_samples", "ellipses")
+    if num_samples < 2:
+        raise ValueError(f"ellipses expects at least two samples, got {num_samples}")
     if not 0 < level < 1:
         raise ValueError(f"ellipses expects a level between 0 and 1, got {level}")
     (time,) = leaf.active_dims
@@ -142,12 +139,10 @@ def ellipses(
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for points in as_points(torch.as_tensor(x), len(box) - 1).double().split(_TOGETHER):
-        joint = part(_at_times(points, time, times))
-        later = part.mean(_at_times(points, time, times + 0.5 * period))
-        mean, covariance = 0.5 * (joint.mean - later), joint.covariance_matrix
-        root = cholesky(covariance.double().cpu())
+        joint = tide(_at_times(points, time, times))
+        root = cholesky(joint.covariance_matrix.double().cpu())
         normal = torch.randn(num_samples, len(root), generator=generator, dtype=torch.float64)
-        drawn = mean.double().cpu().flatten() + normal @ root.mT
+        drawn = joint.mean.double().cpu().flatten() + normal @ root.mT
         samples.append(drawn.unflatten(-1, (2, len(points), 2)))
     cosine, sine = torch.cat(samples, dim=2).unbind(1)
     return TidalEllipses.of(cosine, sine, level)
@@ -162,35 +157,44 @@ def _at_times(
     return torch.cat([copies[:, :column], moments, copies[:, column:]], dim=-1)
 
 
-def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, int | None]:
-    """The leaf that is a constituent, and the number of its summand; None if it is no sum.
+def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, list[Kernel]]:
+    """A leaf that is a constituent, and the summands that are it; the kernel itself if it all is.
 
     Raises:
-        ValueError: a field that is not planar, or a kernel without the constituent, or with it in
-            another place than a summand.
+        ValueError: a field that is not planar, or a kernel without the constituent, with it in
+            another place than summands, or with several periods of it.
     """
     if num_outputs(kernel) != 2:
         raise ValueError(
             f"ellipses expects two components of a plane, got a field of {num_outputs(kernel)}"
         )
-    leaves = {leaf.kernel.constituent: leaf for leaf in tidal_leaves(kernel)}
-    if name not in leaves:
+    tides = tidal_leaves(kernel)
+    leaves = [leaf for leaf in tides if leaf.kernel.constituent == name]
+    if not leaves:
+        names = dict.fromkeys(leaf.kernel.constituent for leaf in tides)
         raise ValueError(
-            f"ellipses expects a constituent of the kernel, {', '.join(leaves) or 'which has none'}"
+            f"ellipses expects a constituent of the kernel, {', '.join(names) or 'which has none'}"
             f", got {name!r}; make the kernel with gp_orff.tides"
         )
-    leaf = leaves[name]
-    if _is_only(kernel, leaf):
-        return leaf, None
-    for number, summand in enumerate(summands(kernel)):
-        if _is_only(summand, leaf):
-            return leaf, number
-    raise ValueError(
-        f"ellipses expects a sum with {name} as one summand, as gp_orff.tides makes it, got a "
-        "kernel of another form"
-    )
+    lines = {(leaf.active_dims, leaf.kernel.period_length.item()) for leaf in leaves}
+    if len(lines) > 1:
+        raise ValueError(
+            f"ellipses expects one period of {name} along one column of time, got "
+            f"{', '.join(f'{2 * half:.10g} along {dims}' for dims, half in sorted(lines))}; give "
+            "the same unit and column to all of gp_orff.tides, and fix or share their periods"
+        )
+    if _holds(kernel, leaves) == {True}:
+        return leaves[0], [kernel]
+    kinds = [(summand, _holds(summand, leaves)) for summand in summands(kernel)]
+    if not kinds or any(len(kind) > 1 for _, kind in kinds):
+        raise ValueError(
+            f"ellipses expects a sum with {name} as one summand, as gp_orff.tides makes it, got a "
+            "kernel of another form"
+        )
+    return leaves[0], [summand for summand, kind in kinds if kind == {True}]
 
 
-def _is_only(kernel: Kernel, leaf: Leaf) -> bool:
-    """Whether all terms have this leaf."""
-    return all(any(part.kernel is leaf.kernel for part in term.leaves) for term in terms(kernel))
+def _holds(kernel: Kernel, leaves: Sequence[Leaf]) -> set[bool]:
+    """Whether terms have one of the leaves: {True} if all have, {False} if none has."""
+    kernels = {leaf.kernel for leaf in leaves}
+    return {any(part.kernel in kernels for part in term.leaves) for term in terms(kernel)}

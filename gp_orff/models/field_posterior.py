@@ -18,6 +18,7 @@ from gp_orff.data.validation import as_places
 from gp_orff.exact_gp.operators import posterior_covariance
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky, is_transformed
+from gp_orff.labelled.attributes import since_epoch
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.models.derived import (
@@ -54,7 +55,7 @@ class FieldPosterior(NamedSymbols):
     Args:
         snapshot: the data, kernel, noise and mean of the model.
         units: of the columns of the points, as far as they are known. Points that come with others,
-            as those of `gp_orff.labelled` or of pint, are converted.
+            as those of `gp_orff.labelled` or of pint, are converted; so are regions and references.
 
     Example:
         >>> import gp_orff, torch
@@ -376,15 +377,18 @@ class FieldPosterior(NamedSymbols):
             candidates: points (C, d) where vectors may be observed.
             count: how many of them are chosen, each at most once.
             target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
-            region: points (m, d), or a box ((low, high), ...) for 256 quasi-random points in it;
-                the box of the data if None. A target along a given path has one point, zero.
+            region: points (m, d), or a box as a tuple ((low, high), ...), for 256 quasi-random
+                points in it; that of the data if None. A target along a given path has one point,
+                zero.
             directions: (C, p), where candidates observe the components along them.
             noise: the variance of an observation, (C,) of each, (p,) of each component, or
-                covariances (p, p) or (C, p, p); that which was learned if None.
+                covariances (p, p) or (C, p, p); that of the data if None, where all have the same.
             cost: (C,), by which decreases are divided before they are compared.
 
         Raises:
-            ValueError: shapes that do not fit, or noise of several groups of which none is chosen.
+            ValueError: shapes that do not fit or may mean two things, such as a list of two pairs
+                as region, or noise of the data that differs between them.
+            NotImplementedError: no `noise` for pseudo-observations, which have none.
 
         Example:
             >>> import gp_orff, torch
@@ -396,6 +400,7 @@ class FieldPosterior(NamedSymbols):
             (torch.Size([3]), True)
         """
         points = in_column_units(candidates, self.units, "candidates")
+        region = in_column_units(region, self.units, "region")
         return design(self._snapshot, points, count, target, region, directions, noise, cost)
 
     @chosen_threads()
@@ -416,7 +421,7 @@ class FieldPosterior(NamedSymbols):
         Raises:
             NotImplementedError: observations along tracks, a model of statistics alone, or
                 labels for observations of several groups or with missing components.
-            ValueError: labels that do not fit the data.
+            ValueError: labels that do not fit the data, which lack copies and rows without values.
 
         Example:
             >>> import gp_orff, torch
@@ -426,6 +431,7 @@ class FieldPosterior(NamedSymbols):
             >>> int(field.redundancy().order[-1])  # the one that is far from the others
             0
         """
+        region = in_column_units(region, self.units, "region")
         return redundancy(self._snapshot, stations, target, region)
 
     @torch.no_grad()
@@ -463,7 +469,7 @@ class FieldPosterior(NamedSymbols):
         constituent: str,
         x: Float[Tensor, "n k"],
         *,
-        epoch: float = 0.0,
+        epoch: object = 0.0,
         num_samples: int = 1000,
         level: float = 0.95,
         seed: int = 0,
@@ -471,19 +477,22 @@ class FieldPosterior(NamedSymbols):
         """Return the tidal ellipses of a constituent of a kernel of `gp_orff.tides`.
 
         Semi-major and semi-minor axis, inclination and phase are those of samples of the posterior
-        at each point, which are not linear in the field; see `TidalEllipses`.
+        at each point, which are not linear in the field; see `TidalEllipses`. Summands with the
+        same constituent are added; the constant mean is no part of it.
 
         Args:
             constituent: its name, such as "M2".
             x: (n, k), points of the k = d − 1 inputs without time.
-            epoch: the time from which phases count.
+            epoch: the time from which phases count; a date, such as numpy.datetime64, if the data
+                had dates that `gp_orff.labelled` read.
             num_samples: the number of samples.
             level: the probability of the intervals.
             seed: of the random numbers.
 
         Raises:
             ValueError: a constituent that the kernel does not have, points of another shape, a
-                level that is not between 0 and 1, or a field that is not planar.
+                date where the data have none, less than two samples, a level that is not between 0
+                and 1, or a field that is not planar.
 
         Example:
             >>> import gp_orff, torch
@@ -495,9 +504,12 @@ class FieldPosterior(NamedSymbols):
             >>> ellipses.semi_major.mean.shape, ellipses.phase.sd.shape
             (torch.Size([7]), torch.Size([7]))
         """
-        leaf, number = constituent_of(self._snapshot.kernel, constituent)
-        part = self if number is None else self.part(number)
-        return ellipses(part, leaf, x, self.box, epoch, num_samples, level, seed)
+        leaf, parts = constituent_of(self._snapshot.kernel, constituent)
+        tide = FieldPosterior(PartSnapshot.of_sum(self._snapshot, parts), self.units)
+        (time,) = leaf.active_dims
+        points = in_column_units(x, self.units[:time] + self.units[time + 1 :], "x")
+        start = since_epoch(epoch, self.units[time] if self.units else None)
+        return ellipses(tide, leaf, points, self.box, start, num_samples, level, seed)
 
     def to_xarray(
         self,

@@ -2,14 +2,14 @@
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import ExactGP
 from jaxtyping import Bool, Float
@@ -298,7 +298,7 @@ class ExactGPSnapshot(Snapshot):
 
 @dataclass(frozen=True)
 class PartSnapshot(Snapshot):
-    """A snapshot of one term of a sum of kernels, given all data; its mean is zero."""
+    """A snapshot of some terms of a sum of kernels, given all data; its mean is zero."""
 
     total: Snapshot  # of the sum
     kernel: Kernel
@@ -321,20 +321,32 @@ class PartSnapshot(Snapshot):
                 f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}, which "
                 f"{len(chosen)} terms have{remedy}"
             )
-        (part,) = chosen
+        return cls.of_sum(total, chosen)
+
+    @classmethod
+    def of_sum(cls, total: Snapshot, parts: Sequence[Kernel]) -> "PartSnapshot":
+        """The sum of some summands, or halves of a Helmholtz kernel, or the whole kernel."""
+        kernel = parts[0] if len(parts) == 1 else AdditiveKernel(*parts)
+        indices = [index for part in parts for index in cls._indices(total.kernel, part)]
+        if isinstance(total, PartSnapshot):
+            return cls(total.total, kernel, tuple(total.term_indices[i] for i in indices))
+        return cls(total, kernel, tuple(indices))
+
+    @staticmethod
+    def _indices(total: Kernel, part: Kernel) -> range:
+        """The numbers of the terms of a part, among those of the sum."""
+        if part is total:
+            return range(len(terms(total)))
         # gpytorch flattens sums, so that the halves of a Helmholtz kernel are summands themselves.
         # The terms of all kernels before the first half of the part determine where its terms
         # begin.
         first = part.kernels[0] if isinstance(part, HelmholtzKernel) else part
         start = 0
-        for kernel in total.kernel.kernels:
+        for kernel in total.kernels:
             if kernel is first:
                 break
             start += len(terms(kernel))
-        indices = range(start, start + len(terms(part)))
-        if isinstance(total, PartSnapshot):
-            return cls(total.total, part, tuple(total.term_indices[i] for i in indices))
-        return cls(total, part, tuple(indices))
+        return range(start, start + len(terms(part)))
 
     @property
     def inference(self) -> Inference:

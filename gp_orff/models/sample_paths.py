@@ -312,6 +312,14 @@ class SamplePaths:
                 frequencies along a constant input.
         """
         if is_transformed():
+            if x.dim() == 3:  # the n-th points of all paths are one point of S·d coordinates
+                shape = len(x), x.shape[-1]
+                at_points = x.movedim(1, 0).flatten(1)
+
+                def values(at: Tensor) -> Tensor:
+                    return self(at.unflatten(1, shape).movedim(0, 1), symbol).movedim(0, 1)
+
+                return pointwise(values, at_points).movedim(1, 0)
             return pointwise(lambda at: self(at, symbol).movedim(0, 1), x).movedim(1, 0)
         points, snapshot = torch.as_tensor(in_column_units(x, self._units, "x")), self._snapshot
         dtype = points.dtype if points.is_floating_point() else torch.float64
@@ -445,7 +453,7 @@ def sample_prior(
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
         box = None if domain is None else tuple((float(low), float(high)) for low, high in domain)
-        num_inputs = _num_inputs(kernel) if box is None else len(box)
+        num_inputs = _num_inputs(kernel, box)
         draws, box = _drawn(kernel, num_inputs, box, seed)
         expansion = with_constants(expand(kernel, draws, num_inputs).double(), terms(kernel), draws)
         generator = torch.Generator().manual_seed(seed)
@@ -478,7 +486,13 @@ def _drawn(
     return draw(kernel, rule, num_inputs), None
 
 
-def _num_inputs(kernel: Kernel) -> int:
-    """The number of inputs, as far as a kernel knows it."""
-    counts = [1 + max(leaf.dims) for spectrum in term_spectra(kernel) for leaf in spectrum.leaves]
-    return max(counts)
+def _num_inputs(kernel: Kernel, box: Box | None) -> int:
+    """The number of inputs: that of the domain, or as many as a kernel knows of."""
+    spectra = term_spectra(kernel, None if box is None else len(box))
+    least = max(1 + max(leaf.dims) for spectrum in spectra for leaf in spectrum.leaves)
+    if box is not None and len(box) < least:
+        raise ValueError(
+            f"expected domain= with (low, high) of each input of the kernel, {least} inputs, or "
+            f"more, got {len(box)}"
+        )
+    return least if box is None else len(box)

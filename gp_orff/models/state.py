@@ -1,7 +1,7 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,8 @@ from gp_orff.threads import chosen_threads
 #
 # 1. `current` compares the state with the present kernel and likelihoods. Another kernel, or a
 #    lengthscale outside the range of the grid, gets a new representation; otherwise frequencies and
-#    sums over the data remain.
+#    sums over the data remain. Student-t weights and pseudo-observations converge anew if
+#    hyperparameters are other ones than those at which they did.
 # 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
 #    that are known, and the old data are not visited. Data that no longer fit into memory are
 #    replaced by their statistics.
@@ -77,6 +78,7 @@ class ModelState:
     others: Memo = field(default_factory=Memo, compare=False, repr=False)
     reports: Memo = field(default_factory=Memo, compare=False, repr=False)
     statistics: Memo = field(default_factory=Memo, compare=False, repr=False)
+    weighted_at: tuple[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(
@@ -116,7 +118,25 @@ class ModelState:
         given = note_of(representation.likelihoods, representation.data)
         places = note_of_places(representation.kernel, representation.data)
         notes = [representation.reason, given, repeats.note, self.inference.note, places]
-        return replace(self, history=self.history.with_notes(notes))
+        history = self.history.with_notes(notes)
+        return replace(self, history=history, weighted_at=self._hyperparameters)
+
+    @property
+    def converged(self) -> "ModelState":
+        """This state with Student-t weights or pseudo-observations that follow from its posterior.
+        Statistics alone keep theirs."""
+        e_step = self.e_step
+        if not e_step.refreshes or not isinstance(self.data, Dataset):
+            return self
+        return ModelState.of(e_step.converged(self.representation), self.mean, self.history)
+
+    @property
+    def _hyperparameters(self) -> tuple[str, Tensor]:
+        """What weights and pseudo-observations depend on, but for the data: the kinds of likelihood
+        of their groups, and raw parameters."""
+        labels = sorted({key.label for key in self.data.keys})
+        chosen = [self.likelihoods[label] for label in labels]
+        return str([*zip(labels, chosen, strict=True)]), raw_parameters([self.kernel, *chosen])
 
     @property
     def data(self) -> Data:
@@ -140,12 +160,14 @@ class ModelState:
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
-            return ModelState.of(representation, self.mean, self.history.conditioned)
-        representation = replace(self.representation, likelihoods=likelihoods)
-        if not self.inference.stale(kernel, noises_of(kernel, likelihoods)):
-            return replace(self, representation=representation)
-        rule, inference = _inference(representation)
-        return replace(self, representation=representation, rule=rule, inference=inference)
+            return ModelState.of(representation, self.mean, self.history.conditioned).converged
+        state = replace(self, representation=replace(self.representation, likelihoods=likelihoods))
+        if self.inference.stale(kernel, noises_of(kernel, likelihoods)):
+            rule, inference = _inference(state.representation)
+            state = replace(state, rule=rule, inference=inference)
+        if not state.e_step.refreshes or _are_equal(state._hyperparameters, self.weighted_at):
+            return state
+        return state.converged
 
     def with_new_groups(self, data: Data) -> "ModelState":
         """The state with a likelihood for every new group."""
@@ -156,7 +178,7 @@ class ModelState:
         """The state with observations of a symbol too."""
         representation = replace(self.representation, data=self.data.observing(symbol_data))
         history = self.history.then("observed")
-        return ModelState.of(representation, self.mean, history)
+        return ModelState.of(representation, self.mean, history).converged
 
     def skipping(self) -> "ModelState":
         """The state after an update without a valid observation, which is counted."""
@@ -179,9 +201,8 @@ class ModelState:
             if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
         state = self._extended(replace(state.representation, data=data), new)
-        if any_pointwise(state.likelihoods) and isinstance(data, Dataset):
-            representation = state.e_step.converged(state.representation)
-            state = ModelState.of(representation, state.mean, state.history)
+        if any_pointwise(state.likelihoods):  # Student-t weights of the old data stay
+            state = state.converged
         # With few data the posterior integrates over hyperparameters; with more it takes those of
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
@@ -245,7 +266,8 @@ class ModelState:
             self.representation, data=self.data.to(device), counts=Memo(), reached=Memo()
         )
         mean = None if self.mean is None else self.mean.to(device)
-        return ModelState.of(representation, mean, self.history)
+        moved = ModelState.of(representation, mean, self.history)
+        return replace(moved, weighted_at=self.weighted_at)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """log p(y), total nats."""
@@ -353,6 +375,16 @@ def _inference(representation: Representation) -> tuple[Rule | None, Inference]:
     """The rule of the present hyperparameters, and inference with it."""
     rule = representation.conditioning_rule()
     return rule, representation.inference(rule)
+
+
+def raw_parameters(modules: Iterable[torch.nn.Module]) -> Float[Tensor, "k"]:
+    """The raw parameters of modules, on the CPU."""
+    values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
+    return torch.cat(values).cpu()
+
+
+def _are_equal(now: tuple[str, Tensor], before: tuple[str, Tensor]) -> bool:
+    return now[0] == before[0] and torch.equal(now[1], before[1])
 
 
 def copied_if_small(data: Dataset) -> Dataset:

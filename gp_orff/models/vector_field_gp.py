@@ -18,7 +18,13 @@ from gpytorch.models import GP
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import ColumnUnits, warn_of_close_tides, warn_of_sentinels, warn_of_values
+from gp_orff.data.checks import (
+    ColumnUnits,
+    check_units_of_tides,
+    warn_of_close_tides,
+    warn_of_sentinels,
+    warn_of_values,
+)
 from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
@@ -70,6 +76,7 @@ from gp_orff.models.state import (
     copied_if_small,
     default_mean,
     is_trained,
+    raw_parameters,
     restored_on_failure,
     with_groups,
 )
@@ -516,10 +523,11 @@ class VectorFieldGP(GP):
         like the flow elsewhere.
 
         Args:
-            polygon: the vertices (v, 2) of a ring, in the coordinates of the model; a list of
-                rings, of the coast and of islands; or an object with `__geo_interface__`, such as
-                a polygon of shapely. Of longitudes and latitudes give `plane.forward(polygon)`,
-                with the `gp_orff.labelled.LocalPlane` of the data.
+            polygon: the vertices (v, 2) of a ring, in the coordinates of the model, that of the
+                first component first; a list of rings, of the coast and of islands; or an object
+                with `__geo_interface__`, such as a polygon of shapely. Units that come with it, or
+                with `spacing` or `at`, are converted. Of longitudes and latitudes give
+                `plane.forward(polygon)`, with the `gp_orff.labelled.LocalPlane` of the data.
             spacing: of the points along the coast; half of the shortest lengthscale if None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
                 variance of the flow if None.
@@ -543,8 +551,8 @@ class VectorFieldGP(GP):
             True
         """
         data = self._held.data
-        parts = polygon, spacing, noise, at
-        x, normals, variance = coast_observations(self.kernel, data.num_inputs, data.box, *parts)
+        model = self.kernel, data.num_inputs, data.box, self._units.x
+        x, normals, variance = coast_observations(*model, polygon, spacing, noise, at)
         zeros = torch.zeros(len(x), dtype=torch.float64)
         return self.observe(x, zeros, Identity(), noise=variance, directions=normals)
 
@@ -952,6 +960,7 @@ class VectorFieldGP(GP):
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
         try:
+            check_units_of_tides(self.kernel, self._units)
             yield
         except BaseException:
             self._units = before
@@ -1030,8 +1039,8 @@ class VectorFieldGP(GP):
     def _hyperparameters(self) -> Float[Tensor, "k"]:
         """Raw parameters of the kernel and all likelihoods, and a fixed mean."""
         modules, mean = [self.kernel, *self._every_likelihood.values()], self._fixed_mean
-        values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
-        return torch.cat(values if mean is None else [*values, mean.double()]).cpu()
+        values = raw_parameters(modules)
+        return values if mean is None else torch.cat([values, mean.double().cpu()])
 
     def _representation_of(self, data: Data) -> Representation:
         """Choose a representation for data, at the present hyperparameters."""

@@ -316,6 +316,11 @@ TINY = 1e-300
 
 def copy_of(values: object) -> Float[Tensor, "*n"]:
     """A float64 copy of numbers of any type (list, array, tensor) that nobody else can change."""
+    if hasattr(values, "magnitude"):  # of pint
+        raise TypeError(
+            f"expected numbers in the unit of the points, got a quantity in '{values.units}'; "
+            "give its magnitude in that unit: quantity.to(unit).magnitude"
+        )
     plain = values.tolist() if hasattr(values, "tolist") else values
     return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
 

@@ -17,6 +17,7 @@ from botorch.acquisition import (
     qNegIntegratedPosteriorVariance,
 )
 from botorch.acquisition.objective import GenericMCObjective, ScalarizedPosteriorTransform
+from botorch.exceptions import InputDataError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP
 from botorch.sampling import SobolQMCNormalSampler
@@ -224,3 +225,48 @@ def test_shapes_that_do_not_fit():
         FieldGP(x, y[:, :1], kernel())
     with pytest.raises(ValueError, match="SingleTaskGP"):
         FieldGP(x, y[:, :1], RBFKernel())
+
+
+def test_known_variances():
+    """Of each number of the data, against dense algebra in the units of the data."""
+    x, y = data()
+    s = y.var(0).mean().sqrt()
+    variances = torch.linspace(0.5, 9.0, 24, dtype=torch.float64).reshape(12, 2)
+    known = FieldGP(x[:8], y[:8], kernel(), train_Yvar=variances[:8], outcome_transform=None).eval()
+    more = known.condition_on_observations(x[8:], y[8:], noise=variances[8:])
+    whole = FieldGP(x, y, kernel(), train_Yvar=variances, outcome_transform=None).eval()
+    scaled = FieldGP(x, y - y.mean(0), kernel(), train_Yvar=variances).eval()
+    xs = places()
+    k, ks = (to_dense(kernel().double()(at, x)).detach() for at in (x, xs))
+    for found, factor, targets in ((whole, 1.0, y), (more, 1.0, y), (scaled, s, y - y.mean(0))):
+        sigma = factor**2 * k + torch.diag(variances.flatten())
+        mean = factor**2 * ks @ torch.linalg.solve(sigma, targets.flatten())
+        torch.testing.assert_close(found.posterior(xs).mean.flatten(), mean, rtol=1e-5, atol=1e-5)
+    noisy = scaled.posterior(xs, observation_noise=True).variance
+    added = noisy - scaled.posterior(xs).variance
+    torch.testing.assert_close(added, variances.mean(0).expand(4, 2), rtol=1e-6, atol=1e-6)
+    fantasies = scaled.fantasize(xs, SobolQMCNormalSampler(torch.Size([3]), seed=0))
+    assert fantasies.posterior(xs).mean.shape == (3, 4, 2)
+    batch = scaled.fantasize(xs.expand(5, 4, 2), SobolQMCNormalSampler(torch.Size([3]), seed=0))
+    one, all_five = fantasies.posterior(xs).variance, batch.posterior(xs).variance
+    torch.testing.assert_close(all_five, one.unsqueeze(1).expand_as(all_five), rtol=1e-6, atol=1e-6)
+    other = FieldGP(x, 2 * y, kernel(), train_Yvar=4 * variances)
+    other.load_state_dict(scaled.state_dict())  # keeps its data, in the scale of the other model
+    torch.testing.assert_close(other.likelihood.noise, 4 * scaled.likelihood.noise)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        FieldGP(x, y, kernel(), train_Yvar=variances, likelihood=whole.likelihood)
+    with pytest.raises(ValueError, match="expected train_Yvar="):
+        FieldGP(x, y, kernel(), likelihood=whole.likelihood)
+
+
+def test_the_noise_of_new_observations():
+    """Variances that are passed are added, in the scale of the transform."""
+    x, y = data()
+    fitted, noise = model(), torch.rand(4, 2, dtype=torch.float64)
+    added = fitted.posterior(places(), observation_noise=noise).variance
+    s = y.var(0).mean()
+    torch.testing.assert_close(added - fitted.posterior(places()).variance, noise * s)
+    with pytest.raises(ValueError, match='"standardize", None, or'):
+        FieldGP(x, y, kernel(), outcome_transform="Standardise")
+    with pytest.raises(InputDataError, match="NaN"):
+        FieldGP(x, y * torch.nan, kernel())

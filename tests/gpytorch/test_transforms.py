@@ -71,6 +71,12 @@ def test_second_derivatives_and_other_functions(rule):
     rates = jacrev(paths)(xs)[:, every, :, every]  # (3, S, p, d)
     slopes = differences(paths, xs).movedim(1, 0)
     torch.testing.assert_close(rates, slopes, rtol=1e-5, atol=1e-5)
+    places, steps = draw(2, 3, 2, seed=2), draw(2, 3, 2, seed=3)  # of each path
+    later = (paths(places + STEP * steps) - paths(places - STEP * steps)) / (2 * STEP)
+    torch.testing.assert_close(jvp(paths, (places,), (steps,))[1], later, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        (jacrev(paths)(places) * steps).sum((-1, -2, -3)), later, rtol=1e-5, atol=1e-5
+    )
     torch.testing.assert_close(
         vmap(posterior.pointwise_covariance)(xs[:, None]).squeeze(1),
         posterior.pointwise_covariance(xs),

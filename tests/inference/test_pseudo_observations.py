@@ -9,6 +9,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.kernels import MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
+    BetaLikelihood,
     Likelihood,
     PoissonLikelihood,
     SoftmaxLikelihood,
@@ -19,6 +20,7 @@ from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperato
 
 import gp_orff
 from gp_orff.data.dataset import StatisticsOnly
+from gp_orff.symbols.base import Identity
 from tests.support.counts import bernoulli, counts, gaussian, rbf, signal, zero
 from tests.support.fields import curl_free, directions, draw, swirl, unit_cube
 
@@ -486,6 +488,75 @@ def test_symbols_beside_counts():
     assert (model.posterior().divergence(x[:5]).stddev < 0.5 * before).all()
 
 
+def test_observing_a_symbol_is_observing_the_field():
+    """Values of the field that contradict the signs move their pseudo-observations, as those of a
+    Gaussian group of a model that is conditioned on all at once."""
+    x = unit_cube(30)
+    y, o = bernoulli(2 * swirl(x)), unit_cube(6, seed=4)
+    model = probit().condition(x, y).observe(o, -3 * swirl(o), Identity(), noise=0.01)
+    other = probit()
+    other.likelihoods["known"] = gaussian(2, 0.01)
+    close(model, other.condition([(x, y), {"x": o, "y": -3 * swirl(o), "group": "known"}]), 1e-5)
+
+
+@pytest.mark.parametrize("how", ["load_state_dict", "assigned", "file"])
+def test_other_hyperparameters(how, tmp_path):
+    """Against L-BFGS over all means and covariances, under hyperparameters that changed after the
+    model was conditioned."""
+    x = unit_cube(7, seed=2)
+    likelihood, y, expected = signs(x)
+    value, mean, blocks = dense_optimum(rbf(0.3, 6.0), x, expected, 1)
+
+    def made(kernel):
+        return gp_orff.VectorFieldGP(kernel, likelihood=likelihood, mean=zero(1))
+
+    model = made(rbf()).condition(x, y, merge=0)
+    before = model.posterior()
+    if how == "load_state_dict":
+        model.load_state_dict(made(rbf(0.3, 6.0)).condition(x[:3], y[:3]).state_dict())
+    elif how == "assigned":
+        model.kernel = rbf(0.3, 6.0)
+    else:
+        model.kernel.base_kernel.lengthscale, model.kernel.outputscale = 0.3, 6.0
+    if how == "file":
+        model.save(tmp_path / "model.pt")
+        loaded = gp_orff.VectorFieldGP.load(tmp_path / "model.pt")
+        torch.testing.assert_close(loaded.posterior().mean(x), model.posterior().mean(x))
+        model = loaded
+    found = model.posterior()
+    assert model.log_marginal_likelihood().item() == pytest.approx(value, abs=1e-6)
+    torch.testing.assert_close(found.mean(x), mean, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.pointwise_covariance(x), blocks, rtol=0, atol=1e-4)
+    assert not torch.allclose(before.mean(x), mean, atol=0.1)
+
+
+def test_other_likelihoods():
+    """A model of counts whose likelihood is replaced has the pseudo-observations of the new one."""
+    x = unit_cube(20)
+    y = bernoulli(signal(x))
+    model = gp_orff.VectorFieldGP(rbf(), likelihood=PoissonLikelihood()).condition(x, y)
+    model.likelihood = gp_orff.Pointwise(BernoulliLikelihood())
+    close(model, gp_orff.VectorFieldGP(rbf(), likelihood=BernoulliLikelihood()).condition(x, y))
+
+
+def test_the_gradient_of_the_elbo():
+    """In a hyperparameter that an optimiser of the user changes, against differences of models."""
+    x = unit_cube(20)
+    y = bernoulli(signal(x))
+    model = gp_orff.VectorFieldGP(rbf(), likelihood=BernoulliLikelihood()).condition(x, y)
+    raw = model.kernel.base_kernel.raw_lengthscale
+    with torch.no_grad():
+        raw += 0.3
+    (slope,) = torch.autograd.grad(model.log_marginal_likelihood(), raw)
+    nats = []
+    for step in (1e-3, -1e-3):
+        other = rbf()
+        other.base_kernel.raw_lengthscale.data.copy_(raw + step)
+        other = gp_orff.VectorFieldGP(other, likelihood=BernoulliLikelihood()).condition(x, y)
+        nats.append(other.log_marginal_likelihood().item())
+    assert slope.item() == pytest.approx((nats[0] - nats[1]) / 2e-3, abs=1e-4)
+
+
 def test_predictions_of_left_out_signs():
     """The density of a sign is the closed form of the posterior given the other blocks under the
     same pseudo-observations; draws give the mean to five standard errors."""
@@ -519,6 +590,30 @@ def test_predictions_of_left_out_signs():
 
 
 # messages
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "wrong", "message"),
+    [
+        (BernoulliLikelihood(), -1.0, r"expects 0 or 1.*got -1\.0 and 1 other"),
+        (PoissonLikelihood(), -1.0, r"expects counts 0, 1, 2.*got -1\.0"),
+        (PoissonLikelihood(), 0.5, r"expects counts.*got 0\.5"),
+        (BetaLikelihood(), 1.5, r"BetaLikelihood expects .*got 1\.5"),
+        (softmax(), 3.0, r"SoftmaxLikelihood expects .*got 3\.0"),
+    ],
+)
+def test_values_outside_of_the_support(likelihood, wrong, message):
+    x, joint = unit_cube(10), isinstance(likelihood, SoftmaxLikelihood)
+    model = gp_orff.VectorFieldGP(three_classes() if joint else rbf(), likelihood=likelihood)
+    y = torch.full((10,), 0.5 if isinstance(likelihood, BetaLikelihood) else 1.0).double()
+    model.condition(x, y)
+    y[[3, 7]] = wrong
+    with pytest.raises(ValueError, match=message):
+        model.update(x, y)
+    assert model.state.data.survey.num_values == 10 * (3 if joint else 1)
+    if not joint:
+        y[[3, 7]] = torch.nan  # the remedy
+        model.update(x, y, missing="mask")
 
 
 def test_what_is_out_of_reach():

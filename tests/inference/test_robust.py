@@ -24,6 +24,7 @@ from gp_orff.fitting.robust_em import heavy_tailed_noise
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.inference.robust import StudentTNoise, climb, latent_covariance
+from gp_orff.symbols.base import Identity
 from tests.support import oracles
 from tests.support.fields import conditioned, curl_free, flow
 
@@ -270,6 +271,29 @@ def test_weights_settle(rule, deg_free, seed):
     field = model.posterior()
     assert ((field.mean(x) - mean).abs() < 0.01 * variance.sqrt()).all()  # of 1e-6 nats: 0.0015
     torch.testing.assert_close(field.variance(x), variance, rtol=5e-4, atol=0)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("how", ["other hyperparameters", "observed"])
+def test_weights_settle_after_a_change(how, rule):
+    """Of hyperparameters, or by values of the field that contradict the data, against plain EM."""
+    x, y, _, _ = with_outliers(25, noise=0.3)
+    model, o = new_robust(RULES[rule]).condition(x, y), x[:4] + 0.02
+    if how == "observed":
+        model.observe(o, 3 - y[:4], Identity(), noise=0.01)
+    else:
+        model.kernel.outputscale, model.likelihood.noise = 3.0, 0.3
+    noise, values = model.likelihood.noise.item(), y
+    joint = model.kernel(torch.cat([x, o])).to_dense().detach()
+    prior, shift = joint[:50, :50], torch.zeros_like(y)
+    if how == "observed":  # the prior given the values of the field
+        gain = torch.linalg.solve(joint[50:, 50:] + 0.01 * torch.eye(8), joint[50:, :50]).mT
+        shift = (gain @ (3 - y[:4]).reshape(-1)).reshape(-1, 2)
+        prior, values = prior - gain @ joint[50:, :50], y - shift
+    _, mean, variance = dense_em(x, values, prior, noise, 4.0)
+    field = model.posterior()
+    assert ((field.mean(x) - mean - shift).abs() < 0.01 * variance.sqrt()).all()  # as above
+    torch.testing.assert_close(field.variance(x), variance, rtol=5e-3, atol=0)
 
 
 KINDS = ("gaps", "groups", "variances", "covariances", "radial with noise")

@@ -84,6 +84,22 @@ def test_from_a_signature_with_a_delay():
     torch.testing.assert_close(features @ features.mT, dense(X, X), rtol=0, atol=1e-5)
 
 
+def test_from_the_signature_of_a_function_and_its_derivative():
+    """iω times the first output: imaginary everywhere, and zero at ω = 0, but no real kernel is."""
+
+    def with_derivative(lag, a=0.3):
+        d = lag[:, 0]
+        rows = [torch.ones_like(d), d / a**2, -d / a**2, 1 / a**2 - d.square() / a**4]
+        return (torch.exp(-0.5 * (d / a).square()) * torch.stack(rows)).T.reshape(-1, 2, 2)
+
+    kernel = SpectralMatrixKernel.from_signature(with_derivative, [(0.0, 3.0)])
+    expected = with_derivative((X - X.mT).reshape(-1, 1)).reshape(12, 12, 2, 2)
+    expected = expected.movedim(-2, 1).reshape(24, 24)
+    torch.testing.assert_close(to_dense(kernel(X, X)), expected, rtol=0, atol=1e-5)
+    features = gp_orff.ORFFKernel(kernel, RULES["grid"], num_dims=1).features(X)
+    torch.testing.assert_close(features @ features.mT, expected, rtol=0, atol=1e-4)
+
+
 def simulated(delay, n, noise, seed):
     generator = torch.Generator().manual_seed(seed)
     x = 8 * torch.rand(n, 1, generator=generator, dtype=torch.float64)

@@ -10,6 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import gp_orff
 from gp_orff.kernels.lines import SPEEDS, PeriodicLines, TidalKernel, inseparable
+from gp_orff.kernels.pairs import Rows, row_covariance
 from tests.support.fields import draw
 from tests.support.lines import cosine, in_space, periodic
 
@@ -36,6 +37,33 @@ def test_derivatives_of_the_weights():
     lengthscale = torch.tensor([0.6], dtype=torch.float64, requires_grad=True)
     assert gradcheck(weights, lengthscale)
     assert gradgradcheck(weights, lengthscale)
+
+
+@pytest.mark.parametrize("own", [TidalKernel("M2", "s", active_dims=(2,)), None])
+def test_times_since_1970_keep_their_digits(own):
+    """More than 25 of them, where gpytorch computes distances by a product of matrices; against
+    numpy's cosine of differences. Rounding of 2.4e-7 s of the times is that of both."""
+    period = TidalKernel("M2", "s").period
+    time = cosine(period / 2, active_dims=(2,)) if own is None else own.double()
+    generator = np.random.default_rng(0)
+    start = np.array([0, 0, 1.5778368e9])
+    x, z = generator.uniform(start, start + np.array([1, 1, 216_000]), (2, 40, 3))
+    z[0] = x[0]
+    kernel, a, b = in_space() * time, torch.from_numpy(x), torch.from_numpy(z)
+    wave = np.cos(2 * np.pi * (x[:, None, 2] - z[None, :, 2]) / period)
+    expected = kernel.field_kernel(a, b).to_dense() * torch.from_numpy(
+        np.kron(wave, np.ones((2, 2)))
+    )
+    torch.testing.assert_close(kernel(a, b).to_dense(), expected, rtol=0, atol=1e-10)
+    rows = [Rows(points, torch.eye(2).double().unsqueeze(1)) for points in (a, b)]
+    torch.testing.assert_close(row_covariance(kernel)(*rows), expected, rtol=0, atol=1e-10)
+    each = kernel(a, b, diag=True)
+    torch.testing.assert_close(each, expected.diagonal(), rtol=0, atol=1e-10)
+
+
+def test_tides_expect_one_column():
+    with pytest.raises(ValueError, match="one column of time, got 3"):
+        TidalKernel("M2")(torch.rand(4, 3)).to_dense()
 
 
 @pytest.mark.parametrize("lengthscale", [0.01, 0.3, 5.0])

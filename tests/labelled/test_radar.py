@@ -49,6 +49,29 @@ def test_units():
         beams([1.0], xr.DataArray([1.0], attrs={"units": "m"}))
 
 
+def test_lengths_in_other_units():
+    """5 km are 5000 m."""
+    ranges, site = xr.DataArray([1000.0], attrs={"units": "m"}), pint.Quantity([5.0, 5.0, 0], "km")
+    radius = pint.Quantity(8495.0, "km")
+    x, _ = beams(ranges, 0.0, 1.0, site=site, effective_radius=radius)
+    expected, _ = beams(1000.0, 0.0, 1.0, site=[5000.0, 5000.0, 0], effective_radius=8_495_000.0)
+    np.testing.assert_allclose(x, expected, rtol=1e-12)
+    with pytest.raises(ValueError, match="site in 'm', as the ranges, got 'second'"):
+        beams(ranges, 0.0, site=pint.Quantity([5.0, 5.0], "s"))
+
+
+def test_dimensions_of_arrays():
+    """Every range along every beam, as the remedy has it."""
+    ranges = xr.DataArray([1.0, 2.0, 3.0], dims="range", attrs={"units": "km"})
+    azimuth = xr.DataArray([0.0, 90.0], dims="azimuth", attrs={"units": "degree"})
+    with pytest.raises(ValueError, match=r"\(3,\), \(2,\).*xarray.broadcast\(distance, azimuth\)"):
+        beams(ranges, azimuth)
+    x, _ = beams(*xr.broadcast(ranges, azimuth))
+    np.testing.assert_allclose(x[:2], [[0, 1], [1, 0]], atol=1e-12)
+    assert x.shape == (6, 2)
+    assert x.units == ("km", "km")
+
+
 def test_radial_velocities_of_two_radars_are_a_flow():
     """A uniform flow from its components along the beams."""
     flow, parts = np.array([0.3, -0.2]), []

@@ -305,6 +305,38 @@ def test_places_of_predictions_in_other_units():
     torch.testing.assert_close(field.divergence(metres).stddev, expected.stddev)
 
 
+@pytest.mark.parametrize(
+    "metres",
+    [lambda km: UnitArray.of(1000 * km, ["m", "m"]), lambda km: pint.Quantity(1e3 * km, "m")],
+)
+def test_regions_in_other_units(metres):
+    field = held().posterior()
+    torch.testing.assert_close(
+        field.design(metres(PLACES), region=metres(PLACES)).first,
+        field.design(PLACES, region=PLACES).first,
+    )
+    losses = [field.redundancy(region=places).losses for places in (metres(PLACES), PLACES)]
+    torch.testing.assert_close(*losses)
+
+
+def test_references_in_other_units():
+    """A symbol alone knows no units, and refuses a quantity."""
+    field, place = held().posterior(), pint.Quantity(np.array([0.5, 0.5]), "km")
+    expected = field.stream_function(PLACES, reference=[0.5, 0.5])
+    for reference in (place, place.to("m"), UnitArray.of([500.0, 500.0], ["m"])):
+        one = field.stream_function(PLACES, reference=reference)
+        torch.testing.assert_close(one.mean, expected.mean)
+        torch.testing.assert_close(one.stddev, expected.stddev)
+    torch.testing.assert_close(
+        field.potential(PLACES, reference=place.to("m"), background=True).mean,
+        field.potential(PLACES, reference=[0.5, 0.5], background=True).mean,
+    )
+    with pytest.raises(ValueError, match="column 0 of reference in 'km'"):
+        field.stream_function(PLACES, reference=pint.Quantity(np.array([0.5, 0.5]), "s"))
+    with pytest.raises(TypeError, match="a quantity in 'kilometer'"):
+        gp_orff.StreamFunction(reference=place)
+
+
 def test_axes_of_a_map_in_other_units():
     field = held().posterior()
     km = {name: xr.DataArray([0.2, 0.5], attrs={"units": "km"}) for name in "xy"}

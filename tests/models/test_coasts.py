@@ -1,6 +1,7 @@
 """Coasts that no flow crosses: their points and normals, and dense algebra."""
 
 import numpy as np
+import pint
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
@@ -8,6 +9,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from linear_operator import to_dense
 
 import gp_orff
+from gp_orff.data.units import UnitArray
 from gp_orff.models.coasts import points_along
 from gp_orff.symbols.base import Identity
 
@@ -148,6 +150,51 @@ def test_at_times():
         held.observe_coast(SQUARE)
 
 
+@pytest.mark.parametrize("rest", [(), (2,)])
+def test_columns_of_space_in_another_order(rest):
+    """Latitude before longitude: the coast is that of the model with exchanged columns."""
+    x = torch.rand(30, 2 + len(rest), generator=torch.Generator().manual_seed(0)).double()
+    line = {"type": "LineString", "coordinates": [[0.25, 0.0], [0.25, 1.0]]}
+    means = []
+    for order in ((0, 1), (1, 0)):
+        flow = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2, active_dims=order)
+        if rest:
+            flow = flow * MaternKernel(nu=1.5, active_dims=rest)
+        held = gp_orff.VectorFieldGP(flow).condition(
+            x[:, [*order, *rest]], torch.sin(6 * x[:, [1, 0]])
+        )
+        held.observe_coast(line, spacing=0.1, at=[[0.5]] if rest else None)
+        at = torch.tensor([[0.25, 0.45, 0.5]]).double()[:, [*order, *rest]]
+        means.append(held.posterior().mean(at))
+    torch.testing.assert_close(*means, rtol=1e-6, atol=1e-6)
+    assert means[1][0, 0].abs() < 1e-3 < 0.1 < means[1][0, 1].abs()
+
+
+@pytest.mark.parametrize("kind", ["array", "pint"])
+def test_units(kind):
+    """A coast in m for a model in km is that of the numbers in km."""
+
+    def metres(values):
+        values = 1000 * np.asarray(values)
+        if kind == "pint":
+            return pint.Quantity(values, "m")
+        return UnitArray.of(values, ["m", "m"]) if values.ndim else pint.Quantity(values, "m")
+
+    x = torch.rand(25, 2, generator=torch.Generator().manual_seed(0)).double()
+    means, xs = [], torch.tensor([[0.0, 0.5], [0.3, 0.7]]).double()
+    for square, island, step in (
+        (SQUARE, ISLAND, 0.2),
+        (metres(SQUARE), metres(ISLAND), metres(0.2)),
+    ):
+        held = gp_orff.VectorFieldGP(kernel())
+        held.condition(UnitArray.of(x.numpy(), ["km", "km"]), torch.sin(6 * x.flip(-1)))
+        held.observe_coast([square, island], spacing=step)
+        means.append(held.posterior().mean(xs))
+    torch.testing.assert_close(*means, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="the coast in 'km'"):
+        held.observe_coast(pint.Quantity(SQUARE, "s"))
+
+
 def test_components_along_directions_of_other_symbols():
     """(∇ × f)·u, as a component of what a symbol gives."""
     x = torch.rand(20, 3, generator=torch.Generator().manual_seed(0)).double()
@@ -165,7 +212,11 @@ def test_components_along_directions_of_other_symbols():
         (SQUARE + 50, {}, "expected a coast near the data"),
         ([[0.0, 1.0, 2.0]], {}, "finite vertices"),
         (Shape("Point", (0.0, 1.0)), {}, "type 'Point'"),
+        ([], {}, r"vertices \(v, 2\) of a ring, a list of rings.*got \[\]"),
+        (None, {}, "got None"),
+        ([[0, 0], [0, 0]], {}, "coast with edges"),
         (SQUARE, {"spacing": 0.0}, "positive spacing"),
+        (SQUARE, {"spacing": "1"}, "positive spacing, got '1'"),
         (SQUARE, {"at": [[0.0]]}, "0 inputs of the model beside"),
     ],
 )

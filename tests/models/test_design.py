@@ -5,6 +5,7 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import MultitaskMean, ZeroMean
 
 import gp_orff
 
@@ -72,6 +73,25 @@ def test_gains_are_those_of_models_with_the_observations(rule, target):
     assert len(set(found.indices.tolist())) == 3
     assert found.indices[0] == found.first.argmax()
     torch.testing.assert_close(found.points, candidates[found.indices])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_with_a_known_mean(rule):
+    def known(x, y):
+        mean = MultitaskMean(ZeroMean(), num_tasks=2)
+        made = gp_orff.VectorFieldGP(kernel(), mean=mean, frequencies=RULES[rule])
+        made.likelihood.noise = NOISE
+        return made.condition(x, y).posterior()
+
+    posterior, candidates = known(X, Y), draw(4, 2, seed=5)
+    before = variance(posterior, None)
+    design = posterior.design(candidates, 2, region=REGION)
+    x = torch.cat([X, candidates[design.indices]])
+    after = variance(known(x, torch.cat([Y, Y[:2]])), None)
+    assert design.gains.sum().item() == pytest.approx(before - after, rel=1e-5)
+    losses = posterior.redundancy(np.arange(len(X)), region=REGION).losses
+    without = variance(known(X[1:], Y[1:]), None)
+    assert losses[0].item() == pytest.approx(without - before, rel=1e-5)
 
 
 @pytest.mark.parametrize("rule", ["exact", "grid"])
@@ -159,6 +179,8 @@ def test_inputs_beside_space():
         ({"region": ((0.0, 1.0),)}, "of 2 inputs, got 1"),
         ({"noise": -1.0}, "positive noise"),
         ({"noise": torch.ones(3)}, "one for each of the 4 candidates"),
+        ({"candidates": X[:2], "noise": [0.1, 0.2]}, "tells apart 2 candidates and 2 components"),
+        ({"region": [(0, 1), (0, 1)]}, "a box, or an array of points"),
         ({"cost": torch.zeros(4)}, "4 positive numbers"),
         ({"directions": torch.ones(4, 3)}, r"directions of shape \(4, 2\)"),
         ({"target": gp_orff.VectorPotential()}, "VectorPotential"),
@@ -166,14 +188,83 @@ def test_inputs_beside_space():
 )
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=message):
-        model().posterior().design(draw(4, 2), **options)
+        model().posterior().design(**{"candidates": draw(4, 2), **options})
+
+
+def test_noise_by_shape():
+    """What two numbers of noise mean is said by a further dimension."""
+    posterior, noise, two = model().posterior(), torch.tensor([0.1, 0.2]).double(), X[:2] + 0.01
+    of_components = posterior.design(two, noise=torch.diag(noise), region=REGION).first
+    of_candidates = noise[:, None, None] * torch.eye(2)
+    of_candidates = posterior.design(two, noise=of_candidates, region=REGION).first
+    for i in range(2):
+        alone = two[i : i + 1]
+        one = posterior.design(alone, noise=noise, region=REGION).first
+        torch.testing.assert_close(of_components[i : i + 1], one)
+        one = posterior.design(alone, noise=noise[i], region=REGION).first
+        torch.testing.assert_close(of_candidates[i : i + 1], one)
+
+
+@pytest.mark.parametrize("kind", ["variances", "covariances"])
+def test_noise_that_is_known(kind):
+    """It is that of candidates where all observations have the same."""
+
+    def given(noise):
+        return noise if kind == "variances" else noise[:, None, None] * torch.eye(2)
+
+    noise = torch.full((14,), 0.1).double()
+    posterior = model(noise=given(noise)).posterior()
+    chosen = posterior.design(draw(4, 2, seed=5), region=REGION)
+    x, y = torch.cat([X, chosen.points]), torch.cat([Y, Y[:1]])
+    after = variance(model(x=x, y=y, noise=given(torch.full((15,), 0.1))).posterior(), None)
+    assert chosen.gains.item() == pytest.approx(chosen.variance - after, rel=1e-5)
+    noise[3] = 0.2
+    with pytest.raises(ValueError, match="expected noise= for the candidates"):
+        model(noise=given(noise)).posterior().design(X)
+
+
+def test_noise_beside_any_likelihood():
+    """Where pseudo-observations represent Gaussian noise, candidates have the noise that is given,
+    and must have one."""
+    base = GaussianLikelihood()
+    base.noise = NOISE
+    pointwise = gp_orff.VectorFieldGP(kernel(), likelihood=gp_orff.Pointwise(base)).condition(X, Y)
+    with pytest.raises(NotImplementedError, match="design expects noise="):
+        pointwise.posterior().design(X)
+    gains = [
+        each.posterior().design(draw(4, 2, seed=5), 2, noise=0.1, region=REGION).gains
+        for each in (pointwise, model())
+    ]
+    torch.testing.assert_close(*gains, rtol=1e-6, atol=0)
+
+
+def test_regions_of_three_inputs():
+    """A list of three pairs is a box, as a tuple is; with two inputs, falling pairs are points."""
+    time = MaternKernel(nu=1.5, active_dims=(2,))
+    flow = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2, active_dims=(0, 1)) * time
+    x, box = draw(10, 3), [(0.0, 1.0)] * 3
+    held = gp_orff.VectorFieldGP(flow).condition(x, torch.sin(6 * x[:, [1, 0]])).posterior()
+    assert held.design(x, region=box).variance == held.design(x, region=tuple(box)).variance
+    points, posterior = [[0.9, 0.1], [0.2, 0.3]], model().posterior()
+    mean = variance(posterior, None, torch.tensor(points).double())
+    assert posterior.design(X, region=points).variance == pytest.approx(mean)
 
 
 def test_what_cannot_be_left_out():
     labels = np.arange(14) // 7
     with pytest.raises(ValueError, match="each of the 14 observations"):
         model().posterior().redundancy([1, 2])
+    with pytest.warns(gp_orff.DataWarning, match="copies"):
+        held = model(x=X.repeat(2, 1), y=Y.repeat(2, 1)).posterior()
+    with pytest.raises(ValueError, match="14 observations that the model holds"):
+        held.redundancy(np.tile(labels, 2))
+    kept = model(x=X.repeat(2, 1), y=Y.repeat(2, 1), merge=0).posterior()
+    assert len(kept.redundancy(np.tile(labels, 2)).losses) == 2
     along = gp_orff.VectorFieldGP(kernel()).condition(X, Y, track=labels)
+    noisy = gp_orff.VectorFieldGP(kernel())
+    noisy = noisy.condition(X, Y, track=labels, noise=np.linspace(0.1, 0.2, 14))
+    with pytest.raises(ValueError, match="expected noise= for the candidates"):
+        noisy.posterior().design(X)
     with pytest.raises(NotImplementedError, match="along tracks"):
         along.posterior().redundancy()
     two = model().condition(X, Y, group=labels.astype(str)).posterior()

@@ -113,6 +113,8 @@ def test_mistakes():
         gp_orff.sample_prior(registry.HARMONIC["harmonic"](), 2)
     with pytest.raises(ValueError, match="ard_num_dims="):
         gp_orff.sample_prior(MultitaskKernel(RBFKernel(), num_tasks=2), 2)
+    with pytest.raises(ValueError, match="2 inputs, or more, got 1"):
+        gp_orff.sample_prior(kernel, 2, domain=((0, 1),))
     rough = gp_orff.sample_prior(MaternKernel(nu=0.5, ard_num_dims=1), 2, domain=((0, 1),))
     with pytest.raises(ValueError, match="Divergence"):
         rough(points(1), gp_orff.Divergence())

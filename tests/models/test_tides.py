@@ -1,13 +1,16 @@
 """Tides in models: ellipses against closed forms and coverage, files, and short records."""
 
 import math
+from datetime import datetime
 
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel
+import xarray
+from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFKernel
 
 import gp_orff
+from gp_orff.data.units import UnitArray
 from gp_orff.kernels.lines import TidalKernel
 from gp_orff.models.ellipses import TidalEllipses
 
@@ -103,6 +106,70 @@ def test_ellipses_are_those_of_dense_algebra(rule):
         torch.testing.assert_close(mine.sd, theirs.sd, rtol=0.15, atol=0)
 
 
+def several(*lengthscales):
+    """A kernel of the field in space for every lengthscale."""
+    return [in_space(lengthscale) for lengthscale in lengthscales]
+
+
+def separable():
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=2, active_dims=(0, 1)).double()
+    kernel.data_covar_module.lengthscale = 0.5
+    kernel.task_covar_module.var = torch.tensor([0.05, 0.02]).double()
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("spaces", "others", "rule"),
+    [
+        (several(0.5), [], "exact"),
+        (several(0.5), [], "grid"),
+        ([separable()], [], "grid"),
+        (several(0.5, 2.0), [], "exact"),
+        (several(0.5, 2.0), ["S2"], "exact"),
+        (several(0.5, 2.0), ["S2"], "grid"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:the record is too short to separate M2 and S2")
+def test_summands_of_one_constituent_without_the_mean(spaces, others, rule):
+    """On a third of a period, where the constant mean is hardly known: universal kriging by dense
+    algebra (Rasmussen & Williams 2006, eq. 2.41), as the law of the sum of the summands."""
+    places, x, y, _ = record(40, hours=PERIODS["M2"] / 3)
+    pairs = [*((space, "M2") for space in spaces), *((spaces[0], name) for name in others)]
+    kernels = [
+        gp_orff.FieldProductKernel(space, TidalKernel(name, active_dims=(2,))).double()
+        for space, name in pairs
+    ]
+    kernel = sum(kernels[1:], kernels[0])
+    choice = {} if rule == "exact" else {"frequencies": gp_orff.Grid.for_data(x, tolerance=1e-7)}
+    mine = conditioned(kernel, x, y + 5, **choice).posterior()
+    mine = mine.ellipses("M2", places[:3], seed=1)
+
+    def in_space_of(a, b):
+        return sum(space(a, b).to_dense() for space in spaces)
+
+    whole = kernel(x).to_dense() + 0.01 * torch.eye(80)
+    phase = 2 * math.pi * x[:, 2].repeat_interleave(2) / PERIODS["M2"]
+    across = in_space_of(places[:3], x[:, :2])
+    cross = torch.cat([across * phase.cos(), across * phase.sin()])
+    prior = in_space_of(places[:3], places[:3])
+    ones = torch.eye(2).double().repeat(40, 1)
+    weights = torch.linalg.solve(whole, cross.mT).mT
+    unknown = torch.linalg.inv(ones.mT @ torch.linalg.solve(whole, ones))
+    constant = unknown @ ones.mT @ torch.linalg.solve(whole, (y + 5).flatten())
+    mean = weights @ ((y + 5).flatten() - ones @ constant)
+    covariance = torch.block_diag(prior, prior) - weights @ cross.mT
+    covariance += weights @ ones @ unknown @ (weights @ ones).mT
+    root = torch.linalg.cholesky(covariance + 1e-12 * torch.eye(12))
+    normal = torch.randn(20000, 12, generator=torch.Generator().manual_seed(2)).double()
+    cosine, sine = (mean + normal @ root.mT).unflatten(-1, (2, 3, 2)).unbind(1)
+    expected = TidalEllipses.of(cosine, sine)
+    for name in ("semi_major", "semi_minor"):
+        one, other = getattr(mine, name), getattr(expected, name)
+        error = 5 * other.sd / 1000**0.5  # five standard errors of a mean of 1000 samples
+        assert ((one.mean - other.mean).abs() < error).all()
+        torch.testing.assert_close(one.sd, other.sd, rtol=0.15, atol=0)
+
+
 @pytest.mark.slow
 def test_ellipses_of_a_record_cover_the_truth():
     """Learned hyperparameters, and 20 positions of each of four records, which depend on one
@@ -169,6 +236,9 @@ def test_tides_beside_eddies():
         ({"constituent": "S2"}, "constituent of the kernel, M2, K1"),
         ({"level": 1.5}, "level between 0 and 1"),
         ({"x": torch.zeros(2, 3)}, "2"),
+        ({"num_samples": 1}, "at least two samples, got 1"),
+        ({"num_samples": 0}, "positive integer, got 0"),
+        ({"epoch": np.datetime64("2020-01-01")}, "epoch as a number.*got .*2020-01-01"),
     ],
 )
 def test_wrong_ellipses(arguments, message):
@@ -178,12 +248,64 @@ def test_wrong_ellipses(arguments, message):
         field.ellipses(**{"constituent": "M2", "x": places, **arguments})
 
 
+def test_one_constituent_of_several_periods():
+    """As of two that were trained."""
+    places, x, y, _ = record(30)
+    field = conditioned(tides(["M2"]) + tides(["M2"], unit="min"), x, y).posterior()
+    with pytest.raises(ValueError, match=r"one period of M2 along one column.*got 12.42.*, 745.2"):
+        field.ellipses("M2", places)
+
+
 def test_a_constituent_that_is_no_summand():
     places, x, y, _ = record(30)
     product = tides() * MaternKernel(active_dims=(2,)).double()
     field = conditioned(product, x, y).posterior()
     with pytest.raises(ValueError, match="as one summand"):
         field.ellipses("M2", places)
+
+
+def test_places_in_other_units():
+    places, x, y, _ = record(60)
+    field = conditioned(tides(), UnitArray.of(x.numpy(), ["km", "km", "h"]), y).posterior()
+    one = field.ellipses("M2", places)
+    other = field.ellipses("M2", UnitArray.of(1000 * places.numpy(), ["m", "m"]))
+    torch.testing.assert_close(one.semi_major.mean, other.semi_major.mean)
+
+
+def dated(unit):
+    """The observations of an M2 tide of amplitude 2 along x, with dates that `readings` counts in
+    a unit."""
+    hours = np.linspace(0.0, 60.0, 61)
+    phase = 2 * np.pi * hours / PERIODS["M2"]
+    dates = np.datetime64("2020-01-01") + (3600 * hours).astype("timedelta64[s]")
+    where = np.random.default_rng(0).uniform(size=(2, 61))
+    data = xarray.Dataset(
+        {"u": ("n", 2 * np.cos(phase)), "v": ("n", np.sin(phase))},
+        {"x": ("n", where[0], {"units": "km"}), "y": ("n", where[1]), "time": ("n", dates)},
+    )
+    return gp_orff.labelled.readings(data, ["u", "v"], ["x", "y", "time"], time_unit=unit)[:2]
+
+
+def test_tides_of_dates():
+    """An epoch is a date, or a number of the hours since 1970 that `readings` counts."""
+    field = gp_orff.VectorFieldGP(tides(["M2", "K1"])).condition(*dated("h")).posterior()
+    start = np.datetime64("2020-01-01")
+    for epoch in (start, datetime(2020, 1, 1), (start - np.datetime64(0, "h")).astype(float)):
+        ellipse = field.ellipses("M2", [[0.5, 0.5]], epoch=epoch)
+        assert ellipse.semi_major.mean.item() == pytest.approx(2, abs=0.1)
+        assert (ellipse.phase.mean.item() + 90) % 180 == pytest.approx(90, abs=3)
+
+
+def test_the_unit_of_time_is_that_of_the_data():
+    """Hours are the default of `tides`, and seconds that of `readings`."""
+    (x, y), model = dated("s"), gp_orff.VectorFieldGP(tides(["M2", "K1"]))
+    with pytest.raises(ValueError, match=r"'h'.*got 's since 1970.*time_unit='h'"):
+        model.condition(x, y)
+    same = UnitArray.of(np.asarray(x), ["km", None, "seconds"])
+    with pytest.raises(ValueError, match="unit="):
+        model.fit([(same, y)])  # chunks, too
+    gp_orff.VectorFieldGP(tides(["M2", "K1"], unit="s")).condition(same, y)
+    gp_orff.VectorFieldGP(tides(["M2", "K1"], unit="min")).condition(*dated("m"))
 
 
 def test_a_short_record_warns():

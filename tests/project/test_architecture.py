@@ -42,6 +42,7 @@ LEAVES = {
     "threads": {"settings"},
     "versions": set(),
     "spectra": {"kernels"},
+    "command_line": set(),
     "botorch": {"kernels", "features", "data", "exact_gp", "fitting"},
 }
 

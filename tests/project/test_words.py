@@ -26,7 +26,7 @@ IN_DOCSTRINGS = {
     "beside": 14,
     "doubted": 0,
     "hold": 31,
-    "holds": 28,
+    "holds": 27,
     "own": 71,
     "readings": 237,
     "spoiled": 0,

@@ -22,6 +22,7 @@ from gpytorch.kernels import (
 )
 
 import gp_orff
+from gp_orff.kernels.lines import TidalKernel
 from gp_orff.kernels.spectra import GammaQuantile
 from tests.support import oracles
 
@@ -52,7 +53,8 @@ TRAINED_DENSITY = {  # which random frequencies cannot follow: test_learned_spec
 }
 SMOOTH = ("rbf", "matern32", "matern52", "matern_general", "rq")  # have radial derivatives
 
-LINES = {"cosine": CosineKernel, "periodic": PeriodicKernel}  # of one input: test_lines
+# Of one input: test_lines.
+LINES = {"cosine": CosineKernel, "periodic": PeriodicKernel, "tide": TidalKernel}
 
 DOT_PRODUCTS = {  # of d inputs; they are not stationary, see test_dot_products
     "exponential": lambda d: gp_orff.DotProductKernel(

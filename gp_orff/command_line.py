@@ -1,0 +1,684 @@
+"""`gp-orff map`, `check` and `plan`: fields from a file of vectors, without a script.
+
+A command reads a table or a netCDF file, and calls what a script would call: `gp_orff.labelled`,
+`VectorFieldGP`, `to_xarray`, `cross_validate`, `plan`. Results go to standard output and to files;
+progress, notes and warnings go to standard error. An error is one sentence, with exit status 2.
+"""
+
+import argparse
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gpytorch
+import numpy as np
+
+import gp_orff
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+# What the options choose from.
+
+
+KINDS = {
+    "helmholtz": gp_orff.HelmholtzKernel,
+    "divergence-free": gp_orff.DivergenceFreeKernel,
+    "curl-free": gp_orff.CurlFreeKernel,
+}
+ZERO = {"divergence-free": "divergence", "curl-free": "vorticity"}  # derivatives of these kinds
+BASES: dict[str, Callable[[], gpytorch.kernels.Kernel]] = {
+    "rbf": gpytorch.kernels.RBFKernel,
+    "matern": gpytorch.kernels.MaternKernel,
+    "rational-quadratic": gpytorch.kernels.RQKernel,
+    "learned": gp_orff.LearnedSpectrumKernel,
+}
+DEGREES = (("lon", "lat"), ("longitude", "latitude"), ("long", "lat"), ("lng", "lat"))
+POSITIONS = (*DEGREES, ("x", "y"), ("easting", "northing"))
+VECTORS = (
+    *(("u", "v"), ("uo", "vo"), ("u10", "v10"), ("vx", "vy"), ("ve", "vn")),
+    *(("velocity_east", "velocity_north"), ("east_velocity", "north_velocity")),
+)
+TABLES = (".csv", ".tsv", ".txt", ".dat")
+POINTS = 50  # of a map along each side, unless a number or a spacing is given
+
+
+# The observations of a file.
+
+
+@dataclass(frozen=True)
+class Observations:
+    """The columns of a file as arguments of `fit`, and as a Dataset that has their units.
+
+    Attributes:
+        dataset: the variables of the file.
+        inputs: the names of the coordinates: x, y and, if there is one, the time.
+        outputs: the names of the two components.
+        x: points (N, d).
+        y: vectors (N, 2), or components (N,) with `directions` among the options.
+        options: of `fit`, `plan` and `cross_validate`.
+        plane: the projection of longitude and latitude; None for positions in a plane.
+    """
+
+    dataset: "xarray.Dataset"
+    inputs: list[str]
+    outputs: list[str]
+    x: np.ndarray
+    y: np.ndarray
+    options: dict[str, Any]
+    plane: gp_orff.labelled.LocalPlane | None
+
+    @classmethod
+    def of(cls, chosen: argparse.Namespace) -> "Observations":
+        """Those of the file and the columns that the options name, or that are detected."""
+        dataset = selected(opened(chosen.file), chosen.select)
+        names = list(map(str, dataset.variables))
+        inputs = pair(names, ("x", "y"), (chosen.x, chosen.y), POSITIONS)
+        outputs = pair(names, ("u", "v"), (chosen.u, chosen.v), VECTORS)
+        times = [] if chosen.time is None else [chosen.time]
+        check_names(names, [*times, *chosen.sigma])
+        dataset = with_dates(dataset, times)
+        degrees = chosen.coordinates == "lonlat"
+        if chosen.coordinates is None:
+            degrees = inputs[0].lower() in (name for name, _ in DEGREES)
+        of_space = ["degrees_east", "degrees_north"] if degrees else [chosen.coordinate_units] * 2
+        for name, unit in zip(inputs, of_space, strict=True):
+            set_unit(dataset, name, unit)
+        for name in outputs:
+            set_unit(dataset, name, chosen.units)
+        dataset, noise = with_variances(dataset, chosen.sigma)
+        inputs = [*inputs, *times]
+        check_dimensions(dataset, inputs, outputs)
+        x, y, *others = gp_orff.labelled.readings(
+            dataset,
+            outputs,
+            inputs,
+            noise=noise,
+            time_unit=chosen.time_unit,
+            project="auto" if degrees else None,
+        )
+        plane = others.pop() if degrees else None
+        options = {**(others.pop() if others else {}), "missing": "mask"}
+        where = "degrees, projected to km" if degrees else "coordinates of a plane"
+        note(
+            chosen,
+            f"{len(x)} observations of {' and '.join(outputs)} at {', '.join(inputs)} ({where})",
+        )
+        return cls(dataset, inputs, outputs, x, y, options, plane)
+
+    def unit(self, name: str) -> str:
+        """The name of a coordinate with its unit, for an axis."""
+        unit = self.dataset[name].attrs.get("units")
+        unit = {"degrees_east": "°E", "degrees_north": "°N"}.get(unit, unit)
+        return f"{name} ({unit})" if unit else name
+
+
+def opened(path: Path) -> "xarray.Dataset":
+    """A table as a Dataset of columns, or a netCDF file or Zarr store."""
+    import xarray
+
+    if not path.exists():
+        raise FileNotFoundError(
+            f"expected a file, got {str(path)!r}, which does not exist; check the path"
+        )
+    if path.suffix.lower() in TABLES:
+        return table(path)
+    try:
+        dataset = xarray.load_dataset(path)
+    except ValueError as error:
+        raise ValueError(
+            f"expected a table ({', '.join(TABLES)}) or a netCDF file, got {str(path)!r}, which "
+            "xarray cannot open; rename a table, or install netcdf4 for netCDF-4"
+        ) from error
+    return dataset
+
+
+def table(path: Path) -> "xarray.Dataset":
+    """The columns of a table, separated by the sign that its first line has most often."""
+    import pandas
+
+    with path.open(encoding="utf-8-sig") as lines:
+        titles = next((line for line in lines if line.strip() and line[0] != "#"), "")
+    sign = max(",;\t", key=titles.count)
+    sign = sign if sign in titles else r"\s+"
+    columns = pandas.read_csv(path, sep=sign, comment="#", encoding="utf-8-sig")
+    if not len(columns):
+        raise ValueError(
+            f"expected a line of names and lines of numbers, got none in {str(path)!r}"
+        )
+    if all(is_number(name) for name in columns.columns):
+        raise ValueError(
+            f"expected the names of the columns in the first line of {str(path)!r}, got numbers; "
+            "add a line such as lon,lat,u,v"
+        )
+    return columns.rename(columns=str.strip).to_xarray().drop_vars("index")
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def selected(dataset: "xarray.Dataset", choices: Iterable[str]) -> "xarray.Dataset":
+    """The entries of a Dataset nearest to NAME=VALUE."""
+    for choice in choices:
+        name, _, value = choice.partition("=")
+        if name not in dataset.indexes or not value:
+            raise ValueError(
+                f"expected --select NAME=VALUE with a name among {sorted(dataset.indexes)}, got "
+                f"{choice!r}"
+            )
+        (wanted,) = of_type(dataset[name], [value], "--select")
+        dataset = dataset.sel({name: wanted}, method="nearest")
+    return dataset
+
+
+def pair(
+    names: Sequence[str],
+    options: tuple[str, str],
+    given: tuple[str | None, str | None],
+    usual: Sequence[tuple[str, str]],
+) -> list[str]:
+    """Two names that were given, or the first usual pair among all names."""
+    words = " and ".join(f"--{option}" for option in options)
+    if None not in given:
+        check_names(names, given)
+        return list(given)
+    if given != (None, None):
+        raise ValueError(f"expected {words} together, got one of them; give the other too")
+    lower = {name.lower(): name for name in names}
+    for first, second in usual:
+        if first in lower and second in lower:
+            return [lower[first], lower[second]]
+    raise ValueError(
+        f"expected {words} with two of the columns {', '.join(names)}, whose names are none of the "
+        f"usual ones ({', '.join(' '.join(names) for names in usual)})"
+    )
+
+
+def check_names(names: Sequence[str], wanted: Iterable[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            close = get_close_matches(name, names, 1)
+            remedy = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"expected a column among {', '.join(names)}, got {name!r}{remedy}")
+
+
+def check_dimensions(
+    dataset: "xarray.Dataset", inputs: Sequence[str], outputs: Sequence[str]
+) -> None:
+    """Raise ValueError for a dimension along which the positions do not change."""
+    along = {size for name in inputs for size in dataset[name].dims}
+    others = [size for size in dataset[outputs[0]].dims if size not in along]
+    if others:
+        raise ValueError(
+            f"expected {outputs[0]!r} along {sorted(along)}, got it along {others} too; name the "
+            f"time by --time, or choose one entry by --select {others[0]}=VALUE"
+        )
+
+
+def with_dates(dataset: "xarray.Dataset", names: Iterable[str]) -> "xarray.Dataset":
+    """The Dataset with texts of these columns as dates, in UTC."""
+    for name in names:
+        if dataset[name].dtype.kind not in "iufmM":
+            import pandas
+
+            dates = pandas.to_datetime(dataset[name].to_series(), utc=True).dt.tz_localize(None)
+            dataset = dataset.assign({name: (dataset[name].dims, dates.to_numpy())})
+    return dataset
+
+
+def with_variances(
+    dataset: "xarray.Dataset", names: Sequence[str]
+) -> tuple["xarray.Dataset", str | list[str] | None]:
+    """The Dataset with the squares of standard deviations, and their names."""
+    for name in names:
+        variance, unit = dataset[name] ** 2, dataset[name].attrs.get("units")
+        attributes = {"units": f"{unit} {unit}"} if unit else {}
+        dataset = dataset.assign({f"{name}_squared": variance.assign_attrs(attributes)})
+    squared = [f"{name}_squared" for name in names]
+    return dataset, (squared if len(squared) > 1 else next(iter(squared), None))
+
+
+def set_unit(dataset: "xarray.Dataset", name: str, unit: str | None) -> None:
+    if unit is not None:
+        dataset[name].attrs["units"] = unit
+
+
+# The model of a command.
+
+
+def model_of(chosen: argparse.Namespace) -> gp_orff.VectorFieldGP:
+    """A model that is not fitted yet, of the kind, base kernel and noise that were chosen."""
+    field = KINDS[chosen.kind](BASES[chosen.base](), num_dims=2)
+    if chosen.time is not None:
+        field = KINDS[chosen.kind](BASES[chosen.base](), num_dims=2, active_dims=[0, 1])
+        field = field * gpytorch.kernels.RBFKernel(active_dims=[2])
+    if chosen.noise == "gaussian":
+        return gp_orff.VectorFieldGP(field)
+    return gp_orff.VectorFieldGP(field, likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2))
+
+
+def fitted(chosen: argparse.Namespace, data: Observations) -> gp_orff.VectorFieldGP:
+    """The model, fitted to the observations."""
+    how = {"scale_noise": chosen.scale_sigma, "progress": not chosen.quiet}
+    return model_of(chosen).fit(data.x, data.y, **data.options, **how)
+
+
+# `gp-orff map`
+
+
+def make_map(chosen: argparse.Namespace) -> None:
+    """Fit, write the map and draw it."""
+    check_files(chosen)
+    data = Observations.of(chosen)
+    grid = grid_of(chosen, data)
+    model = fitted(chosen, data)
+    field = model.posterior()
+    note(chosen, f"a map of {' × '.join(str(len(values)) for values in grid.values())} points")
+    how = {"names": data.outputs, "attrs": data.dataset, "time_unit": chosen.time_unit}
+    maps = field.to_xarray(grid, project=data.plane, **how)
+    if chosen.ensemble:
+        how |= {"symbols": {}, "paths": chosen.ensemble, "seed": chosen.seed}
+        paths = field.to_xarray(grid, project=data.plane, **how)
+        maps = maps.merge(paths.rename({name: f"{name}_path" for name in data.outputs}))
+    maps.attrs["history"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {chosen.command_line}"
+    maps.attrs["source"] = f"gp_orff {gp_orff.__version__}"
+    print(model.report)
+    if chosen.out is not None:
+        write(maps, chosen.out)
+        note(chosen, f"{', '.join(map(str, maps.data_vars))} are in {chosen.out}")
+    if chosen.plot is not None:
+        drawn(maps, data, ZERO.get(chosen.kind)).savefig(chosen.plot, dpi=200)
+        note(chosen, f"the picture is {chosen.plot}")
+
+
+def check_files(chosen: argparse.Namespace) -> None:
+    """Raise ValueError, before a fit, for results that could not be written."""
+    if chosen.out is None and chosen.plot is None:
+        raise ValueError("expected --out FILE.nc, --plot FILE.png or both, got neither")
+    for path in filter(None, (chosen.out, chosen.plot)):
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"expected a folder for {str(path)!r} that exists; make it first")
+    if chosen.out is not None and chosen.out.suffix not in (".nc", ".csv"):
+        raise ValueError(f"expected --out with a name in .nc or .csv, got {str(chosen.out)!r}")
+    if chosen.plot is not None:
+        from matplotlib.figure import Figure
+
+        kinds = sorted(Figure().canvas.get_supported_filetypes())
+        if chosen.plot.suffix.removeprefix(".") not in kinds:
+            raise ValueError(
+                f"expected --plot with a name in one of {', '.join(kinds)}, got "
+                f"{str(chosen.plot)!r}"
+            )
+
+
+def grid_of(chosen: argparse.Namespace, data: Observations) -> dict[str, np.ndarray]:
+    """The axes of a map by name: those of the bounds, or of the box of the data, and the times."""
+    horizontal, times = data.inputs[:2], data.inputs[2:]
+    bounds = chosen.bounds or [
+        end for name in horizontal for end in ends(data.dataset[name].to_numpy())
+    ]
+    spacing = chosen.spacing or [None]
+    spacing = spacing * 2 if len(spacing) == 1 else spacing
+    sides = zip(bounds[::2], bounds[1::2], spacing, horizontal, strict=True)
+    axes = {name: axis(low, high, step, chosen.points) for low, high, step, name in sides}
+    for name in times:
+        observed = data.dataset[name]
+        low, high = ends(observed.to_numpy())
+        middle = np.array([low + (high - low) / 2])
+        axes[name] = of_type(observed, chosen.times, "--times") if chosen.times else middle
+    return axes
+
+
+def ends(values: np.ndarray) -> tuple[Any, Any]:
+    """The least and the greatest value that is given."""
+    return np.nanmin(values), np.nanmax(values)
+
+
+def axis(low: float, high: float, spacing: float | None, points: int) -> np.ndarray:
+    if low >= high:
+        raise ValueError(
+            f"expected a map between increasing bounds, got {low:g} to {high:g}; give --bounds "
+            "WEST EAST SOUTH NORTH"
+        )
+    if spacing is None:
+        return np.linspace(low, high, points)
+    steps = math.floor(round((high - low) / spacing, 9))  # one step of 0.1 more than 0.3 // 0.1
+    return low + spacing * np.arange(steps + 1)
+
+
+def of_type(variable: "xarray.DataArray", values: Sequence[str], option: str) -> np.ndarray:
+    """Words as values of a coordinate: dates, or numbers."""
+    dated = variable.dtype.kind == "M"
+    try:
+        return np.array(values, dtype="datetime64[ns]" if dated else "float64")
+    except ValueError:
+        kind = "dates such as 2024-05-01T12:00" if dated else "numbers"
+        raise ValueError(f"expected {kind} in {option}, got {' '.join(values)!r}") from None
+
+
+def write(maps: "xarray.Dataset", path: Path) -> None:
+    if path.suffix == ".csv":
+        maps.to_dataframe().to_csv(path)
+    else:
+        maps.to_netcdf(path)
+
+
+def drawn(maps: "xarray.Dataset", data: Observations, zero: str | None) -> "Figure":
+    """The map at the first of its times: the vectors, their standard deviation, and derivatives.
+
+    Longitudes are shortened by the cosine of the middle latitude, so that lengths and directions
+    are right there.
+
+    Args:
+        maps: of `to_xarray`.
+        data: whose positions become dots.
+        zero: the derivative that the kernel does not have.
+    """
+    from matplotlib.colors import CenteredNorm, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    maps = maps.isel(dict.fromkeys(data.inputs[2:], 0))
+    across, up = data.inputs[:2]
+    longitudes = maps[across].to_numpy()
+    shrink = np.cos(np.deg2rad(maps[up].mean().item())) if data.plane is not None else 1.0
+    places = np.stack(np.meshgrid(shrink * longitudes, maps[up], indexing="ij"), axis=-1)
+    places = places.reshape(-1, 2)
+    sites = sites_of(data) * [shrink, 1.0]
+
+    def column(name: str) -> np.ndarray:
+        return maps[name].transpose(across, up).to_numpy().ravel()
+
+    mean = np.stack([column(name) for name in data.outputs], axis=-1)
+    sd = np.linalg.norm([column(f"{name}_sd") for name in data.outputs], axis=0)
+    unit = maps[data.outputs[0]].attrs.get("units", "")
+    label = f"length ({unit})" if unit else "length"
+    derivatives = [n for n in ("vorticity", "divergence") if n in maps and n != zero]
+    norm = CenteredNorm(halfrange=max([abs(column(n)).max() for n in derivatives], default=1.0))
+    count = 2 + len(derivatives)
+    tall = np.ptp(places[:, 1]) / np.ptp(places[:, 0])
+    rows, columns = (2, 2) if count == 4 else (1, count)
+    size = (5 * columns, (3.8 * float(np.clip(tall, 0.3, 2)) + 0.8) * rows)
+    figure = Figure(figsize=size, layout="compressed")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    speed = np.linalg.norm(mean, axis=-1)
+    plot_field, plot_map = gp_orff.plotting.plot_field, gp_orff.plotting.plot_map
+    arrows = {"arrows": 20, "reference": unit}
+    plot_field(axes[0], places, mean, shade=speed, label=label, norm=Normalize(0), **arrows)
+    plot_field(axes[1], places, shade=sd, label=label, norm=Normalize(0), cmap="cividis")
+    for ax, name in zip(axes[2:], derivatives, strict=True):
+        hatched = f"{maps[name].attrs.get('units', '')}; hatched: sign uncertain".lstrip("; ")
+        plot_map(ax, places, column(name), column(f"{name}_sd"), label=hatched, norm=norm)
+    ticks = MaxNLocator(5).tick_values(longitudes.min(), longitudes.max())
+    ticks = ticks[(ticks >= longitudes.min()) & (ticks <= longitudes.max())]
+    times = [f"{name} {str(maps[name].values)[:16]}" for name in data.inputs[2:]]
+    if times:
+        figure.suptitle(*times)
+    titles = ["mean", "standard deviation", *derivatives]
+    for ax, title in zip(axes, titles, strict=True):
+        ax.autoscale(False)
+        ax.plot(*sites.T, ".", color="white", markersize=2.5, mec="black", mew=0.3)
+        ax.set_xticks(shrink * ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
+        ax.set(xlabel=data.unit(across), ylabel=data.unit(up))
+        ax.set_title(title, loc="left")
+    return figure
+
+
+def sites_of(data: Observations) -> np.ndarray:
+    """The positions (n, 2) where a component was observed."""
+    import xarray
+
+    names = [*data.inputs[:2], *data.outputs]
+    columns = xarray.broadcast(*(data.dataset[name] for name in names))
+    rows = np.stack([column.to_numpy().ravel() for column in columns], axis=-1)
+    return rows[~np.isnan(rows[:, 2:]).all(-1), :2]
+
+
+# `gp-orff check` and `gp-orff plan`
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Fit, predict blocks of observations from all others, and print the scores."""
+    data = Observations.of(chosen)
+    model = fitted(chosen, data)
+    result = model.cross_validate(data.x, data.y, **data.options)
+    print(model.report, result, sep="\n\n")
+    print(
+        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} numbers, in "
+        f"{len(result)} blocks that were predicted from the others"
+    )
+
+
+def plan(chosen: argparse.Namespace) -> None:
+    """Print what a fit would do, and what it would cost."""
+    data = Observations.of(chosen)
+    how = {"scale_noise": chosen.scale_sigma}
+    costs = model_of(chosen).plan(data.x, data.y, **data.options, **how)
+    print(costs)
+    print(f"in all about {costs.seconds:.2g} s on this machine, and {costs.mebibytes:.2g} MiB")
+
+
+# The words of the command line, and what becomes of warnings and errors.
+
+
+REPORTED = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands and their options."""
+    every = argparse.ArgumentParser(
+        prog="gp-orff",
+        description="Gaussian processes of vector fields: maps with error bars from scattered "
+        "vectors.",
+        epilog="gp-orff map stations.csv --out map.nc --plot map.png",
+    )
+    every.add_argument("--version", action="version", version=f"gp_orff {gp_orff.__version__}")
+    commands = every.add_subparsers(required=True, metavar="COMMAND")
+    add_map(commands.add_parser("map", parents=[of_data()], help="fit, and write or draw a map"))
+    summaries = {
+        check: "fit, and test the coverage of error bars on held-out blocks",
+        plan: "what a fit would cost, without the fit",
+    }
+    for command, summary in summaries.items():
+        options = commands.add_parser(command.__name__, parents=[of_data()], help=summary)
+        options.set_defaults(command=command)
+    return every
+
+
+def of_data() -> argparse.ArgumentParser:
+    """The options of all commands."""
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "file", type=Path, help=f"a table ({', '.join(TABLES)}) or a netCDF file of vectors"
+    )
+    columns = shared.add_argument_group("columns (x, y, u and v are detected by usual names)")
+    columns.add_argument("--x", metavar="NAME", help="longitude, or the first coordinate")
+    columns.add_argument("--y", metavar="NAME", help="latitude, or the second coordinate")
+    columns.add_argument("--u", metavar="NAME", help="component along x, to the east")
+    columns.add_argument("--v", metavar="NAME", help="component along y, to the north")
+    columns.add_argument("--time", metavar="NAME", help="time: dates or numbers")
+    columns.add_argument(
+        "--sigma",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="known standard deviations of the errors: one column, or those of u and v",
+    )
+    columns.add_argument(
+        "--select",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the nearest entry along a dimension of a netCDF file; may be repeated",
+    )
+    units = shared.add_argument_group("coordinates and units")
+    units.add_argument(
+        "--coordinates",
+        choices=("lonlat", "plane"),
+        help="degrees, which are projected, or lengths; default: by the name of x",
+    )
+    units.add_argument("--units", metavar="UNIT", help='of u and v, such as "m s-1"')
+    units.add_argument(
+        "--coordinate-units", metavar="UNIT", help="of x and y in a plane, such as km"
+    )
+    units.add_argument(
+        "--time-unit", default="D", metavar="UNIT", help="in which dates are learned; default: D"
+    )
+    model = shared.add_argument_group("model")
+    model.add_argument("--kind", choices=KINDS, default="helmholtz", help="default: helmholtz")
+    model.add_argument(
+        "--base", choices=BASES, default="rbf", help="scalar kernel of the potentials; default: rbf"
+    )
+    model.add_argument(
+        "--noise",
+        choices=("gaussian", "student-t"),
+        default="gaussian",
+        help="student-t where there are outliers; default: gaussian",
+    )
+    model.add_argument(
+        "--scale-sigma", action="store_true", help="learn a factor of the variances of --sigma"
+    )
+    shared.add_argument(
+        "--quiet", action="store_true", help="no progress and notes; warnings remain"
+    )
+    shared.add_argument("--traceback", action="store_true", help="Python's traceback of an error")
+    return shared
+
+
+def add_map(options: argparse.ArgumentParser) -> None:
+    """The options of `gp-orff map`."""
+    options.set_defaults(command=make_map)
+    results = options.add_argument_group("results")
+    results.add_argument("--out", type=Path, metavar="FILE", help="the map, as .nc or .csv")
+    results.add_argument("--plot", type=Path, metavar="FILE", help="a picture, as .png or .pdf")
+    results.add_argument(
+        "--ensemble",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also N fields drawn from the posterior, as NAME_path",
+    )
+    results.add_argument("--seed", type=int, default=0, help="of --ensemble; default: 0")
+    grid = options.add_argument_group("grid")
+    grid.add_argument(
+        "--bounds",
+        nargs=4,
+        type=float,
+        metavar=("WEST", "EAST", "SOUTH", "NORTH"),
+        help="in units of x and y; default: the box of the data",
+    )
+    steps = grid.add_mutually_exclusive_group()
+    steps.add_argument(
+        "--spacing",
+        nargs="+",
+        type=float,
+        metavar="STEP",
+        help="in units of x and y, one number or two",
+    )
+    steps.add_argument(
+        "--points", type=int, default=POINTS, metavar="N", help=f"along each side; default {POINTS}"
+    )
+    grid.add_argument(
+        "--times", nargs="+", metavar="TIME", help="dates or numbers; default: the middle"
+    )
+
+
+def note(chosen: argparse.Namespace, text: str) -> None:
+    if not chosen.quiet:
+        print(text, file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_lines():
+    """Warnings of the package on standard error, each as one line."""
+
+    def show(message: Warning, *_: object) -> None:
+        print(f"gp-orff: warning: {one_line(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 0, or 2 after an error.
+
+    Args:
+        words: those after `gp-orff`; None takes them from the process.
+
+    Example:
+        >>> import os, tempfile
+        >>> from gp_orff.command_line import main
+        >>> path = os.path.join(tempfile.mkdtemp(), "stations.csv")
+        >>> numbers = np.random.default_rng(0).uniform(size=(30, 2))
+        >>> rows = np.concatenate([numbers, np.sin(6 * numbers[:, ::-1])], axis=-1)
+        >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
+        >>> main(["plan", path, "--kind", "divergence-free", "--quiet"])  # doctest: +ELLIPSIS
+        plan of a fit to 60 numbers, after starting values:
+        ...
+        0
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    chosen = parser().parse_args(words)
+    chosen.command_line = " ".join(["gp-orff", *words])
+    try:
+        with warnings_as_lines():
+            check_options(chosen)
+            chosen.command(chosen)
+    except REPORTED as error:
+        return failed(chosen, error)
+    return 0
+
+
+def check_options(chosen: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not go together."""
+    if len(chosen.sigma) > 2:
+        raise ValueError(f"expected one or two columns of --sigma, got {len(chosen.sigma)}")
+    if chosen.scale_sigma and not chosen.sigma:
+        raise ValueError("expected --sigma with --scale-sigma, which multiplies it; name a column")
+    if chosen.coordinates == "lonlat" and chosen.coordinate_units is not None:
+        raise ValueError("expected --coordinate-units with a plane, got it for degrees; drop it")
+    if chosen.command is not make_map:
+        return
+    if chosen.times and chosen.time is None:
+        raise ValueError("expected --time with --times, got no column of times; name it")
+    if chosen.spacing and (len(chosen.spacing) > 2 or min(chosen.spacing) <= 0):
+        raise ValueError(f"expected --spacing of one or two numbers above 0, got {chosen.spacing}")
+    if chosen.points < 2 or chosen.ensemble < 0:
+        raise ValueError(
+            f"expected --points of 2 or more, and --ensemble of 0 or more, got {chosen.points} and "
+            f"{chosen.ensemble}"
+        )
+
+
+def failed(chosen: argparse.Namespace, error: Exception) -> int:
+    """Print an error as one line, and return the exit status."""
+    if chosen.traceback:
+        raise error
+    text = one_line(error.args[0] if isinstance(error, KeyError) and error.args else error)
+    if isinstance(error, ModuleNotFoundError):
+        text = f'{text}; pip install "gp_orff[cli]"'
+    print(f"gp-orff: error: {text or type(error).__name__}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
