@@ -1,6 +1,6 @@
 """Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
 
-    python benchmarks tides [--records 4] [--places 40] [--days 15] [--learned 600] [--smoke]
+    python benchmarks tides [--records 4] [--places 40] [--days 15] [--learned 1200] [--smoke]
 
 Velocities of `--places` positions in the unit square every five hours: M2, S2 and K1 of amplitudes
 0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
@@ -197,7 +197,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (4, 2), "places": (40, 6), "days": (15, 15), "learned": (600, 60)}
+    sizes = {"records": (4, 2), "places": (40, 6), "days": (15, 15), "learned": (1200, 60)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()
     for seed in range(arguments.records):
