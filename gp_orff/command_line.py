@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -293,8 +292,9 @@ def make_map(chosen: argparse.Namespace) -> None:
         how |= {"symbols": {}, "paths": chosen.ensemble, "seed": chosen.seed}
         paths = field.to_xarray(grid, project=data.plane, **how)
         maps = maps.merge(paths.rename({name: f"{name}_path" for name in data.outputs}))
-    maps.attrs["history"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {chosen.command_line}"
-    maps.attrs["source"] = f"gp_orff {gp_orff.__version__}"
+    history = maps.attrs["history"]
+    moment, _ = history.split(maxsplit=1)
+    maps.attrs["history"] = f"{moment} {chosen.command_line}\n{history}"
     print(model.report)
     if chosen.out is not None:
         write(maps, chosen.out)
@@ -371,7 +371,7 @@ def of_type(variable: "xarray.DataArray", values: Sequence[str], option: str) ->
 
 def write(maps: "xarray.Dataset", path: Path) -> None:
     if path.suffix == ".csv":
-        maps.to_dataframe().to_csv(path)
+        maps.drop_vars("crs", errors="ignore").to_dataframe().to_csv(path)
     else:
         maps.to_netcdf(path)
 

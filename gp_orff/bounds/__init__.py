@@ -15,8 +15,9 @@ function          norm        error at           kernels
 `fastfood`        spectral    one pair x, z      RBF: scalar, separable
 ================  ==========  =================  =============================================
 
-"Fields" are curl-free, divergence-free and Helmholtz kernels. No bound is known for a
-`SpectralMatrixKernel`, for an `LCMKernel` and for rules with `shared=True`. For a box use `brault`,
+"Fields" are curl-free, divergence-free and Helmholtz kernels. A `SpectralMatrixKernel` has the same
+bounds as they: Minh's where A(ω) is bounded, as that of a delay is, or where a `sampler` makes it
+so. No bound is known for an `LCMKernel` and for rules with `shared=True`. For a box use `brault`,
 which mostly asks for the fewest frequencies; the others are for comparison with the papers. Bounds
 over a box guarantee an error, but are far from sharp, and no way to choose D. Here `brault` asks
 for 82 501 frequencies for an error of 5 % of the variance, which is 1, and 4000 have it:

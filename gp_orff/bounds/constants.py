@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property, reduce, singledispatch
 from operator import add, mul
 from typing import Protocol
@@ -13,15 +13,15 @@ import numpy as np
 import scipy
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
-from gp_orff.features.random import Measure, as_measure
+from gp_orff.features.random import Measure, Proposal, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.spectra import Gaussian, Spectrum
+from gp_orff.kernels.spectra import Gaussian, GridSpectrum, Spectrum
 from gp_orff.kernels.spectral_mixture import SpectralMixture
 from gp_orff.kernels.tree import (
     Factor,
@@ -29,15 +29,21 @@ from gp_orff.kernels.tree import (
     Leaf,
     Mixing,
     Solenoidal,
+    SpectralMatrix,
     Term,
     infer_num_dims,
     input_columns,
     terms,
 )
+from gp_orff.kernels.variance_spectrum import diverges, grows
 
 # Tails of the error at one lag: P(‖K̃(δ) − K(δ)‖ ≥ x) ≤ C exp(−D t(x)), D frequencies.
 #
-# K̃(δ) = (1/D) Σ_j Y_j(δ), where Y_j = cos⟨ω_j, δ⟩ W_j are independent, with mean K(δ).
+# K̃(δ) = (1/D) Σ_j Y_j(δ), where Y_j = Re e^{−i⟨ω_j, δ⟩} W_j are independent, with mean K(δ).
+#
+# Where W is real, Y = cos⟨ω, δ⟩ W is symmetric. A Hermitian W gives Y that is not, with ‖Y‖ ≤ ‖W‖
+# in both norms and E Y Yᵀ, E Yᵀ Y ≤ E W². The matrix inequalities then hold for the symmetric
+# matrix (0, Y; Yᵀ, 0), with the same factor 2p.
 
 
 class Tail(Protocol):
@@ -480,6 +486,116 @@ def _outer_moments(weights, centres, variances) -> tuple[float, ...]:
     return tuple((total * (fourth + second * (second.sum() - second))).tolist())
 
 
+# Moments of the size of a spectral matrix that is any function of the frequency, by quadrature.
+#
+# Frequencies that are drawn from S are integrated over polar nodes, of radii up to 10⁶ in units of
+# the spectrum, as for the variance. A `sampler` says only what it draws: the integrals are then
+# means over a Sobol sequence, and the largest size is that of the sequence.
+
+
+_SEQUENCE = 14  # log₂ of its length
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Frequencies with probabilities, and the random matrices W = v A(ω)."""
+
+    omega: Float[Tensor, "m d"]
+    log_probability: Float[Tensor, "m"]
+    matrices: Float[Tensor, "m p p"]
+    radii: Float[np.ndarray, "m"] | None  # scaled, if the nodes reach far beyond the spectrum
+
+    @classmethod
+    def of(cls, leaf: LeafSpectrum) -> "Nodes":
+        """The nodes of the density that a leaf is drawn from.
+
+        Raises:
+            NotImplementedError: the spectral density is not known, or there are too many inputs.
+        """
+        factor, spectrum = leaf.variance.factor, leaf.spectrum
+        if isinstance(spectrum, Proposal):
+            u = scipy.stats.qmc.Sobol(leaf.num_dims, seed=0).random_base2(_SEQUENCE)
+            base = torch.from_numpy(spectrum.base(np.zeros(0), u.clip(2.0**-33, 1 - 2.0**-33), 0))
+            omega, v = spectrum.frequencies(base, 0), spectrum.importance(base, 0)
+            log_probability = torch.full_like(v, -math.log(len(v)))
+            b = v.sqrt()[:, None, None] * factor(omega)
+            return cls(omega, log_probability, b @ b.mH, None)
+        if not isinstance(spectrum, GridSpectrum) or leaf.num_dims > 3:
+            raise NotImplementedError(
+                "bounds integrate over the spectral density of a SpectralMatrixKernel of at most 3 "
+                f"inputs, got {type(spectrum).__name__} of {leaf.num_dims}; measure the error with "
+                "gp_orff.compare_with_exact, or give the kernel a sampler"
+            )
+        omega, volumes = leaf.variance.nodes
+        log_probability = spectrum.log_density(omega).flatten() + volumes.log()
+        b = factor(omega)
+        return cls(omega, log_probability, b @ b.mH, spectrum.scaled_radius(omega.numpy()))
+
+    @property
+    def finite(self) -> Bool[Tensor, "m"]:
+        """Where W does not overflow."""
+        return torch.isfinite(self.matrices.abs()).all(-1).all(-1)
+
+    @property
+    def spectral(self) -> Float[Tensor, "m"]:
+        """‖W‖₂."""
+        norms = torch.full_like(self.log_probability, math.inf)
+        norms[self.finite] = torch.linalg.eigvalsh(self.matrices[self.finite])[:, -1]
+        return norms
+
+    @property
+    def frobenius(self) -> Float[Tensor, "m"]:
+        """‖W‖_F."""
+        norms = self.matrices.abs().square().sum((-1, -2)).sqrt()
+        return torch.where(self.finite, norms, math.inf)
+
+    @property
+    def square(self) -> float:
+        """‖E W²‖₂, whose imaginary part is odd in ω."""
+        if math.isinf(self._mean(self.frobenius.square())):
+            return math.inf
+        parts = self._parts((self.matrices @ self.matrices).real.flatten(1).mT)
+        mean = parts.sum(-1).unflatten(0, self.matrices.shape[-2:])
+        return float(torch.linalg.matrix_norm(mean, 2))
+
+    def moments(self, size: Float[Tensor, "m"]) -> Moments:
+        """The moments of a size of W."""
+        length = self.omega.norm(dim=-1)
+        unbounded = self.radii is not None and grows(size.numpy(), self.radii)
+        largest = math.inf if unbounded else float(size.max())
+        return Moments(
+            largest=largest,
+            orlicz=self._orlicz(size) if unbounded else largest / math.log(2),
+            mean=self._mean(size),
+            mean_square=self._mean(size.square()),
+            first=self._mean(length * size),
+            second=self._mean((length * size).square()),
+        )
+
+    def _mean(self, values: Float[Tensor, "m"]) -> float:
+        parts = self._parts(values)
+        return math.inf if self._is_infinite(parts) else float(parts.sum())
+
+    def _parts(self, values: Float[Tensor, "*n m"]) -> Float[Tensor, "*n m"]:
+        """Probabilities times values, which may overflow where probabilities underflow."""
+        probability = self.log_probability.exp()
+        return torch.where(probability > 0, probability * values, 0.0)
+
+    def _is_infinite(self, parts: Float[Tensor, "m"]) -> bool:
+        return self.radii is not None and diverges(parts.numpy(), self.radii)
+
+    def _orlicz(self, size: Float[Tensor, "m"]) -> float:
+        """c with E exp(w/c) = 2."""
+        if not math.isfinite(size.max()) or math.isinf(self._mean(size)):
+            return math.inf
+
+        def log_excess(c: float) -> float:
+            return float((self.log_probability + size / c).logsumexp(0)) - math.log(2)
+
+        c = crossing(log_excess, self._mean(size))
+        return math.inf if self._is_infinite((self.log_probability + size / c).exp()) else c
+
+
 # The largest variance b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ of one frequency of a term.
 #
 # It is found by a search along one axis where the spectrum is isotropic and the kernel has a closed
@@ -642,7 +758,8 @@ def constants(
 def term_constants(term: Term, spectrum: TermSpectrum, measure: Measure) -> Constants:
     """The constants of a term."""
     orders = tuple(measure.order(leaf) for leaf in spectrum.leaves)
-    return constants(term.factor, term, spectrum, orders)
+    leaves = tuple(replace(leaf, spectrum=measure.source(leaf)) for leaf in spectrum.leaves)
+    return constants(term.factor, term, replace(spectrum, leaves=leaves), orders)
 
 
 def _leaf_moments(spectrum: TermSpectrum, orders: tuple[int, ...]) -> list[Moments]:
@@ -679,6 +796,27 @@ def _(
         variance = square_bound(factor, w)
     size = float(torch.linalg.matrix_norm(at_zero(term), 2))
     return Constants.of(w, size, scale**2 * variance, scale, scale * factor.rank**0.5)
+
+
+@constants.register
+def _(
+    factor: SpectralMatrix, term: Term, spectrum: TermSpectrum, orders: tuple[int, ...]
+) -> Constants:
+    scale, nodes = float(term.outputscale), Nodes.of(spectrum.leaves[0])
+    others = _leaf_moments(replace(spectrum, leaves=spectrum.leaves[1:]), orders[1:])
+    spectral = reduce(mul, others, nodes.moments(nodes.spectral))
+    frobenius = reduce(mul, others, nodes.moments(nodes.frobenius))
+    others = math.prod(w.mean_square for w in others)
+    return Constants(
+        size=float(torch.linalg.matrix_norm(at_zero(term), 2)),
+        largest=scale * spectral.largest,
+        orlicz=scale * spectral.orlicz,
+        variance=scale**2 * nodes.square * others,
+        lipschitz=scale * spectral.second**0.5,
+        largest_frobenius=scale * frobenius.largest,
+        variance_frobenius=scale**2 * frobenius.mean_square,
+        lipschitz_frobenius=scale * frobenius.first,
+    )
 
 
 # What a bound is asked of: a kernel, the measure of its frequencies, and a box of inputs.

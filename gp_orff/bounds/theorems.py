@@ -34,6 +34,9 @@ from gp_orff.kernels.tree import Mixing, leaf_dims
 # Where the best s exceeds 4l, one ball is enough.
 
 
+_BOUNDED = 'use measure="trace" for a field, and a sampler ∝ S tr A in a SpectralMatrixKernel'
+
+
 def hoeffding(
     kernel: Kernel,
     domain: Box | None = None,
@@ -174,6 +177,11 @@ def brault(
     b is found by a search where the kernel is isotropic and has a closed form, and is bounded by
     ‖E W²‖₂ elsewhere.
 
+    A `SpectralMatrixKernel` has W = v A(ω), complex or not, v being the importance weight of a
+    `sampler` and else 1, for either measure. Its constants are integrals over polar nodes of the
+    spectral density, up to 10⁶ times its scale, or with a `sampler` means over 2¹⁴ frequencies of
+    it, of which the largest W is taken for the supremum.
+
     Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
     B.2. ū, p^{2/(d+2)} and 2σ_p are printed otherwise: see the errata of "From paper to name".
 
@@ -189,13 +197,13 @@ def brault(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: with "base", a curl-free or divergence-free kernel of a Matérn or rational
-            quadratic one (W has no Orlicz norm); σ_p = ∞, as for those of a Matérn kernel with
-            ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an unknown
-            measure.
-        NotImplementedError: a kernel whose moments are not known, such as `SpectralMatrixKernel`;
-            an `LCMKernel`, whose terms share frequencies; "trace" for a field over a spectral
-            mixture.
+        ValueError: W has no Orlicz norm, as with "base" that of a curl-free or divergence-free
+            kernel of a Matérn or rational quadratic one; σ_p = ∞, as for those of a Matérn kernel
+            with ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an
+            unknown measure.
+        NotImplementedError: a kernel whose moments are not known, such as a `SpectralMatrixKernel`
+            of more than 3 inputs without a sampler; an `LCMKernel`, whose terms share frequencies;
+            "trace" for a field over a spectral mixture.
 
     Example:
         >>> import gp_orff
@@ -213,7 +221,7 @@ def brault(
     else:
         raise ValueError(
             "brault expects features that are bounded or have an Orlicz norm (E exp(‖W‖/c) < ∞), "
-            'got a field kernel with heavier tails in the measure "base"; use measure="trace"'
+            f"got heavier tails; {_BOUNDED}"
         )
     others = "minh, where E‖ω‖‖W‖_F < ∞, or minh_pointwise (one lag)"
     problem.check_slope(c.lipschitz, "E‖ω‖²‖W‖₂²", others)
@@ -250,8 +258,8 @@ def minh_pointwise(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
-            unbounded; a batch of kernels, or an unknown measure.
+        ValueError: unbounded features, such as those of a curl-free or divergence-free kernel with
+            "base"; a batch of kernels, or an unknown measure.
         NotImplementedError: as for `brault`.
 
     Example:
@@ -299,8 +307,8 @@ def minh(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: "base" for a curl-free or divergence-free kernel, whose features are then
-            unbounded; m₁ = ∞, as for those of a Matérn kernel with ν ≤ 3/2; a domain that is no
+        ValueError: unbounded features, such as those of a curl-free or divergence-free kernel with
+            "base"; m₁ = ∞, as for those of a Matérn kernel with ν ≤ 3/2; a domain that is no
             finite box of the inputs; a batch of kernels, or an unknown measure.
         NotImplementedError: as for `brault`.
 
@@ -322,8 +330,7 @@ def _logarithmic(problem: Problem) -> Logarithmic:
     c = problem.constants
     if math.isinf(c.largest_frobenius):
         raise ValueError(
-            f'{problem.name} expects bounded features, got a field kernel in the measure "base", '
-            'where they are not; use measure="trace"'
+            f"{problem.name} expects bounded features, got features that are not; {_BOUNDED}"
         )
     return Logarithmic(c.variance_frobenius, c.largest_frobenius)
 

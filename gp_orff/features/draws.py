@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -160,6 +160,11 @@ class Draw(nn.Module):
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
 
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        if self.mixture is not None:  # the share of a term follows hyperparameters
+            take_lengths(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
 
 def sum_of_leaves(
     omegas: Sequence[Float[Tensor, "*b D k"]], term: Term, num_inputs: int
@@ -316,6 +321,14 @@ class GridWarning(UserWarning):
     """
 
 
+def take_lengths(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
+    """Give the buffers of a module the shapes that a state has."""
+    for name, buffer in [*module.named_buffers(recurse=False)]:
+        incoming = state.get(prefix + name)
+        if incoming is not None and incoming.shape != buffer.shape:
+            setattr(module, name, torch.empty_like(incoming, device=buffer.device))
+
+
 class FixedBuffers(nn.Module):
     """A module whose buffers keep their types, and take the lengths of the state they load."""
 
@@ -323,10 +336,7 @@ class FixedBuffers(nn.Module):
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
-        for name, buffer in self._buffers.items():
-            incoming = state_dict.get(prefix + name)
-            if incoming is not None and incoming.shape != buffer.shape:
-                self._buffers[name] = torch.empty_like(incoming, device=buffer.device)
+        take_lengths(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
 

@@ -10,10 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import (
+    Draw,
+    LeafSpectrum,
+    TermSpectrum,
+    check_seed,
+    take_lengths,
+    uniform,
+)
 from gp_orff.features.zoo import DotProductDraw, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
 from gp_orff.kernels.spectra import Radial, Spectrum
+from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler
 
 # Random unit vectors: independent, orthogonal, or from points of a cube.
@@ -79,7 +87,7 @@ class Proposal:
     @property
     def draw(self) -> type[Draw]:
         """The frequencies of a term whose first leaf has a `Proposal`."""
-        return ProposedDraw
+        return TraceDraw if isinstance(self.sampler, TraceSampler) else ProposedDraw
 
     def num_coordinates(self, num_dims: int) -> int:
         return num_dims
@@ -119,6 +127,28 @@ class ProposedDraw(Draw):
 
     def nodes(self, spectra: Sequence[Spectrum]):
         return super().nodes([Proposal(spectra[0]), *spectra[1:]])
+
+
+class TraceDraw(ProposedDraw):
+    """The frequencies of a kernel that is given by its signature.
+
+    Older files have frequencies of its base kernel, and no mark of their density.
+    """
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.register_buffer("proposed", torch.tensor(True))
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        state_dict.setdefault(prefix + "proposed", torch.tensor(False))
+        take_lengths(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def nodes(self, spectra: Sequence[Spectrum]):
+        if not self.proposed:
+            return Draw.nodes(self, spectra)
+        check_frozen(spectra[0].log_density(self.bases[0][:1, :-1]))
+        return super().nodes(spectra)
 
 
 # The densities that random frequencies are drawn from.
@@ -293,9 +323,22 @@ class _RandomRule(ABC):
             for term in terms
         ]
         return [
-            self._draw(term, rng, mixture, 1 if mixture is None else mixtures.count(mixture))
+            self._draw(term, rng, mixture, self._number(term, _members(terms, mixtures, mixture)))
             for term, rng, mixture in zip(terms, streams, mixtures, strict=True)
         ]
+
+    def _number(self, term: TermSpectrum, members: Sequence[TermSpectrum]) -> int:
+        """How many frequencies of a mixture of these terms, or of none, are drawn from a term.
+
+        They are as many as its share of the variance (Minh 2016, eq. 58), at least one; the terms
+        of an `LCMKernel` give equally many.
+        """
+        if not members:
+            return self.num_frequencies
+        if term.group is not None:
+            return -(-self.num_frequencies // len(members))
+        share = term.share / sum(member.share for member in members)
+        return max(1, round(self.num_frequencies * share))
 
     def _shares(self, term: TermSpectrum, other: TermSpectrum) -> bool:
         """Whether two terms, of one kernel each, on the same inputs, are drawn from one mixture.
@@ -312,12 +355,11 @@ class _RandomRule(ABC):
         )
 
     def _draw(
-        self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, num_terms: int
+        self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, number: int
     ) -> Draw:
-        """The frequencies of one of the `num_terms` terms of a mixture."""
+        """So many frequencies of a term, which is drawn by itself or for a mixture."""
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
-        number = -(-self.num_frequencies // num_terms)
         measure = as_measure(self.measure, type(self).__name__)
         lifted = lifted_leaf(term)
         if lifted is not None:
@@ -341,6 +383,14 @@ class _RandomRule(ABC):
         self, number: int, leaves: Sequence[LeafSpectrum], rng: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each leaf, unit vectors (number, d) and coordinates in (0, 1) (number, c)."""
+
+
+def _members(
+    terms: Sequence[TermSpectrum], mixtures: Sequence[int | None], mixture: int | None
+) -> list[TermSpectrum]:
+    """The terms of a mixture; none if a term is drawn by itself."""
+    pairs = zip(terms, mixtures, strict=True)
+    return [term for term, other in pairs if mixture is not None and other == mixture]
 
 
 class MonteCarlo(_RandomRule):
@@ -369,19 +419,20 @@ class MonteCarlo(_RandomRule):
     **Sums.** Each term of a sum has D frequencies of its own (Minh 2016, eq. 60). With
     `shared=True`, the Q terms have D frequencies together, each of which serves all terms:
 
-    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): D/Q, rounded up, from
-      each term.
+    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): from each term as many
+      as its share tr K_q(0)/tr K(0) of the variance (eq. 58), at the hyperparameters at which the
+      `ORFFKernel` is built, in a batch by the mean variance, and at least one. If training changes
+      the shares much, call `ORFFKernel.redraw()`.
     - Its features are the columns of a root of Σ_q w_q A_q(ω), at most p of them. The w_q are the
       weights of the balance heuristic, which keep K̃ unbiased.
     - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, take part.
-      Products keep frequencies of their own. An `LCMKernel` always shares.
+      Products keep frequencies of their own. An `LCMKernel` always shares, with D/Q of each term.
 
     Share in sums of separable or of scalar kernels: for the same number of features the error is
     smaller, or the same. Do not share in a `HelmholtzKernel`: its terms have features side by side,
-    so that nothing is saved. There the error is about the same if both lengthscales are equal,
-    larger if they differ, and larger with `QuasiMonteCarlo`. The posterior of one term
-    (`field.part`) exists only where features are side by side: if all A_q differ, and their ranks
-    sum to at most p.
+    so that nothing is saved. There the error is about the same, and larger with `QuasiMonteCarlo`.
+    The posterior of one term (`field.part`) exists only where features are side by side: if all A_q
+    differ, and their ranks sum to at most p.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each

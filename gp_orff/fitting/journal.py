@@ -189,10 +189,11 @@ class History:
     seconds: float | None = None  # of the last fit
     threads: int | None = None  # of the last fit
     weak_priors: bool = False  # whether the last fit learned with weak priors
+    coverage: float | None = None  # of 95 % intervals, of observations that are left out in turn
 
     def then(self, action: str) -> "History":
-        """The history with another last action."""
-        return replace(self, action=action)
+        """The history with another last action, of whose data the coverage is not known."""
+        return replace(self, action=action, coverage=None)
 
     @property
     def conditioned(self) -> "History":

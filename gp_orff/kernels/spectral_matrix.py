@@ -36,7 +36,8 @@ from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 # 4. C(ω) must have no negative eigenvalue beyond rounding, or no process has this covariance.
 # 5. The base density S is that of a Matérn 5/2 kernel with the second moments of tr C. It only has
 #    to cover C: B(ω) makes up for the difference.
-# 6. At any ω, B is a root of C(ω)/S(ω) by eigenvectors, where C is the sum over the samples at this
+# 6. Random frequencies are drawn from a density ∝ tr C, linear between the points of a lattice.
+# 7. At any ω, B is a root of C(ω)/S(ω) by eigenvectors, where C is the sum over the samples at this
 #    frequency, by a non-uniform transform. Beyond the largest frequency of the samples B is zero.
 
 
@@ -49,6 +50,16 @@ _FEWEST, _MOST = 17, {1: 2**14 + 1, 2: 2**9 + 1}  # samples along an axis
 _MOST_IN_SPACE = 2**6 + 1  # if there are more axes
 
 Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
+
+
+def check_frozen(values: Tensor) -> None:
+    """Refuse frequencies or weights that depend on trained parameters of S."""
+    if values.requires_grad:
+        raise ValueError(
+            "expected a frozen base kernel, since the signature determines the kernel, got "
+            "one with trained parameters; use base_kernel.requires_grad_(False), and a "
+            "ScaleKernel for the variance"
+        )
 
 
 class SignatureAmplitude(nn.Module):
@@ -83,12 +94,7 @@ class SignatureAmplitude(nn.Module):
         Raises:
             ValueError: ω depends on trained parameters: those of S have to be frozen.
         """
-        if omega.requires_grad:
-            raise ValueError(
-                "expected a frozen base kernel, since the signature determines the kernel, got "
-                "one with trained parameters; use base_kernel.requires_grad_(False), and a "
-                "ScaleKernel for the variance"
-            )
+        check_frozen(omega)
         inside = (omega.abs() * self.spacing <= math.pi).all(-1)
         part = omega[inside]
         values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
@@ -114,10 +120,57 @@ class SignatureAmplitude(nn.Module):
         return matrix.to(omega.dtype if self.is_even else omega.dtype.to_complex())
 
 
+@dataclass(frozen=True, eq=False)
+class TraceSampler:
+    """Frequencies from a density that is linear between the points of a lattice.
+
+    Along the first axis the density is the sum over the others, and along each further one the
+    density given the coordinates before. Both are linear between points: the quantile is the root
+    of a quadratic equation in one cell.
+
+    Args:
+        heights: the density, positive and of any norm, at equispaced frequencies about zero,
+            (n, …, n), n odd; zero beyond them.
+        spacing: of the frequencies, (d,).
+    """
+
+    heights: Float[Tensor, "*n"]
+    spacing: Float[Tensor, "d"]
+
+    def __call__(self, u: Float[Tensor, "D d"]) -> tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]:
+        """ω and log ρ(ω) for uniform numbers u."""
+        size = max(1, _MOST_NUMBERS // self.heights[0].numel())
+        omega, density = zip(*(self._quantiles(part) for part in u.split(size)), strict=True)
+        density = torch.cat(density) / (self.heights.sum() * self.spacing.prod())
+        return torch.cat(omega), density.clamp_min(torch.finfo(density.dtype).tiny).log()
+
+    def _quantiles(
+        self, u: Float[Tensor, "D d"]
+    ) -> tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]:
+        """ω, and the height of the density there."""
+        rows = nn.functional.pad(self.heights, [1, 1] * u.shape[1]).unsqueeze(0)
+        omega = []
+        for level, spacing in zip(u.mT, self.spacing, strict=True):
+            marginal = rows.flatten(2).sum(-1) if rows.dim() > 2 else rows
+            masses = 0.5 * (marginal[:, 1:] + marginal[:, :-1])
+            levels, row = masses.cumsum(-1), torch.arange(len(u)).clamp_max(len(rows) - 1)
+            level = level * levels[row, -1]
+            cell = torch.searchsorted(levels[row], level.unsqueeze(-1)).squeeze(-1)
+            cell = cell.clamp_max(masses.shape[-1] - 1)
+            share = (1 - (levels[row, cell] - level) / masses[row, cell]).clamp(0, 1)
+            low, high = marginal[row, cell], marginal[row, cell + 1]
+            root = (low.square() + share * (high.square() - low.square())).sqrt()
+            t = share * (low + high) / (low + root).clamp_min(torch.finfo(root.dtype).tiny)
+            omega.append((cell + t - marginal.shape[-1] // 2) * spacing)
+            t = t.reshape(-1, *[1] * (rows.dim() - 2))
+            rows = (1 - t) * rows[row, cell] + t * rows[row, cell + 1]
+        return torch.stack(omega, dim=-1), rows
+
+
 def amplitude_of(
     signature: Signature, domain: Sequence[tuple[float, float]]
-) -> tuple[Kernel, SignatureAmplitude]:
-    """A frozen base kernel, and B(ω) with ∫ e^{−i⟨ω, δ⟩} B B* S dω = K₀(δ).
+) -> tuple[Kernel, SignatureAmplitude, TraceSampler]:
+    """A frozen base kernel, B(ω) with ∫ e^{−i⟨ω, δ⟩} B B* S dω = K₀(δ), and a density ∝ tr C.
 
     Raises:
         ValueError: a signature that is no finite covariance, does not vanish, or has a spectral
@@ -145,7 +198,21 @@ def amplitude_of(
     kernel.lengthscale = (_NU / (_NU - 1) / moments).sqrt()
     kernel.requires_grad_(False)
     spacing = torch.from_numpy(2 * longest / sides)
-    return kernel, SignatureAmplitude(units, samples, spacing, kernel.lengthscale.detach().clone())
+    amplitude = SignatureAmplitude(units, samples, spacing, kernel.lengthscale.detach().clone())
+    return kernel, amplitude, _sampler(samples, spacing)
+
+
+def _sampler(samples: Float[Tensor, "*n p p"], spacing: Float[Tensor, "d"]) -> TraceSampler:
+    """The density ∝ tr C, on a lattice twice as fine as that of C."""
+    traces = samples.diagonal(dim1=-2, dim2=-1).sum(-1)
+    halves = [n // 2 for n in reversed(traces.shape) for _ in range(2)]
+    traces = nn.functional.pad(traces, halves)[..., None, None]
+    heights = _fourier(traces, 1.0)[..., 0, 0]
+    sides = torch.tensor(heights.shape, dtype=spacing.dtype)
+    return TraceSampler(
+        heights.clamp_min(torch.finfo(heights.dtype).eps * heights.max()),
+        2 * math.pi / (sides * spacing),
+    )
 
 
 def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
@@ -562,6 +629,10 @@ class SpectralMatrixKernel(WrapperKernel):
         2. A density S: that of a Matérn 5/2 kernel with the second moments of tr C.
         3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B B* S = C.
 
+        Random frequencies of `measure="trace"` are drawn from ρ ∝ tr C, with the outputs in units
+        of their standard deviations; the features are then bounded (Minh 2016, Theorem 9 and
+        Corollary 10).
+
         The kernel has nothing to train: its Matérn lengthscale belongs to S and is frozen, and says
         nothing about the data. A `ScaleKernel` around it trains a variance; `VectorFieldGP` adds
         one. Kernels of 1 or 2 inputs are made in tenths of a second, of 3 inputs in seconds.
@@ -589,9 +660,14 @@ class SpectralMatrixKernel(WrapperKernel):
             tensor([[1.1467, 0.7788],
                     [0.7788, 0.7788]], dtype=torch.float64)
         """
-        base_kernel, amplitude = amplitude_of(signature, domain)
-        num_outputs = amplitude.num_outputs
-        return cls(base_kernel, amplitude, num_outputs=num_outputs, num_dims=len(domain))
+        base_kernel, amplitude, sampler = amplitude_of(signature, domain)
+        return cls(
+            base_kernel,
+            amplitude,
+            num_outputs=amplitude.num_outputs,
+            num_dims=len(domain),
+            sampler=sampler,
+        )
 
     @property
     def factor(self) -> SpectralMatrix:

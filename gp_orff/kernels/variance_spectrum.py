@@ -162,6 +162,19 @@ _TINY = 1e-300  # for logarithms
 _FREQUENCIES_AT_ONCE = 2**16  # frequencies at a time
 
 
+def diverges(parts: Float[np.ndarray, "*b m"], radii: Float[np.ndarray, "m"]) -> bool:
+    """Whether an integral, the sum of these parts at scaled radii, is infinite."""
+    total = parts.sum(-1)
+    beyond = parts[..., radii > _FAR].sum(-1) > _DIVERGES * total
+    return bool(beyond.any() or not np.isfinite(total).all())
+
+
+def grows(sizes: Float[np.ndarray, "m"], radii: Float[np.ndarray, "m"]) -> bool:
+    """Whether the largest of some sizes at scaled radii is not reached at moderate ones."""
+    largest = sizes[radii <= _FAR].max()
+    return bool(sizes[radii > _FAR].max() / (1 + _DIVERGES) > largest)
+
+
 class MatrixFunction(Protocol):
     """B(ω), a matrix for every frequency."""
 
@@ -195,7 +208,7 @@ class VarianceSpectrum:
     @property
     def variance(self) -> Float[Tensor, "*b p p"]:
         """K(0) = ∫ A S dω."""
-        omega, volumes = self._polar
+        omega, volumes = self.nodes
         total = sum(
             torch.einsum("...m,mpr,mqr->...pq", mass.to(b), b, b.conj())
             for mass, b in self._masses(omega, volumes)
@@ -223,9 +236,7 @@ class VarianceSpectrum:
         radii, shares = self._shares
         with np.errstate(over="ignore"):
             parts = shares * radii ** (2.0 * order)
-        total = parts.sum(-1)
-        diverges = (parts[..., radii > _FAR].sum(-1) > _DIVERGES * total).any()
-        return math.inf if diverges or not np.isfinite(total).all() else float(total.max())
+        return math.inf if diverges(parts, radii) else float(parts.sum(-1).max())
 
     def correlation(self, lag: float, axis: int) -> float:
         """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i, of
@@ -251,7 +262,7 @@ class VarianceSpectrum:
         return min(self.radius(_CUT), _MOST.get(self.num_dims, _FEWEST))
 
     @cached_property
-    def _polar(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
+    def nodes(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
         """Frequencies in all directions and of all lengths, and their volumes."""
         angles, step = _NODES.get(self.num_dims, (0, 0.3))
         return _polar_nodes(self.scales, angles, step, self.device)
@@ -277,7 +288,7 @@ class VarianceSpectrum:
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
         """Scaled radii, in ascending order, and the shares of the variance in the shell of each."""
-        omega, volumes = self._polar
+        omega, volumes = self.nodes
         with torch.no_grad():
             masses = self._masses(omega, volumes)
             parts = [

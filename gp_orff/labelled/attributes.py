@@ -139,6 +139,13 @@ def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]
     ]
 
 
+def degree_kind(name: str, attributes: Mapping[str, Any]) -> str | None:
+    """Whether a coordinate is, by its attributes, a longitude or a latitude; None if neither."""
+    if attributes.get("standard_name") in _ANGLES or not labelled_as_angles({name: attributes}):
+        return None
+    return next((kind for kind in _NAMES if _is(kind, name, attributes)), None)
+
+
 def is_angle(units: object) -> bool:
     """Whether a unit is degrees, radians or another one of angles."""
     unit = None if units is None else Unit.parse(units)

@@ -152,7 +152,7 @@ _NUMBER = ":number"  # of a coordinate along its axis, beside its values
 
 
 class OnAxes(Protocol):
-    """Variables on the product of axes."""
+    """Variables on a grid: the broadcast of axes."""
 
     @property
     def leading(self) -> "Mapping[str, xarray.Variable]":
@@ -172,19 +172,23 @@ def by_blocks(
     axes: Sequence[np.ndarray],
     chunks: Mapping[str, object],
 ) -> "xarray.Dataset":
-    """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`.
+    """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`, along the
+    dimensions of these.
 
     Raises:
         ImportError: dask is not installed.
         ValueError: chunks of something else than these coordinates.
     """
     xr, arrays = optional("xarray", "xarray"), optional("dask.array", "dask")
-    if not isinstance(chunks, Mapping) or not set(chunks) <= set(coords):
+    numbered = [
+        xr.Variable(coords[name].dims, axis) for name, axis in zip(coords, axes, strict=True)
+    ]
+    dims, shape = dims_of(numbered), np.broadcast_shapes(*(a.shape for a in open_mesh(numbered)))
+    if not isinstance(chunks, Mapping) or not set(chunks) <= set(dims):
         raise ValueError(
-            f"expected chunks as sizes by coordinate, such as {{{next(iter(coords))!r}: 100}}, of "
-            f"{list(coords)}, got {chunks!r}"
+            f"expected chunks as sizes by coordinate, such as {{{dims[0]!r}: 100}}, of {dims}, got "
+            f"{chunks!r}"
         )
-    dims, shape = list(coords), tuple(len(axis) for axis in axes)
     sizes = arrays.core.normalize_chunks(
         tuple(chunks.get(name, -1) for name in dims), shape, dtype=np.float64
     )
@@ -196,10 +200,23 @@ def by_blocks(
     )
     every = [*leading, *dims]
     variables = {name: (every, joined, dict(own)) for name, own in on_axes.attributes.items()}
-    template = xr.Dataset(variables, {**leading, **coords})
-    columns = {f"{name}{_NUMBER}": (name, axis) for name, axis in zip(dims, axes, strict=True)}
-    grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**coords, **columns}, dims)
-    return xr.map_blocks(_block, grid, [_on_every_worker(on_axes)], template=template)
+    indexed = {name: variable for name, variable in coords.items() if name in dims}
+    template = xr.Dataset(variables, {**leading, **indexed})
+    columns = {f"{name}{_NUMBER}": axis for name, axis in zip(coords, numbered, strict=True)}
+    grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**indexed, **columns}, dims)
+    given = [list(columns), _on_every_worker(on_axes)]
+    return xr.map_blocks(_block, grid, given, template=template).assign_coords(coords)
+
+
+def dims_of(variables: "Iterable[xarray.Variable]") -> list[str]:
+    """The dimensions of all variables, in their order."""
+    return list(dict.fromkeys(dim for variable in variables for dim in variable.dims))
+
+
+def open_mesh(variables: "Sequence[xarray.Variable]") -> list[np.ndarray]:
+    """Arrays along all dimensions, of length one where a variable does not vary."""
+    dims = dims_of(variables)
+    return [variable.set_dims(dims).to_numpy() for variable in variables]
 
 
 def _on_every_worker(value: Callable) -> "xarray.DataArray":
@@ -215,13 +232,15 @@ def _on_every_worker(value: Callable) -> "xarray.DataArray":
     return xr.DataArray(optional("dask.array", "dask").from_delayed(one, (), object))
 
 
-def _block(grid: "xarray.DataArray", held: "xarray.DataArray") -> "xarray.Dataset":
-    """The variables on one block of the grid."""
+def _block(
+    grid: "xarray.DataArray", columns: Sequence[str], held: "xarray.DataArray"
+) -> "xarray.Dataset":
+    """The variables on one block of the grid, whose inputs are the numbers in `columns`."""
     on_axes = held.to_numpy()[()]
     dims = list(grid.dims)
-    values = on_axes([grid.coords[f"{name}{_NUMBER}"].to_numpy() for name in dims])
+    values = on_axes(open_mesh([grid.coords[name].variable for name in columns]))
     pairs = zip(on_axes.attributes.items(), values, strict=True)
     every, coords = [*on_axes.leading, *dims], dict(on_axes.leading)
     variables = {name: (every, own, dict(note)) for (name, note), own in pairs}
-    coords |= {name: grid.coords[name].variable for name in dims}
+    coords |= {name: grid.coords[name].variable for name in dims if name in grid.coords}
     return optional("xarray", "xarray").Dataset(variables, coords)

@@ -24,7 +24,13 @@ from gp_orff.labelled.attributes import (
     of_symbol,
     optional,
 )
-from gp_orff.labelled.lazy import by_blocks
+from gp_orff.labelled.conventions import (
+    GRID_MAPPING,
+    global_attributes,
+    plane_of_unit,
+    with_conventions,
+)
+from gp_orff.labelled.lazy import by_blocks, dims_of, open_mesh
 from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
@@ -52,9 +58,18 @@ def on_grid(
 ) -> "xarray.Dataset":
     """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
 
+    The Dataset follows the CF conventions 1.11. Coordinates get `standard_name`, `axis` and `units`
+    where an attribute, a date or a projection makes them certain. Dimensions whose axis is known
+    come last, in the order time, height, latitude or y, longitude or x. Where the projection is
+    known, variables have a `grid_mapping`, the variable `crs`. The history has the version, the
+    kernel and the hyperparameters, and goes on with that of the Dataset `attrs`. Its time is that
+    of the environment variable SOURCE_DATE_EPOCH if it is set. After a fit that checked it, the
+    attribute `coverage_of_95_percent_intervals` has the coverage of left-out observations.
+
     Args:
         field: a `FieldPosterior`.
-        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs. Those of
+            a curvilinear grid are 2-D, along the dimensions y and x if they are arrays.
         names: names of the outputs.
         symbols: symbols of the field by name.
         attrs: attributes by name, or a Dataset, of which units, standard_name and long_name are
@@ -67,7 +82,7 @@ def on_grid(
         project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
             latitude in degrees. Vectors, and derivatives of vectors, go back to east and north;
             positions and directions inside symbols remain those of the plane, in km.
-        chunks: sizes of blocks by coordinate, such as {"time": 10}; of others, a block has all.
+        chunks: sizes of blocks by dimension, such as {"time": 10}; of others, a block has all.
             Then variables are Dask arrays, which are computed block by block where they are used:
             by `compute`, or by `to_zarr` without holding the map. The field travels to each worker
             once.
@@ -97,18 +112,23 @@ def on_grid(
             f"expected a coordinate for each of the model's {field.num_inputs} inputs, in their "
             f"order, got {list(coordinates)}"
         )
+    described, before = field, getattr(attrs, "attrs", {})
     everything = isinstance(attrs, xr.Dataset)  # with more names than are of use
     attrs = _kept(attrs) if everything else attrs or {}
     coords = {name: _axis(xr, name, axis, attrs.get(name)) for name, axis in coordinates.items()}
+    _check_shapes(coords)
     axes = [numbers(name, axis.to_numpy(), time_unit, epoch) for name, axis in coords.items()]
     inputs = [axis.attrs for axis in coords.values()]
     units = {name: getattr(axis, "attrs", {}) for name, axis in coordinates.items()}
     wanted = {
         name: attrs.get(name, entry) if everything else entry for name, entry in units.items()
     }
+    plane, crs = [], ""
     if project is None and getattr(field, "units", ()):
-        of_inputs = zip(coords, field.units, strict=True)
-        wanted |= {name: {"units": unit} for name, unit in of_inputs if unit and Unit.parse(unit)}
+        of_inputs = {n: plane_of_unit(u) for n, u in zip(coords, field.units, strict=True)}
+        wanted |= {n: {"units": u} for n, (u, _) in of_inputs.items() if u and Unit.parse(u)}
+        plane = [name for name, (_, system) in of_inputs.items() if system]
+        crs = of_inputs[plane[0]][1] if plane else ""
     for name, unit in common_units(wanted).items():
         column = list(coords).index(name)
         axes[column] = _converted(name, axes[column], units[name], {"units": unit})
@@ -125,8 +145,8 @@ def on_grid(
                 name = list(coords)[column]
                 axes[column] = _converted(name, axes[column], inputs[column], degrees)
         field = ProjectedField(field, project, columns)
-        inputs = field.in_km(inputs)
-    outline = _outline(axes, columns)
+        inputs, crs = field.in_km(inputs), project.crs
+    outline = _outline(xr, coords, axes, columns, project)
     if project is not None:
         project.check_extent(outline[:, columns])
     values = field if paths is None else field.sample_paths(paths, seed=seed)
@@ -135,7 +155,7 @@ def on_grid(
     requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
     means = [name for _, outputs in requests for name in outputs]
     others = ["realization"] if paths is not None else [f"{name}_sd" for name in means]
-    _check_names([*coords, *means, *others])
+    _check_names([*coords, *means, *others, *([GRID_MAPPING] if crs else [])])
     if everything:
         _warn_of_other_names(attrs, list(coords), requests[0][1])
     unknown = sorted(set(attrs) - {*coords, *means})
@@ -159,13 +179,19 @@ def on_grid(
         layers.append((symbol, found))
     on_axes = MapOf(field, layers) if paths is None else EnsembleOf(values, layers)
     if chunks is not None:
-        return by_blocks(on_axes, coords, axes, chunks)
-    variables = zip(on_axes.attributes.items(), on_axes(axes), strict=True)
-    dims = [*on_axes.leading, *coords]
-    return xr.Dataset(
-        {name: xr.Variable(dims, own, note) for (name, note), own in variables},
-        {**on_axes.leading, **coords},
-    )
+        maps = by_blocks(on_axes, coords, axes, chunks)
+    else:
+        grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
+        variables = zip(on_axes.attributes.items(), on_axes(open_mesh(grid)), strict=True)
+        dims = [*on_axes.leading, *dims_of(grid)]
+        maps = xr.Dataset(
+            {name: xr.Variable(dims, values, note) for (name, note), values in variables},
+            {**on_axes.leading, **coords},
+        )
+    degrees = [list(coords)[column] for column in columns]
+    kind = "posterior means and standard deviations" if paths is None else "draws of the posterior"
+    attributes = global_attributes(described, means, kind, before)
+    return with_conventions(maps, degrees, plane, crs, attributes)
 
 
 @dataclass(frozen=True)
@@ -201,7 +227,7 @@ class MapOf:
         return dict(pairs)
 
     def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "*grid"]]:
-        """The variables on the product of the axes."""
+        """The variables on the broadcast of the axes."""
         found = []
         for symbol, outputs in self.layers:
             for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
@@ -219,7 +245,7 @@ class EnsembleOf:
     @property
     def leading(self) -> "dict[str, xarray.Variable]":
         """The numbers of the functions, with the names of the CF conventions."""
-        attributes = {"standard_name": "realization", "units": "1", "axis": "E"}
+        attributes = {"standard_name": "realization", "units": "1"}
         number = np.arange(len(self.paths), dtype=np.int32)
         return {
             "realization": optional("xarray", "xarray").Variable("realization", number, attributes)
@@ -240,8 +266,8 @@ class EnsembleOf:
         return pairs
 
     def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "S *grid"]]:
-        """The variables on the product of the axes."""
-        shape, values = tuple(map(len, axes)), []
+        """The variables on the broadcast of the axes."""
+        shape, values = np.broadcast_shapes(*map(np.shape, axes)), []
         for symbol, outputs in self.layers:
             parts = [self.paths(x, symbol) for _, x in _points(axes, shape)]
             joined = torch.cat(parts, dim=1).numpy().reshape(len(self.paths), *shape, -1)
@@ -307,24 +333,65 @@ def _kept(dataset: "xarray.Dataset") -> dict[str, Attributes]:
     }
 
 
-def _outline(axes: list[np.ndarray], columns: Sequence[int]) -> Float[Tensor, "n d"]:
-    """The corners of the grid, and all points on its edges along some columns."""
+def _outline(
+    xr: ModuleType,
+    coords: "Mapping[str, xarray.Variable]",
+    axes: Sequence[np.ndarray],
+    columns: Sequence[int],
+    project: LocalPlane | None,
+) -> Float[Tensor, "n d"]:
+    """Points whose box contains the grid: its corners, and all points on its edges along some
+    columns; of a curvilinear part, the outermost points."""
+    dims = [c.dims for c in coords.values()]
     ends = [np.array([axis.min(), axis.max()]) for axis in axes]
+    curved = [i for i, axis in enumerate(axes) if axis.ndim == 2]
+    if curved:
+        places = np.stack(np.broadcast_arrays(*(axes[i] for i in curved)), -1).reshape(
+            -1, len(curved)
+        )
+        seen = places if project is None else project.forward(places)
+        rows = [*seen.argmin(0), *seen.argmax(0)]
+        for i, values in zip(curved, places[rows].T, strict=True):
+            dims[i], ends[i] = (":outermost",), values
+        columns = ()
     edges = [ends, *([*ends[:i], axes[i], *ends[i + 1 :]] for i in columns)]
-    points = [np.stack(np.meshgrid(*own, indexing="ij"), axis=-1) for own in edges]
-    return torch.from_numpy(np.concatenate([own.reshape(-1, len(axes)) for own in points]))
+    meshes = [
+        open_mesh([xr.Variable(d, values) for d, values in zip(dims, edge, strict=True)])
+        for edge in edges
+    ]
+    points = [np.stack(np.broadcast_arrays(*mesh), axis=-1) for mesh in meshes]
+    return torch.from_numpy(np.concatenate([block.reshape(-1, len(axes)) for block in points]))
 
 
 def _axis(
     xr: ModuleType, name: str, values: object, attrs: Mapping[str, Any] | None
 ) -> "xarray.Variable":
     array = np.asarray(values)
-    if array.ndim != 1 or array.size == 0:
+    if array.ndim not in (1, 2) or array.size == 0:
         raise ValueError(
             f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; write one "
-            "value as [value]"
+            "value as [value], and the coordinates of a curvilinear grid as 2-D arrays"
         )
-    return xr.Variable(name, array, {**getattr(values, "attrs", {}), **(attrs or {})})
+    dims = getattr(values, "dims", ("y", "x")) if array.ndim == 2 else (name,)
+    if array.ndim == 2 and name in dims:
+        raise ValueError(
+            f"expected dimensions of the 2-D coordinate {name!r} with other names than its, got "
+            f"{dims}; give it as xarray.DataArray(values, dims=('j', 'i'))"
+        )
+    return xr.Variable(dims, array, {**getattr(values, "attrs", {}), **(attrs or {})})
+
+
+def _check_shapes(coords: "Mapping[str, xarray.Variable]") -> None:
+    """Coordinates of a curvilinear grid are along the same dimensions, which have one size."""
+    curved = {name: dict(c.sizes) for name, c in coords.items() if c.ndim == 2}
+    first = next(iter(curved.values()), None)
+    for name, sizes in curved.items():
+        if sizes != first:
+            raise ValueError(
+                f"expected 2-D coordinates {list(curved)} of one shape and along the same "
+                f"dimensions, {first}, got {name!r} of shape {tuple(sizes.values())} along "
+                f"{tuple(sizes)}; give the longitude and latitude of every point"
+            )
 
 
 def _names(field: Field, names: Sequence[str] | None) -> list[str]:
@@ -376,9 +443,9 @@ def _exists(values: "Field | Paths", symbol: Symbol, x: Float[Tensor, "n d"]) ->
 def _moments(
     field: Field, symbol: Symbol | None, axes: Sequence[np.ndarray]
 ) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
-    """Means and standard deviations on the product of the axes."""
+    """Means and standard deviations on the broadcast of the axes."""
     q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
-    shape = tuple(map(len, axes))
+    shape = np.broadcast_shapes(*map(np.shape, axes))
     mean, sd = np.empty((2, q, np.prod(shape)))
     for rows, x in _points(axes, shape):
         mean[:, rows] = field.mean(x, symbol).mT
@@ -389,10 +456,10 @@ def _moments(
 def _points(
     axes: Sequence[np.ndarray], shape: tuple[int, ...]
 ) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
-    """Chunks of the product of the axes: row numbers and points."""
-    size = int(np.prod(shape))
+    """Chunks of the broadcast of the axes: row numbers and points."""
+    size, axes = int(np.prod(shape)), [np.broadcast_to(axis, shape) for axis in axes]
     for start in range(0, size, _CHUNK):
         rows = slice(start, min(start + _CHUNK, size))
         index = np.unravel_index(np.arange(rows.start, rows.stop), shape)
-        x = [axis[i] for axis, i in zip(axes, index, strict=True)]
+        x = [axis[index] for axis in axes]
         yield rows, torch.from_numpy(np.stack(x, axis=-1))

@@ -32,6 +32,7 @@ from gp_orff.models.design import Design, Redundancy, design, redundancy
 from gp_orff.models.ellipses import TidalEllipses, constituent_of, ellipses
 from gp_orff.models.energy_spectrum import EnergySpectrum, energy_spectrum
 from gp_orff.models.frozen_model import ExactGPSnapshot, FieldOnDomain, PartSnapshot, Snapshot
+from gp_orff.models.report import description
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Symbol
@@ -56,6 +57,8 @@ class FieldPosterior(NamedSymbols):
         snapshot: the data, kernel, noise and mean of the model.
         units: of the columns of the points, as far as they are known. Points that come with others,
             as those of `gp_orff.labelled` or of pint, are converted; so are regions and references.
+        coverage: of 95 % intervals, of observations that were left out in turn after the fit; None
+            where it was not computed. Datasets have it as an attribute.
 
     Example:
         >>> import gp_orff, torch
@@ -69,8 +72,13 @@ class FieldPosterior(NamedSymbols):
         tensor(True)
     """
 
-    def __init__(self, snapshot: Snapshot, units: Sequence[str | None] = ()):
-        self._snapshot, self.units = snapshot, tuple(units)
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        units: Sequence[str | None] = (),
+        coverage: float | None = None,
+    ):
+        self._snapshot, self.units, self.coverage = snapshot, tuple(units), coverage
         self._field = snapshot.field()
         self._extended: FieldOnDomain | None = None  # for the last points outside the domain
         self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
@@ -126,6 +134,12 @@ class FieldPosterior(NamedSymbols):
     def box(self) -> tuple[tuple[float, float], ...]:
         """The smallest box around the data: (low, high) of each column of the points."""
         return self._snapshot.inference.data.box
+
+    @property
+    def description(self) -> str:
+        """The kernel, its hyperparameters, the noise variances and the constant mean, in a line, as
+        the history of a Dataset has it."""
+        return description(self._snapshot)
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -527,12 +541,15 @@ class FieldPosterior(NamedSymbols):
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
-        The grid is the product of the coordinates. The variables `<name>` and `<name>_sd` are the
+        The grid is the product of the coordinates, or curvilinear where they are 2-D. Attributes
+        and the order of dimensions are those of the CF conventions; see
+        `gp_orff.labelled.on_grid`. The variables `<name>` and `<name>_sd` are the
         mean and the standard deviation of an output or symbol; with `paths`, `<name>` are so many
         functions drawn from the posterior, along the dimension `realization`.
 
         Args:
-            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs.
+            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs; 2-D
+                ones of a curvilinear grid.
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
             symbols: symbols of the field by name; several outputs of one are numbered. Default:
                 divergence and vorticity of a planar field, if they exist.

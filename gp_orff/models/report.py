@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, ProductKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from jaxtyping import Float
@@ -34,7 +34,7 @@ from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.trainer import MOST_SEARCHED
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, log_marginal_likelihood
-from gp_orff.models.frozen_model import ModelSnapshot
+from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
 
@@ -99,6 +99,7 @@ class Approximation:
 
 
 Numbers = float | Float[np.ndarray, "..."]
+_SIGNS = {AdditiveKernel: " + ", ProductKernel: " * "}
 _DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
 
 
@@ -142,6 +143,37 @@ def hyperparameter_values(
     absent -= {*kernel.parameters()}
     names = parameter_names(kernel, likelihoods)
     return {name: values[parameter] for name, parameter in names.items() if parameter not in absent}
+
+
+@torch.no_grad()
+def description(snapshot: Snapshot) -> str:
+    """The kernel, its hyperparameters, the noise variances and the constant mean, in a line."""
+    kernel, noises = snapshot.kernel, getattr(snapshot, "noises", {})
+    values = hyperparameter_values(kernel, {}, ())
+    for label, variance in noise_variances(noises).items():
+        values["noise" if len(noises) == 1 else f"{label}.noise"] = variance
+    values["mean"] = as_numbers(snapshot.constant)
+    numbers = ", ".join(f"{name} = {brief(value, 5)}" for name, value in values.items())
+    return f"kernel {expression(kernel)}; {numbers}"
+
+
+def expression(kernel: Kernel) -> str:
+    """The classes of a tree of kernels, as `ScaleKernel(CurlFreeKernel(MaternKernel(nu=1.5)))`."""
+    children = [
+        part
+        for child in kernel.children()
+        for part in (child if isinstance(child, nn.ModuleList) else [child])
+        if isinstance(part, Kernel)
+    ]
+    parts, name = [expression(child) for child in children], type(kernel).__name__
+    if type(kernel) in _SIGNS:
+        nested = zip(children, parts, strict=True)
+        return _SIGNS[type(kernel)].join(
+            f"({text})" if type(child) in _SIGNS else text for child, text in nested
+        )
+    if isinstance(kernel, MaternKernel):
+        parts.append(f"nu={kernel.nu:g}")
+    return f"{name}({', '.join(parts)})" if parts else name
 
 
 def mean_values(mean: Mean) -> dict[str, Numbers]:
@@ -521,6 +553,8 @@ class FitReport:
         threads: the number of threads of the last fit; None without one.
         weak_priors: whether the last fit had so few data that it learned with weak priors, and
             without the constant mean, which is integrated out.
+        coverage: the share of observations, left out in turn after the last fit, that their 95 %
+            intervals contain; None where the check was not made.
         effective_draws: the effective number of the draws over which the posterior integrates the
             hyperparameters; None without them.
         pareto_k: the shape of the tail of their weights (Vehtari et al. 2024): above 0.7, error
@@ -565,6 +599,7 @@ class FitReport:
     seconds: float | None
     threads: int | None
     weak_priors: bool
+    coverage: float | None
     effective_draws: float | None
     pareto_k: float | None
     notes: tuple[str, ...]

@@ -575,7 +575,8 @@ class VectorFieldGP(GP):
         tracks, take 32 draws about the learned values instead. ValueError for more than 1200
         numbers, and for features, whose hyperparameters are taken as known.
         """
-        return FieldPosterior(self._snapshot(marginalize), self._units.x)
+        snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
+        return FieldPosterior(snapshot, self._units.x, coverage)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -1083,7 +1084,9 @@ class VectorFieldGP(GP):
         notes = [] if calibration is None else calibration.notes
         notes = notes if oscillation is None else [*notes, oscillation.note]
         warn_of_calibration(notes)
-        return replace(state, history=state.history.with_notes(notes)) if notes else state
+        coverage = None if calibration is None else calibration.coverage
+        history = replace(state.history, coverage=coverage)
+        return replace(state, history=history.with_notes(notes))
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
         """A snapshot of the present model; sets a trained constant mean to its best value.

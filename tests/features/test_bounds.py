@@ -488,7 +488,7 @@ def test_where_bounds_exist():
         expected = {
             "lcm": everything,
             "periodic": everything,
-            "spectral_matrix": everything,
+            "spectral_matrix": scalar_only,
             "scalar_bessel": everything,  # power 2: moments of whole orders only
             "matern12": everything - {"hoeffding", "minh_pointwise"},
         }.get(name, expected)

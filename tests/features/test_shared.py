@@ -250,13 +250,41 @@ def test_number_of_features():
     assert features(three_potentials(), 60, shared=False) == (180, 360)
     assert features(three_potentials(), 60, shared=True) == (60, 120)  # one column ω, singular
     assert features(three_potentials() + tasks(rbf(1.0)), 60, shared=True) == (60, 240)
-    assert features(coregionalisation(), 64, shared=True) == (66, 264)  # 22 from each
+
+
+def two_scales(scale):
+    return scaled(rbf(0.5), scale) + scaled(rbf(1.2), 1.0)
+
+
+def test_each_term_gives_frequencies_by_its_share_of_the_variance():
+    """Minh 2016, (58) and (59): tr μ̃ is tr K(0), so that every draw has the variance at lag zero.
+
+    Shares of 48 and 16 of 64; a term without variance gives one.
+    """
+    kernel = two_scales(3.0)
+    for seed in range(3):
+        rule = gp_orff.MonteCarlo(64, seed=seed, shared=True)
+        shared = gp_orff.ORFFKernel(kernel, rule, num_dims=2)
+        assert [own.num_frequencies for own in shared.frequencies] == [48, 16]
+        variance = shared.features(torch.zeros(1, 2).double()).square().sum().item()
+        assert variance == pytest.approx(4, rel=1e-9)
+    numbers = draw(two_scales(1e-9), gp_orff.MonteCarlo(64, shared=True), 2)
+    assert [own.num_frequencies for own in numbers] == [1, 64]
+
+
+def test_a_state_brings_its_numbers_of_frequencies():
+    """Shares follow hyperparameters, those of a new kernel are others."""
+    rule, (x, z) = gp_orff.MonteCarlo(64, shared=True), pair(2)
+    trained, new = (gp_orff.ORFFKernel(two_scales(s), rule, num_dims=2) for s in (3.0, 1.0))
+    new.load_state_dict(trained.state_dict())
+    assert [own.num_frequencies for own in new.frequencies] == [48, 16]
+    torch.testing.assert_close(new(x, z).to_dense(), trained(x, z).to_dense(), rtol=0, atol=1e-12)
 
 
 COMPARED = {  # squared errors at equal features: shared over side by side; 100 seeds give 6 %
     "separable": (lambda: separable((0.4, 0.6, 1.0)), 3.0, (0.4, 0.8)),
     "helmholtz": (lambda: helmholtz(lengthscales=(0.6, 0.6)), 1.0, (0.75, 1.15)),
-    "far_apart": (lambda: helmholtz(lengthscales=(0.3, 1.0)), 1.0, (1.3, 2.5)),
+    "far_apart": (lambda: helmholtz(lengthscales=(0.3, 1.0)), 1.0, (0.85, 1.25)),
 }
 
 
@@ -287,7 +315,13 @@ def test_terms_that_cannot_share_keep_their_frequencies():
     shared, alone = (
         draw(kernel, gp_orff.MonteCarlo(32, shared=shared), 2) for shared in (True, False)
     )
-    assert [own.num_frequencies for own in shared] == [16, 1, 32, 32, 16]
+    zero = torch.zeros(1, 2).double()
+    field, other = (
+        part(zero).to_dense().trace().item()
+        for part in (curl_free(base("rbf", 2)), tasks(rbf(1.2)))
+    )
+    number = round(32 * field / (field + other))
+    assert [own.num_frequencies for own in shared] == [number, 1, 32, 32, 32 - number]
     for i in (2, 3):
         assert all(map(torch.equal, shared[i].bases, alone[i].bases))
 
@@ -313,7 +347,9 @@ def test_singular_sums_have_no_nugget():
     kernel = helmholtz(lengthscales=(0.02, 2.0)) + curl_free(rbf(0.02, active_dims=(0, 1)))
     draws, (x, z) = draw(kernel, gp_orff.MonteCarlo(60, shared=True), 2), pair(2)
     expected, expansion = by_hand(kernel, draws, "trace", x, z), expand(kernel, draws, 2)
-    assert expansion.num_features == 2 * 60 * 2
+    numbers = [own.num_frequencies for own in draws]
+    assert numbers == [30, 1, 30]  # of 60, and one of the term that is 10⁻⁴ of the variance
+    assert expansion.num_features == 2 * 61 * 2
     assert len({term.factor for term in terms(kernel)}) == 3  # two columns ω, on other inputs
     error = expansion.features(x) @ expansion.features(z).mT - expected
     assert error.abs().max() < 1e-12 * expected.abs().max()
@@ -493,13 +529,17 @@ def test_states_and_files(rule, tmp_path):
 
 
 def test_batches_of_kernels():
-    """Each kernel of a batch has the features that it has by itself."""
-    batch = curl_free(RBFKernel(batch_shape=torch.Size([2])).double()) + tasks(rbf(1.2))
-    batch.kernels[0].base_kernel.base_kernel.lengthscale = torch.tensor([[[0.5]], [[0.8]]])
-    rule, (x, z) = gp_orff.MonteCarlo(16, shared=True), pair(2)
+    """Each kernel of a batch has the features that it has by itself, if the shares are the same."""
+    lengthscales = torch.tensor([0.5, 0.8]).double()
+    field = curl_free(RBFKernel(batch_shape=torch.Size([2])).double())
+    field.base_kernel.base_kernel.lengthscale = lengthscales[:, None, None]
+    field = ScaleKernel(field, batch_shape=torch.Size([2])).double()
+    field.outputscale = lengthscales.square()
+    batch, (x, z) = field + tasks(rbf(1.2)), pair(2)
+    rule = gp_orff.MonteCarlo(16, shared=True)
     found = estimate(batch, rule, x, z)
     for index, lengthscale in enumerate((0.5, 0.8)):
-        single = curl_free(rbf(lengthscale)) + tasks(rbf(1.2))
+        single = scaled(curl_free(rbf(lengthscale)), lengthscale**2) + tasks(rbf(1.2))
         torch.testing.assert_close(found[index], estimate(single, rule, x, z))
 
 

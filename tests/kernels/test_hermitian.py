@@ -4,50 +4,19 @@ import math
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel
 from gpytorch.means import ZeroMean
 from linear_operator import to_dense
 
 import gp_orff
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel, TraceSampler
+from tests.support.delays import DELAY, Delayed, dense, made, signature
 
-DELAY = 0.5
 RULES = {
     "grid": gp_orff.Grid(domain=((-2.0, 2.0),), tolerance=1e-10),
     "quasi": gp_orff.QuasiMonteCarlo(2**12),
     "shared": gp_orff.Orthogonal(2**10, seed=1),
 }
-
-
-class Delayed(torch.nn.Module):
-    """f₁(x) = g(x), f₂(x) = g(x − τ): B = (1, e^{iωτ})ᵀ."""
-
-    def __init__(self, delay=DELAY):
-        super().__init__()
-        self.delay = torch.nn.Parameter(torch.tensor(delay, dtype=torch.float64))
-
-    def forward(self, omega):
-        shift = torch.polar(torch.ones_like(omega), self.delay * omega)
-        return torch.stack([torch.ones_like(shift), shift], dim=1)
-
-
-def made(amplitude=None, base=None):
-    base = RBFKernel() if base is None else base
-    base.lengthscale = 1.0
-    amplitude = Delayed() if amplitude is None else amplitude
-    return SpectralMatrixKernel(base, amplitude, num_outputs=2, num_dims=1).double()
-
-
-def signature(lag, delay=DELAY):
-    """Cov[f(x), f(z)] of lags x − z, (m, 1): of the first output with the second, k(x − z + τ)."""
-    shifts = torch.tensor([[0.0, delay], [-delay, 0.0]], dtype=lag.dtype)
-    return torch.exp(-0.5 * (lag[..., None] + shifts).square())
-
-
-def dense(x, z, delay=DELAY):
-    lags = (x - z.mT).reshape(-1, 1)
-    blocks = signature(lags, delay).reshape(len(x), len(z), 2, 2)
-    return blocks.movedim(-2, 1).reshape(2 * len(x), 2 * len(z))
 
 
 X = torch.linspace(-1.5, 1.5, 12).double().unsqueeze(-1)
@@ -82,6 +51,88 @@ def test_from_a_signature_with_a_delay():
     torch.testing.assert_close(to_dense(kernel(X, X)), dense(X, X), rtol=0, atol=1e-6)
     features = gp_orff.ORFFKernel(kernel, RULES["grid"], num_dims=1).features(X)
     torch.testing.assert_close(features @ features.mT, dense(X, X), rtol=0, atol=1e-5)
+
+
+def two_scales(lag):
+    """Two outputs of two lengthscales in the plane, of which one varies on both."""
+    square = lag.square().sum(-1)
+    near, far = torch.exp(-0.5 * square / 0.15**2), torch.exp(-0.5 * square / 0.8**2)
+    rows = [torch.stack([0.2 * near + far, 0.5 * far], -1), torch.stack([0.5 * far, far], -1)]
+    return torch.stack(rows, -2)
+
+
+@pytest.mark.parametrize("units", [1.0, 1e6])
+def test_frequencies_of_a_signature_have_the_density_of_its_trace(units):
+    """Minh 2016, Theorem 9: tr μ̃ = tr C/ρ is tr K(0) everywhere, with outputs in their units.
+
+    Linear between points h apart, a Gaussian density of scale 1/ℓ is wrong by h²ℓ²/8 at its peak,
+    and by more, but the other way, in its tails: h = π/16 for lags up to 8, 0.3 % for ℓ = 0.8.
+    """
+    unit = torch.tensor([units, 1.0]).double()
+
+    def signature(lag):
+        return two_scales(lag) * unit * unit[:, None]
+
+    kernel = SpectralMatrixKernel.from_signature(signature, [(0.0, 2.0)] * 2)
+    u = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    omega, log_density = kernel.sampler(u)
+    square = omega.square().sum(-1)
+    near, far = (
+        length**2 / (2 * math.pi) * torch.exp(-0.5 * square * length**2) for length in (0.15, 0.8)
+    )
+    trace = (0.2 * near + far) / 1.2 + far  # of correlations, whose tr K(0) is 2
+    ratio = trace / log_density.exp() / 2
+    assert (ratio - 1).abs().max() < 0.03
+    assert abs(ratio.mean() - 1) < 5 * ratio.std() / 2000**0.5  # ρ is normed
+    moment = (0.2 * 2 / 0.15**2 + 2 / 0.64) / 1.2 + 2 / 0.64  # of ‖ω‖² in tr C
+    assert abs(square.mean() - moment / 2) < 5 * square.std() / 2000**0.5
+
+
+def test_moments_of_a_density_that_is_linear_between_points():
+    """A sum of triangles: E ω₁ω₂ = Σ f j k/Σ f, E ω₁² = Σ f (j² + 1/6)/Σ f, by midpoints of u.
+
+    The weights 1/ρ integrate to the area. The quantile has a slope at the ends: 1e-3.
+    """
+    heights = torch.tensor([[1.0, 4.0, 2.0], [3.0, 5.0, 1.0], [2.0, 2.0, 6.0]]).double()
+    index = torch.arange(-1.0, 2.0).double()
+    middle = (torch.arange(300).double() + 0.5) / 300
+    sampler = TraceSampler(heights, torch.tensor([1.0, 2.0]).double())
+    omega, log_density = sampler(torch.cartesian_prod(middle, middle))
+    total = heights.sum()
+    product = 2 * torch.einsum("jk,j,k->", heights, index, index) / total
+    square = (heights.sum(1) @ (index.square() + 1 / 6)) / total
+    assert omega.prod(-1).mean() == pytest.approx(product.item(), abs=1e-3)
+    assert omega[:, 0].square().mean() == pytest.approx(square.item(), abs=1e-3)
+    assert log_density.exp().reciprocal().mean() == pytest.approx(4 * 8, rel=0.05)
+
+
+def test_features_of_a_signature_are_bounded_and_unbiased():
+    """tr μ̃ of a single frequency is tr K(0) = 2, but for the interpolation of its density."""
+    kernel = SpectralMatrixKernel.from_signature(signature, [(-2.0, 2.0)])
+    features = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512), num_dims=1)
+    values = features.features(X)
+    torch.testing.assert_close(values @ values.mT, dense(X, X), rtol=0, atol=0.02)
+    one = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(1, seed=3), num_dims=1)
+    trace = one.features(X[:1]).square().sum().item()
+    assert trace == pytest.approx(2, rel=0.03)
+    sampled = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(512, measure="base"), num_dims=1)
+    assert not any("proposed" in name for name in sampled.state_dict())
+
+
+def test_frequencies_of_older_files_are_those_of_the_base_kernel():
+    """Their state has no mark of the density."""
+    kernel = SpectralMatrixKernel.from_signature(signature, [(-2.0, 2.0)])
+    made = [
+        gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64, measure=measure), num_dims=1)
+        for measure in ("base", "trace")
+    ]
+    old, new = made
+    assert not torch.equal(old.features(X), new.features(X))
+    new.load_state_dict(old.state_dict())
+    torch.testing.assert_close(new.features(X), old.features(X), rtol=0, atol=1e-12)
+    again = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64), num_dims=1)
+    again.load_state_dict(new.state_dict())
+    torch.testing.assert_close(again.features(X), old.features(X), rtol=0, atol=1e-12)
 
 
 def test_from_the_signature_of_a_function_and_its_derivative():

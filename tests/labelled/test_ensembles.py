@@ -98,7 +98,7 @@ def test_in_degrees():
             part.lengthscale = 50.0
     posterior = model.posterior()
     grid = {"lon": [10.2, 10.8], "lat": [60.3, 60.7]}
-    ensemble = posterior.to_xarray(grid, paths=3, project=plane)
+    ensemble = posterior.to_xarray(grid, paths=3, project=plane).transpose(..., "lon", "lat")
     places = np.array([[a, b] for a in grid["lon"] for b in grid["lat"]])
     values = posterior.sample_paths(3)(torch.from_numpy(plane.forward(places)))
     frame = torch.from_numpy(plane.frame(places, 2))

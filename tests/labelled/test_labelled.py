@@ -212,8 +212,11 @@ def test_attributes(tmp_path):
         "lon": {"units": "degrees_east"},
     }
     ds = field.to_xarray({"lat": lat, "lon": AXES["x"]}, attrs=given, symbols={})
-    assert ds["lat"].attrs == {"units": "degrees_north"}
-    assert ds["lon"].attrs == {"units": "degrees_east"}
+    for name, axis, units in (
+        ("latitude", "Y", "degrees_north"),
+        ("longitude", "X", "degrees_east"),
+    ):
+        assert ds[name[:3]].attrs == {"standard_name": name, "axis": axis, "units": units}
     assert ds["u"].attrs == {**given["u"], "ancillary_variables": "u_sd"}
     assert ds["u_sd"].attrs == {
         "long_name": "posterior standard deviation of wind to the east",

@@ -180,13 +180,13 @@ def test_derivatives_on_the_ellipsoid(wind):
     nothing 20 %."""
     field, plane = wind
     attrs = {"u": {"units": "m s-1"}, "v": {"units": "m s-1"}}
-    maps = field.to_xarray(AXES, project=plane, attrs=attrs)
+    maps = field.to_xarray(AXES, project=plane, attrs=attrs).transpose("lon", "lat")
     u, v, divergence, vorticity = flow(on_axes(AXES))
     for name, own in (("u", u), ("v", v), ("divergence", divergence), ("vorticity", vorticity)):
         found = maps[name].to_numpy().ravel()
         assert np.abs(found - own).max() < 5e-3 * np.sqrt(np.mean(own**2)), name
     assert maps["vorticity"].attrs["units"] == maps["divergence_sd"].attrs["units"] == "s-1"
-    assert maps["lon"].attrs == {}
+    assert maps["lon"].attrs["units"] == "degrees_east"
     np.testing.assert_array_equal(maps["lon"], AXES["lon"])
 
 
@@ -197,7 +197,7 @@ def test_vectors_and_their_derivatives_come_back(wind, chunk, monkeypatch):
     field, plane = wind
     symbols = {"part": gp_orff.CurlFreePart(), "d": gp_orff.Jacobian(), "zeta": gp_orff.Curl()}
     symbols["psi"] = gp_orff.StreamFunction()
-    maps = field.to_xarray(AXES, project=plane, symbols=symbols)
+    maps = field.to_xarray(AXES, project=plane, symbols=symbols).transpose("lon", "lat")
     places = on_axes(AXES)
     points, scale = torch.from_numpy(plane.forward(places)), plane.scale(places)
     for names, symbol in (("u v", None), ("part_1 part_2", symbols["part"])):
@@ -236,13 +236,18 @@ class Recorder:
     variance = mean
 
 
-def test_the_first_points_contain_all_others():
-    """Parallels are curved in the plane; so the domain of a frequency grid is chosen once."""
+@pytest.mark.parametrize("curvilinear", [False, True])
+def test_the_first_points_contain_all_others(curvilinear):
+    """Parallels are curved in the plane, and so are the rows of a curvilinear grid; so the domain
+    of a frequency grid is chosen once."""
     field, plane = Recorder(), LocalPlane.around(places_in("wide"))
     axes = {"lon": np.linspace(-111, -89, 9), "lat": np.array([28.0, 42.0])}
+    if curvilinear:
+        lon, lat = np.meshgrid(*axes.values())
+        axes = {"lon": lon, "lat": lat + np.sin(lon)}
     gp_orff.labelled.on_grid(field, axes, project=plane)
     first, everything = field.asked[0], torch.cat(field.asked)
-    assert len(everything) > len(first) >= 18
+    assert len(everything) > len(first) >= (4 if curvilinear else 18)
     assert (first.amin(0) == everything.amin(0)).all()
     assert (first.amax(0) == everything.amax(0)).all()
 
@@ -259,7 +264,8 @@ def test_other_coordinates_and_scalars():
     axes = {"time": hours[:2], "lon": [-43.1, -43.0], "lat": [-22.5]}
     maps = model.posterior().to_xarray(axes, names=["t"], project=plane, **how)
     point = torch.tensor([[1.0, *plane.forward([[-43.0, -22.5]])[0]]], dtype=torch.float64)
-    np.testing.assert_allclose(maps["t"][1, 1, 0], model.posterior().mean(point)[0, 0], atol=1e-12)
+    there = maps["t"].isel(time=1, lon=1, lat=0)
+    np.testing.assert_allclose(there, model.posterior().mean(point)[0, 0], atol=1e-12)
 
 
 WRONG = [

@@ -189,6 +189,7 @@ def test_a_log_is_plain_and_complete(fit):
             "seconds",
             "threads",
             "weak_priors",
+            "coverage",
             "effective_draws",
             "pareto_k",
             "notes",

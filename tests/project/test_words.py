@@ -17,7 +17,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "kept": 38,
     "known": 50,
     "mended": 1,
-    "own": 88,
+    "own": 85,
     "told": 3,
     "whole": 21,
 }

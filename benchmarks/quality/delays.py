@@ -1,0 +1,82 @@
+"""Do 95 % intervals hold the delay between two sensors of one signal?
+
+    python benchmarks delays [--points 60] [--seeds 100] [--smoke]
+
+A signal of lengthscale 1 on [0, 8], an RBF draw, is observed at random times, and again by a second
+sensor after a delay that is uniform on [0.2, 0.8], with noise of a tenth of its standard
+deviation. `SpectralMatrixKernel` with B = (1, e^{iωτ})ᵀ learns the delay τ from zero on, beside the
+variance, the lengthscale and the noise; its interval is that of the report, 1.96 standard errors to
+either side.
+"""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from gpytorch.kernels import RBFKernel
+from helpers.command import Sizes
+from helpers.results import save
+from jaxtyping import Float
+from torch import Tensor
+
+import gp_orff
+
+LONGEST, DELAYS, NOISE = 8.0, (0.2, 0.8), 0.1
+
+
+class Delayed(torch.nn.Module):
+    """f₁(x) = g(x) and f₂(x) = g(x − τ)."""
+
+    def __init__(self):
+        super().__init__()
+        self.delay = torch.nn.Parameter(torch.tensor(0.0, dtype=torch.float64))
+
+    def forward(self, omega: Float[Tensor, "D 1"]) -> Float[Tensor, "D 2 1"]:
+        shift = torch.polar(torch.ones_like(omega), self.delay * omega)
+        return torch.stack([torch.ones_like(shift), shift], dim=1)
+
+
+def observed(points: int, seed: int) -> tuple[float, Float[Tensor, "N 1"], Float[Tensor, "N 2"]]:
+    """The delay, times and values of both sensors: the signal at N times, and at N earlier ones."""
+    generator = torch.Generator().manual_seed(seed)
+    low, high = DELAYS
+    delay = low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64)
+    x = LONGEST * torch.rand(points, 1, generator=generator, dtype=torch.float64)
+    times = torch.cat([x, x - delay])
+    covariance = torch.exp(-0.5 * torch.cdist(times, times).square())
+    covariance = covariance + 1e-9 * torch.eye(2 * points, dtype=torch.float64)
+    normal = torch.randn(2, 2 * points, generator=generator, dtype=torch.float64)
+    values = torch.linalg.cholesky(covariance) @ normal[0] + NOISE * normal[1]
+    return delay.item(), x, values.reshape(2, points).mT
+
+
+def learned(x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"]) -> tuple[float, float]:
+    """The delay and its standard error."""
+    kernel = gp_orff.SpectralMatrixKernel(RBFKernel(), Delayed(), num_outputs=2, num_dims=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gp_orff.CalibrationWarning)
+        model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+    estimate = model.report.hyperparameters["delay"]
+    return float(estimate.value), float(estimate.standard_error)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = Sizes(__file__, __doc__, points=(60, 60), seeds=(100, 2))
+    arguments = parser.parse_args(words)
+    fits = []
+    for seed in range(arguments.seeds):
+        delay, x, y = observed(arguments.points, seed)
+        value, deviation = learned(x, y)
+        fits.append({"delay": delay, "learned": value, "standard error": deviation})
+    error = torch.tensor([abs(fit["learned"] - fit["delay"]) for fit in fits])
+    deviation = torch.tensor([fit["standard error"] for fit in fits])
+    results = {
+        "points": arguments.points,
+        "simulations": arguments.seeds,
+        "inside": (error <= 1.96 * deviation).sum().item(),
+        "elsewhere": (error > 5 * deviation).sum().item(),  # another mode of the evidence
+        "median error": error.median().item(),
+        "standard error": deviation.median().item(),
+    }
+    print(results)
+    save(arguments, {**results, "fits": fits})
