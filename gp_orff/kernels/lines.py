@@ -316,7 +316,7 @@ def tides(
     record. Over 18.6 years the amplitude of M2 changes by 4 %, that of K2 by 29 %.
 
     Add a kernel of what is no tide, such as eddies that decorrelate in time. Without it, error bars
-    of tides are far too small. `VectorFieldGP` gives a `DataWarning` if a record is too short to
+    of tides may be far too small. `VectorFieldGP` gives a `DataWarning` if a record is too short to
     separate two of the constituents.
 
     Args:

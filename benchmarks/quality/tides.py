@@ -1,0 +1,210 @@
+"""Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
+
+    python benchmarks tides [--records 4] [--places 40] [--days 15] [--learned 1200] [--smoke]
+
+Velocities of `--places` positions in the unit square every five hours: M2, S2 and K1 of amplitudes
+0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
+decorrelate exponentially, and noise of 0.1 m/s; Helmholtz fields with 0.7 and 0.3 of the variance.
+
+harmonic analysis  least squares of a constant and the three constituents, each component of each
+                   position by itself
+tides              `gp_orff.tides` of a Helmholtz kernel
+tides and eddies   with a Helmholtz kernel times a Matérn-1/2 kernel of time
+known              the same with the hyperparameters of the simulation
+
+The other two learn theirs from `--learned` random vectors. All are conditioned on all vectors.
+Errors are those of the amplitudes of cosine and sine, root mean square in m/s; coverage is the
+share of the true axes, inclinations and phases inside 95 % intervals of `ellipses`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gpytorch.kernels import MaternKernel, RBFKernel
+from helpers.command import Sizes
+from helpers.fields import curl_free, divergence_free, mean_and_standard_error
+from helpers.results import rounded, save
+from helpers.rows import Rows
+from jaxtyping import Float
+from torch import Tensor
+
+import gp_orff
+from gp_orff.kernels.lines import TidalKernel
+from gp_orff.models.ellipses import TidalEllipses
+
+AMPLITUDES = {"M2": 0.3, "S2": 0.12, "K1": 0.1}  # m/s
+EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 5.0
+TIDE, EDDY = 0.5, 0.15  # lengthscales
+TURNING = 0.7  # share of the variance
+PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
+QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
+
+
+class Radar(NamedTuple):
+    """A simulated record."""
+
+    places: Float[Tensor, "n 2"]
+    times: Float[Tensor, "T"]
+    y: Float[Tensor, "T n 2"]
+    parts: Float[Tensor, "3 2 n 2"]  # of cosine and sine
+
+    @classmethod
+    def draw(cls, seed: int, places: int, days: float) -> "Radar":
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        x = torch.rand(places, 2, generator=generator, dtype=torch.float64)
+        times = torch.arange(0, 24 * days, EVERY, dtype=torch.float64)
+        wide, narrow = (root(in_space(length), x) for length in (TIDE, EDDY))
+        parts = torch.stack(
+            [
+                (size * normal(2, 2 * places) @ wide.mT).unflatten(-1, (places, 2))
+                for size in AMPLITUDES.values()
+            ]
+        )
+        decay = torch.linalg.cholesky(torch.exp(-(times[:, None] - times).abs() / HOURS))
+        eddies = EDDIES * decay @ normal(len(times), 2 * places) @ narrow.mT
+        y = eddies.unflatten(-1, (places, 2)) + NOISE * normal(len(times), places, 2)
+        waves = columns(times).unflatten(-1, (3, 2))
+        return cls(x, times, y + torch.einsum("tcs,csnp->tnp", waves, parts), parts)
+
+    @property
+    def inputs(self) -> Float[Tensor, "T*n 3"]:
+        x = self.places.repeat(len(self.times), 1)
+        return torch.cat([x, self.times.repeat_interleave(len(self.places))[:, None]], dim=-1)
+
+
+def columns(times: Float[Tensor, "T"]) -> Float[Tensor, "T 6"]:
+    phases = [2 * math.pi * times / period for period in PERIODS.values()]
+    return torch.stack([f(phase) for phase in phases for f in (torch.cos, torch.sin)], dim=-1)
+
+
+def in_space(lengthscale: float):
+    """Of variance one."""
+    turning, straining = divergence_free(lengthscale), curl_free(lengthscale)
+    for part, share in ((turning, TURNING), (straining, 1 - TURNING)):
+        part.outputscale = share * part.outputscale
+    return turning + straining
+
+
+def root(kernel, x: Float[Tensor, "n 2"]) -> Float[Tensor, "2n 2n"]:
+    with torch.no_grad():
+        return torch.linalg.cholesky(kernel(x).to_dense() + 1e-9 * torch.eye(2 * len(x)))
+
+
+def harmonic_analysis(radar: Radar) -> Float[Tensor, "3 2 n 2"]:
+    design = torch.cat([columns(radar.times), torch.ones(len(radar.times), 1)], dim=-1)
+    found = torch.linalg.lstsq(design.double(), radar.y.flatten(1)).solution[:-1]
+    return found.unflatten(0, (3, 2)).unflatten(-1, (-1, 2))
+
+
+def kernel_of(eddies: bool):
+    space = gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2, active_dims=(0, 1))
+    kernel = gp_orff.tides(space, list(AMPLITUDES), active_dims=(2,))
+    return kernel + space * MaternKernel(nu=0.5, active_dims=(2,)) if eddies else kernel
+
+
+def learned(radar: Radar, eddies: bool, count: int, seed: int) -> gp_orff.VectorFieldGP:
+    x, y = radar.inputs, radar.y.flatten(0, 1)
+    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
+    return gp_orff.VectorFieldGP(kernel_of(eddies)).fit(x[some], y[some], progress=False)
+
+
+def as_simulated() -> gp_orff.VectorFieldGP:
+    """With the hyperparameters of the simulation."""
+    model = gp_orff.VectorFieldGP(kernel_of(eddies=True).double())
+    sizes = [(TIDE, size) for size in AMPLITUDES.values()] + [(EDDY, EDDIES)]
+    for product, (length, size) in zip(model.kernel.kernels, sizes, strict=True):
+        for part, share in (("divergence_free", TURNING), ("curl_free", 1 - TURNING)):
+            scaled = getattr(product.field_kernel, part)
+            scaled.outputscale = share * (size * length) ** 2  # a derivative divides by ℓ²
+            for leaf in scaled.modules():
+                if isinstance(leaf, RBFKernel):
+                    leaf.lengthscale = length
+    model.kernel.kernels[-1].scalar_kernel.lengthscale = HOURS
+    model.likelihood.noise = NOISE**2
+    return model
+
+
+def parts_of(field: gp_orff.FieldPosterior, places: Tensor) -> Float[Tensor, "3 2 n 2"]:
+    """Means of cosine and sine, which have the other sign half a period later; a mean has not."""
+    found = []
+    for number, period in enumerate(PERIODS.values()):
+        part = field.part(number)
+        at = [
+            part.mean(torch.cat([places, torch.full_like(places[:, :1], share * period)], dim=-1))
+            for share in (0.0, 0.25, 0.5, 0.75)
+        ]
+        found.append(torch.stack([0.5 * (at[0] - at[2]), 0.5 * (at[1] - at[3])]))
+    return torch.stack(found)
+
+
+def inside(found: TidalEllipses, truth: TidalEllipses, quantity: str) -> float:
+    own, known = getattr(found, quantity), getattr(truth, quantity).mean
+    if quantity in ("inclination", "phase"):  # the same axis, from its other end
+        known = known + 180 * ((own.mean - known) / 180).round()
+    return ((own.low <= known) & (known <= own.high)).double().mean().item()
+
+
+def record(seed: int, arguments) -> dict[str, dict[str, float]]:
+    radar = Radar.draw(seed, arguments.places, arguments.days)
+    truth = [TidalEllipses.of(*part.expand(2, *part.shape).transpose(0, 1)) for part in radar.parts]
+    scores = {"harmonic analysis": errors(harmonic_analysis(radar), radar)}
+    models = {
+        "tides": learned(radar, False, arguments.learned, seed),
+        "tides and eddies": learned(radar, True, arguments.learned, seed),
+        "known": as_simulated(),
+    }
+    for name, model in models.items():
+        field = model.condition(radar.inputs, radar.y.flatten(0, 1)).posterior()
+        own = errors(parts_of(field, radar.places), radar)
+        for constituent, known in zip(AMPLITUDES, truth, strict=True):
+            found = field.ellipses(constituent, radar.places)
+            hits = [inside(found, known, quantity) for quantity in QUANTITIES]
+            own[f"inside, {constituent}"] = float(np.mean(hits))
+        scores[name] = own
+    return scores
+
+
+def errors(parts: Float[Tensor, "3 2 n 2"], radar: Radar) -> dict[str, float]:
+    square = (parts - radar.parts).square().flatten(1).mean(-1)
+    return dict(zip(AMPLITUDES, square.sqrt().tolist(), strict=True))
+
+
+def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> dict[str, object]:
+    """Errors over all records, their ratio to those of harmonic analysis, and coverage."""
+
+    def error(model: str, constituent: str) -> float:
+        return float(np.sqrt(np.mean([own[model][constituent] ** 2 for own in records])))
+
+    found = {
+        constituent: {
+            "error": error(name, constituent),
+            "ratio": error(name, constituent) / error("harmonic analysis", constituent),
+        }
+        for constituent in AMPLITUDES
+    }
+    if name != "harmonic analysis":
+        for constituent, own in found.items():
+            shares = [scores[name][f"inside, {constituent}"] for scores in records]
+            own["inside"] = mean_and_standard_error(shares)
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    sizes = {"records": (4, 2), "places": (40, 6), "days": (15, 15), "learned": (1200, 60)}
+    arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
+    records, rows = [], Rows()
+    for seed in range(arguments.records):
+        records.append(record(seed, arguments))
+        for name, own in records[-1].items():
+            rows.add(record=seed, model=name, **own)
+    found = {name: getattr(arguments, name) for name in sizes}
+    found["models"] = {name: summary(records, name) for name in records[0]}
+    print(rounded(found))
+    save(arguments, found)
