@@ -131,12 +131,19 @@ class ModelState:
         return ModelState.of(e_step.converged(self.representation), self.mean, self.history)
 
     @property
+    def _no_results(self) -> dict[str, Memo]:
+        return {name: Memo() for name in ("snapshots", "others", "reports", "statistics")}
+
+    @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
         """What weights and pseudo-observations depend on, but for the data: the kinds of likelihood
-        of their groups, and raw parameters."""
+        of their groups, raw parameters, and a fixed mean."""
         labels = sorted({key.label for key in self.data.keys})
         chosen = [self.likelihoods[label] for label in labels]
-        return str([*zip(labels, chosen, strict=True)]), raw_parameters([self.kernel, *chosen])
+        values = raw_parameters([self.kernel, *chosen])
+        if self.mean is not None:
+            values = torch.cat([values, self.mean.to(values)])
+        return str([*zip(labels, chosen, strict=True)]), values
 
     @property
     def data(self) -> Data:
@@ -155,8 +162,16 @@ class ModelState:
     def e_step(self) -> EStep:
         return EStep.of(self.kernel, self.likelihoods, self.mean)
 
-    def current(self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "ModelState":
-        """The state for the present kernel and likelihoods of the model."""
+    def current(
+        self,
+        kernel: Kernel,
+        likelihoods: Mapping[str, Likelihood],
+        mean: Float[Tensor, "p"] | None,
+    ) -> "ModelState":
+        """The state for the present kernel and likelihoods of the model, and its fixed mean."""
+        if self.mean is not None and mean is not None and (self.mean != mean.to(self.mean)).any():
+            changed = replace(self, mean=mean.to(self.mean), **self._no_results)
+            return changed.current(kernel, likelihoods, mean)
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
@@ -185,9 +200,8 @@ class ModelState:
         survey = replace(self.data.survey, skipped=self.data.survey.skipped + 1)
         data = replace(self.data, survey=survey)
         representation = replace(self.representation, data=data)
-        memos = {name: Memo() for name in ("snapshots", "others", "reports", "statistics")}
         history = self.history.then("updated")
-        return replace(self, representation=representation, history=history, **memos)
+        return replace(self, representation=representation, history=history, **self._no_results)
 
     def updated(self, new: Dataset) -> "ModelState":
         """The state with new observations too."""

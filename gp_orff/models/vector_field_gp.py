@@ -508,7 +508,7 @@ class VectorFieldGP(GP):
         key = GroupKey(DEFAULT, Components.every(symbol_data.y.shape[-1]))
         warn_of_sentinels([Observations(key, symbol_data.x, symbol_data.y)])
         held.inference.left_out(symbol, self.kernel, symbol_data.space)  # raises on some grids
-        state = held.current(self.kernel, self._every_likelihood)
+        state = held.current(self.kernel, self._every_likelihood, self._fixed_mean)
         return self._assign_with_posterior(state.observing(symbol_data))
 
     def observe_coast(
@@ -1017,7 +1017,7 @@ class VectorFieldGP(GP):
     @property
     def state(self) -> ModelState:
         """The state, on frequencies that fit the present kernel and hyperparameters."""
-        self._assigned = self._held.current(self.kernel, self._every_likelihood)
+        self._assigned = self._held.current(self.kernel, self._every_likelihood, self._fixed_mean)
         return self._assigned
 
     @property

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.means import ConstantMean, MultitaskMean, ZeroMean
 
 import gp_orff
@@ -186,3 +187,39 @@ def test_states_of_earlier_versions():
         with pytest.warns(UserWarning, match="older than this version.*those of this model stay"):
             other.load_state_dict(older)
         same(model, other.condition(X, Y))
+
+
+def constants(value):
+    mean = MultitaskMean(ConstantMean(), num_tasks=2).double()
+    for part in mean.base_means:
+        part.initialize(constant=value).requires_grad_(False)
+    return mean
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "signs"])
+@pytest.mark.parametrize("rule", ["exact", "grid"])
+def test_a_fixed_mean_that_is_changed_later(rule, noise):
+    """The answers are those of a model that is conditioned with it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(12, 2, generator=generator, dtype=torch.float64)
+    y = torch.sin(5 * x.flip(-1))
+    y = y if noise == "gaussian" else (y > 0.5).double()
+    grid = gp_orff.Grid(domain=((0.0, 1.0), (0.0, 1.0)), tolerance=1e-6)
+    models = [
+        gp_orff.VectorFieldGP(
+            gp_orff.HelmholtzKernel(num_dims=2),
+            mean=constants(value),
+            frequencies=grid if rule == "grid" else gp_orff.Auto(),
+            likelihood=BernoulliLikelihood() if noise == "signs" else None,
+        ).condition(x, y)
+        for value in (0.0, 1.0)
+    ]
+    changed, expected = models
+    changed.posterior().mean(x)  # is remembered
+    for part in changed.mean.base_means:
+        part.initialize(constant=1.0)
+    bound = {"rtol": 1e-6, "atol": 1e-6}  # of the approximation of signs, which is iterated
+    torch.testing.assert_close(
+        changed.log_marginal_likelihood(), expected.log_marginal_likelihood(), **bound
+    )
+    torch.testing.assert_close(changed.posterior().mean(x), expected.posterior().mean(x), **bound)
