@@ -67,6 +67,11 @@ PLAIN = [
     "kernels",
     "scale",
     "when_not",
+    "frequencies",
+    "coming_from",
+    "command_line",
+    "compatibility",
+    "mathematics",
     "gpytorch",
     "botorch",
 ]
