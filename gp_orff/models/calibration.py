@@ -203,7 +203,7 @@ _MOST = 4096  # rows; more would take long beside the fit
 
 
 class CalibrationWarning(UserWarning):
-    """95 % intervals of a fitted model hold less than 85 % of readings that were left out.
+    """The 95 % intervals of a fitted model cover less than 85 % of held-out observations.
 
     Example:
         Readings along tracks, each with an error of its own:

@@ -243,27 +243,28 @@ _SHOWN = 20  # blocks in print
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Predictions of left-out readings: scores of all and of each block; `print` shows a table.
+    """Predictions of held-out observations, with their scores; `print` shows a table.
 
-    `VectorFieldGP.cross_validate` makes one. A prediction is that of a new reading, the field plus
-    the noise of its group; each observed number, a component or the value along a direction, is
-    scored by itself. Arrays have one entry for each of these M numbers, block after block.
+    `VectorFieldGP.cross_validate` returns it. A prediction is the distribution of a new
+    observation: the field plus the noise of its group. Each observed value is scored separately. It
+    is a component, or the component along a direction. Arrays have one entry for each of these M
+    values, block after block.
 
-    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are those of all numbers; `blocks["name"]` has
-    those of one block, as another `CrossValidation`.
+    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are scores of all values. `blocks["name"]` has the
+    scores of one block, as another `CrossValidation`.
 
     Attributes:
         names: the names of the blocks: their labels, or the numbers of the splits.
-        block: (M,), the block of each number, as an index of `names`.
-        index: (M,), the row of its reading in x.
-        column: (M,), the component of y that it is.
-        observed: (M,), the number itself.
-        mean: (M,), its prediction given the readings outside its block.
+        block: (M,), the block of each value, as an index of `names`.
+        index: (M,), the row of its observation in x.
+        column: (M,), its component of y.
+        observed: (M,), the observed value.
+        mean: (M,), its prediction given the observations outside its block.
         sd: (M,), the standard deviation of the prediction, noise included.
         log_density: (M,), the log of its predictive density, in nats.
         crps_values: (M,), its continuous ranked probability score, in units of y.
-        pit: (M,), the probability of a smaller number under the prediction; uniform between 0 and 1
-            if error bars hold.
+        pit: (M,), the predicted probability of a smaller value (probability integral transform). It
+            is uniform between 0 and 1 if the error bars are right.
 
     Example:
         >>> import gp_orff, torch
@@ -296,7 +297,7 @@ class CrossValidation:
 
     @property
     def nlpd(self) -> float:
-        """The mean negative log predictive density of a number, in nats; small is good."""
+        """The mean negative log predictive density (NLPD) of a value, in nats; small is good."""
         return -self.log_density.mean().item()
 
     @property
@@ -306,12 +307,12 @@ class CrossValidation:
 
     @property
     def inside(self) -> Bool[Tensor, "M"]:
-        """Whether the central 95 % interval of the prediction holds each number, (M,)."""
+        """Whether the central 95 % interval of the prediction contains each value, (M,)."""
         return (self.pit - 0.5).abs() <= 0.5 * LEVEL
 
     @property
     def coverage(self) -> float:
-        """The share of the numbers that their 95 % intervals hold."""
+        """The fraction of the values that their 95 % intervals contain."""
         return self.inside.double().mean().item()
 
     @cached_property
@@ -333,18 +334,18 @@ class CrossValidation:
         return replace(self, names=(self.names[int(self.block[rows[0]])],), **tensors)
 
     def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
-        """Return how much smaller the NLPD is than that of `other`, and its standard error.
+        """Return the decrease of the NLPD relative to `other`, and its standard error.
 
-        The readings of a block have errors in common. With the sums D_b of the differences over the
-        n_b numbers of the blocks b, and their mean Δ over all M numbers,
+        Observations of one block may have common errors. With the sums D_b of the differences over
+        the n_b values of the blocks b, and their mean Δ over all M values,
 
             error² = B/(B − 1) Σ_b (D_b − n_b Δ)² / M² .
 
         Args:
-            other: of the same blocks of the same readings, by another model.
+            other: the result of another model for the same blocks of the same observations.
 
         Raises:
-            ValueError: other readings or blocks.
+            ValueError: different observations or blocks.
         """
         same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
         if not (same and self.names == other.names):

@@ -58,13 +58,14 @@ class PlannedSearch:
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What `fit` would do with some data.
+    """The searches that `fit` would run on some data, with their cost.
 
     Attributes:
-        searches: in their order, after starting values were found on 600 numbers; the last one
-            decides. If none would improve on the starting values, these alone.
-        numbers: all observed numbers.
-        reason: why the kernel is represented as it is, in words; may be empty.
+        searches: the searches in order, after starting values were found on 600 values. The last
+            one determines the result. If no search would improve the starting values, only the
+            search for these.
+        numbers: the number of all observed values.
+        reason: the reason for the representation of the kernel, in words; may be empty.
 
     Example:
         >>> import gp_orff, torch
@@ -82,27 +83,27 @@ class FitPlan:
 
     @property
     def rows(self) -> float:
-        """Those of the last search."""
+        """The rows of the last search."""
         return self.searches[-1].rows
 
     @property
     def features(self) -> int | None:
-        """Those of the last search; None for the kernel itself."""
+        """The features of the last search; None for the exact kernel."""
         return self.searches[-1].features
 
     @property
     def seconds(self) -> float:
-        """Of all searches."""
+        """The seconds of all searches."""
         return sum(search.seconds for search in self.searches)
 
     @property
     def mebibytes(self) -> float:
-        """Of the search that needs most memory."""
+        """The memory of the search that needs most, in MiB."""
         return max(search.mebibytes for search in self.searches)
 
     @property
     def loss(self) -> float:
-        """The nats of log evidence that the fit is expected to lack."""
+        """The expected loss of log evidence, in nats."""
         return self.searches[-1].loss
 
     def to_dict(self) -> dict[str, object]:
