@@ -251,7 +251,7 @@ class Statistics:
         return replace(self, phi=phi, moments=moments, cross=cross)
 
     def on(self, phi: LatticeColumns) -> "Statistics":
-        """Return the statistics of columns `phi`, whose frequencies are a subset of this lattice."""
+        """Return the statistics of columns `phi`, whose frequencies are part of this lattice."""
         moments = []
         for part in self.moments:
             gram = self.phi.crop(part.gram, phi)
@@ -596,7 +596,7 @@ class FieldStatistics:
         return FieldStatistics(self.phi.select(columns), groups, self.elbo_correction)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
-        """Return the statistics of columns `phi`, whose frequencies are a subset of this lattice."""
+        """Return the statistics of columns `phi`, whose frequencies are part of this lattice."""
         groups = {key: group.on(phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
 

@@ -221,8 +221,8 @@ class FieldPosterior(NamedSymbols):
     def quantile(
         self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Return the quantiles (n, q) of each component of the field, or of a `symbol` of it, at
-        points `x`.
+        """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
+        lies with the given `probability`, at points `x`.
 
         If the posterior integrates over the hyperparameters, it is a mixture of normal
         distributions with heavy tails, and these are the quantiles of the mixture.
