@@ -92,7 +92,7 @@ class Checkpoint:
         try:
             kind, known, *content = pickle.loads(path.read_bytes())
         except Exception as error:
-            raise ValueError(f"{path} is damaged, or is no checkpoint of gp_orff") from error
+            raise ValueError(f"{path} is damaged, or is not a checkpoint of gp_orff") from error
         if kind != _FORMAT:
             raise ValueError(f"expected {path} as a {_FORMAT}, got {kind!r}")
         if known != identity:
@@ -296,7 +296,7 @@ def loaded(chunk: object) -> object:
     if content is None:
         raise TypeError(
             f"expected a chunk that returns (x, y) or a mapping when it is called, got nothing "
-            f"from {chunk!r}: does it lack a return?"
+            f"from {chunk!r}: is a return missing?"
         )
     return content
 

@@ -138,7 +138,7 @@ class LineOfSight:
         if not torch.allclose(covariance, variance * eye, rtol=1e-6, atol=0):
             raise ValueError(
                 "expected noise that does not depend on direction for line-of-sight observations, "
-                f"got {covariance.detach().tolist()}; give them a group of their own (group=) or "
+                f"got {covariance.detach().tolist()}; give them a separate group (group=) or "
                 "use MultitaskGaussianLikelihood(..., has_task_noise=False)"
             )
         return variance

@@ -328,7 +328,7 @@ def _check(part: Observations, likelihood: Pointwise) -> None:
     if part.weight is not None or part.key.known:
         raise ValueError(
             f"expected neither noise= nor variances= with {name}, which says how observations "
-            "vary; give Gaussian observations a group= of their own, with model.likelihoods[group] "
+            "vary; give Gaussian observations a separate group=, with model.likelihoods[group] "
             "= GaussianLikelihood()"
         )
     if part.direction is not None and likelihood.joint:

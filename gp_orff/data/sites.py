@@ -55,8 +55,8 @@ class Repeats:
         if not self.copies:
             return ""
         return (
-            f"copies: {self.copies} records have the place and the values of others, and count "
-            "once with them; merge=0 counts all"
+            f"copies: {self.copies} records have the position and the values of others, and are "
+            "used once; merge=0 uses all"
         )
 
 

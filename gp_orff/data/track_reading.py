@@ -621,12 +621,12 @@ def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservati
     if held.timed != new.timed:
         raise ValueError(
             "expected times for all tracks of a group or for none, got both; give time=, or put "
-            "the others into a group of their own (group=)"
+            "the others into a separate group (group=)"
         )
     if (held.given is None) != (new.given is None):
         raise ValueError(
             "expected noise= for all tracks of a group or for none, got both; give noise=, or put "
-            "the others into a group of their own (group=)"
+            "the others into a separate group (group=)"
         )
     tracks = {track.label: track for track in held.tracks}
     for track in new.tracks:

@@ -137,7 +137,7 @@ def require_separate(
         added = len(set(factors)) < len(factors) or rank > factors[0].num_outputs
         if added and 0 < len(set(members) & set(chosen)) < len(members):
             raise NotImplementedError(
-                "expected terms with features of their own, got random frequencies with "
+                "expected terms with separate features, got random frequencies with "
                 f"shared=True, whose {factors[0].num_outputs} features a column serve the sum of "
                 f"{len(members)} terms; use shared=False"
             )

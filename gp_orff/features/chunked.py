@@ -281,7 +281,7 @@ def far_message(data: Box, requested: Box) -> str:
     (low, high), (first, last) = data[column], requested[column]
     return (
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
-        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
+        f"the data are between {low:.6g} and {high:.6g}: no frequency grid covers both; check the "
         "units and the order of the columns, or predict closer to the data"
     )
 

@@ -527,7 +527,7 @@ class Auto:
             ranks = 1  # a separable kernel, whose cost follows from its columns
         if self.max_features is not None and self.max_features < 2 * ranks:
             raise ValueError(
-                f"expected max_features of at least {2 * ranks}, which hold one frequency of each "
+                f"expected max_features of at least {2 * ranks}, for one frequency of each "
                 f"term of the kernel, got Auto(max_features={self.max_features}); give more"
             )
         number = max(1, (self.max_features or _RANDOM) // (2 * ranks))

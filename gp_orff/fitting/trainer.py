@@ -231,11 +231,11 @@ class Trainer:
                 "places under the learned lengthscales,"
             )
             warnings.warn(
-                f"{data.num_values:.0f} numbers{alike if numbers < data.num_values else ''} "
+                f"{data.num_values:.0f} values{alike if numbers < data.num_values else ''} "
                 f"determine {learned} hyperparameters poorly: "
-                "error bars do not contain the uncertainty of these, and may be too small; those "
-                "of posterior(marginalize=True) do. Or fix hyperparameters that are known "
-                "(requires_grad_(False)), give them priors, or take a simpler kernel",
+                "error bars do not include their uncertainty, and may be too small. Use "
+                "posterior(marginalize=True), which includes it, fix known hyperparameters "
+                "(requires_grad_(False)), give them priors, or use a simpler kernel",
                 DataWarning,
                 stacklevel=2,
             )

@@ -593,7 +593,7 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
         raise ValueError(
-            f"expected at most {most} features for {rows:.0f} numbers along tracks, got "
+            f"expected at most {most} features for {rows:.0f} values along tracks, got "
             f"{features}; give max_features={most}, or a coarser grid"
         )
     return (FeatureInference if dense else IterativeInference)(data, draws)

@@ -262,7 +262,7 @@ def exact_instead(
         return on_few_sites(inference, kernel, noises, most, weighs)
     features = num_features(kernel, inference.draws)
     return exact, (
-        f"exact kernel: the covariance of {exact.size:.0f} numbers takes one factorisation, "
+        f"exact kernel: the covariance of {exact.size:.0f} values needs one factorisation, "
         f"{features} features would take iterations"
     )
 
@@ -607,9 +607,9 @@ class Representation:
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "statistics expect frequencies that serve all lengthscales, got those of a "
-                "HarmonicKernel, which serve one range of depths, or of a PeriodicKernel or tides, "
-                "which serve one period; save() the model, which keeps the data"
+                "statistics expect frequencies that are valid for all lengthscales, got those of a "
+                "HarmonicKernel, valid for one range of depths, or of a PeriodicKernel or tides, "
+                "valid for one period; save() the model, which keeps the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
@@ -690,7 +690,7 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     inside = data.within(near)
     count = data.survey.num_points - inside.survey.num_points
     text = (
-        f"points far from all others are left out: {count}; one frequency grid cannot represent "
+        f"points far from all others are omitted: {count}; one frequency grid cannot represent "
         "both groups; drop these points if they are errors, or fit them separately"
     )
     warnings.warn(text, DataWarning, stacklevel=2)
@@ -703,7 +703,7 @@ def warn_of_left_out(given: Data, kept: Data) -> None:
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(
-            f"{count} of {given.survey.num_points} observations are left out, because they are "
+            f"{count} of {given.survey.num_points} observations are omitted, because they are "
             "close to others: neither features nor the exact kernel can represent all of them, and "
             "their means would determine less than single observations. Fit parts of the region, "
             "or choose observations with gp_orff.thin",

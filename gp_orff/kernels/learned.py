@@ -240,7 +240,7 @@ class LearnedSpectrumKernel(RadialKernel):
         if key not in state_dict:
             warnings.warn(
                 "the state_dict is older than this version of gp_orff: it does not say whether "
-                f"the spectrum goes on beyond its shortest length; continued={self.continued} "
+                f"the spectrum continues beyond its shortest length; continued={self.continued} "
                 "stays, set kernel.continued if that is wrong",
                 stacklevel=2,
             )
@@ -567,9 +567,9 @@ class FiniteMixture(ScaleMixture):
             remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
             raise NotImplementedError(
                 "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
-                f"trained, which serves up to {GRID_INPUTS} inputs, got random frequencies of "
-                f"{inputs}, which cannot follow the weights; use {remedy}, or freeze the weights "
-                "by kernel.shape.requires_grad_(False)"
+                f"trained, which is valid for up to {GRID_INPUTS} inputs, got random frequencies "
+                f"of {inputs}, which cannot follow the weights; use {remedy}, or freeze the "
+                "weights by kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
         # The inverse of the distribution function: the uniform number in the last column of `base`

@@ -88,7 +88,7 @@ class LineSpectrum(Spectrum):
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         raise NotImplementedError(
             "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
-            "PeriodicKernel; use shared=False, and MultitaskKernel in the place of LCMKernel"
+            "PeriodicKernel; use shared=False, and MultitaskKernel instead of LCMKernel"
         )
 
     def moment(self, order: float, num_dims: int) -> float:

@@ -286,7 +286,7 @@ class Calibration:
         if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _RARE:
             return ""
         return (
-            f"{self.central} of {self.numbers} numbers that were left out are within a third of "
+            f"{self.central} of {self.numbers} held-out values are within a third of "
             "the root mean square deviation, where the predictive distributions have "
             f"{_SHARE_OF_MIDDLE * self.numbers:.0f} there: a part of the observations has a much "
             "larger noise than the rest, as outliers or a bad instrument have, and the field may "
@@ -300,11 +300,11 @@ class Calibration:
         if self.alike is None:
             return ""
         return (
-            f"residuals of neighbours are correlated by {self.alike:.2f}, where the extents of the "
-            "axes count alike: the noise has a part of the field, and the error bars are those of "
-            "the rest. The axes have very different extents and one lengthscale; give each its "
-            "own, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, or bring the "
-            "axes to one scale"
+            f"residuals of neighbours are correlated by {self.alike:.2f}, where distances are "
+            "relative to the extents of the axes: the noise has a part of the field, and the error "
+            "bars are for the rest. The axes have very different extents and one lengthscale; give "
+            "each a lengthscale, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, "
+            "or bring the axes to one scale"
         )
 
     @property
@@ -464,7 +464,7 @@ class Oscillation(NamedTuple):
         return (
             f"residuals along tracks oscillate with a period of about {self.period:.3g}, in units "
             f"of time=: there they have {self.ratio:.2g} times the variance that field and noise "
-            "explain, as with a tide or an inertial oscillation that the model lacks. Subtract it "
+            "explain, as with a tide or an inertial oscillation that the model omits. Subtract it "
             "from the observations of each track first, or average these over whole periods"
         )
 

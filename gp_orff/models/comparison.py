@@ -231,7 +231,7 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
             owner = owners.setdefault(parameter, name)
             if owner != name and parameter.requires_grad:
                 raise ValueError(
-                    "compare_kernels expects kernels with hyperparameters of their own, since each "
+                    "compare_kernels expects kernels with separate hyperparameters, since each "
                     f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
                     "a base kernel of its own, such as copy.deepcopy(k)"
                 )

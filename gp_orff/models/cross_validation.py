@@ -589,7 +589,7 @@ class Predictor:
         scored = fold(work, self._name, shares(blocks)) or []
         if not scored:
             raise ValueError(
-                "expected blocks with observed numbers, got none in any of them; drop points "
+                "expected blocks with observed values, got none in any of them; drop points "
                 "without observations"
             )
         names, columns = zip(*scored, strict=True)

@@ -196,7 +196,7 @@ def _checked(
     low = _LOWEST * lowest
     if low > highest:
         raise ValueError(
-            f"energy_spectrum expects a box that holds two periods of the highest wavenumber, "
+            f"energy_spectrum expects a box with two periods of the highest wavenumber, "
             f"{highest:.4g}, got one for {low:.4g} and more; give a larger box, or a finer grid"
         )
     if wavenumbers is None:

@@ -533,7 +533,7 @@ def _check(inference: Inference) -> None:
     size = inference.size if exact else inference.num_values
     if not exact or size > _LARGEST:
         raise ValueError(
-            f"expected at most {_LARGEST} numbers under the exact kernel, whose posteriors under "
+            f"expected at most {_LARGEST} values under the exact kernel, whose posteriors under "
             f"many hyperparameters are kept, got {size}{'' if exact else ' on features'}; fit "
             "fewer observations (gp_orff.thin) with frequencies=Auto(), or use posterior(): with "
             "many observations, little uncertainty remains"

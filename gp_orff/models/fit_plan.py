@@ -50,7 +50,7 @@ class PlannedSearch:
     def __str__(self) -> str:
         columns = "" if self.features is None else f" on {self.features} features"
         return (
-            f"{self.name}: {self.rows:.0f} numbers{columns}, {self.operations:.1e} operations an "
+            f"{self.name}: {self.rows:.0f} values{columns}, {self.operations:.1e} operations an "
             f"evaluation, about {self.seconds:.2g} s and {self.mebibytes:.2g} MiB, expected loss "
             f"{self.loss:.2g} nats"
         )
@@ -111,7 +111,7 @@ class FitPlan:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"plan of a fit to {self.numbers:.0f} numbers, after starting values:"]
+        lines = [f"plan of a fit to {self.numbers:.0f} values, after starting values:"]
         lines += [f"  {search}" for search in self.searches]
         return "\n".join([*lines, *([f"  {self.reason}"] if self.reason else [])])
 

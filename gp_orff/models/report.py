@@ -266,11 +266,11 @@ def plain(value: object) -> object:
 
 
 _ESTIMATED = (
-    "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
+    "no standard errors: the evidence of this many features is an estimate, whose curvature is not "
     "that of the evidence"
 )
 _LEARNED_ELSEWHERE = (
-    "no standard errors: so many numbers under the exact kernel learn the hyperparameters on "
+    "no standard errors: this many values under the exact kernel learn the hyperparameters on "
     "subsets or on a grid, near the maximum of their evidence, not at it"
 )
 _FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
@@ -366,11 +366,11 @@ class Curvature:
         errors.update(self._of_tails(kernel, likelihoods))
         if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
-                "standard errors hold the Student-t weights of the observations fixed, and are "
+                "standard errors treat the Student-t weights of the observations as known, and are "
                 "too small by the uncertainty of the weights"
             )
         if any_pointwise(likelihoods):
-            remarks.append("standard errors hold the pseudo-observations fixed, and are rough")
+            remarks.append("standard errors treat pseudo-observations as known, and are rough")
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
@@ -728,8 +728,8 @@ class FitReport:
     def _data(self) -> str:
         """The numbers of points and values, and what the model keeps of them."""
         symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
-        numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
-        kept = "" if self.held == "data" else "; only their statistics are kept"
+        numbers = f"{self.numbers:.12g} values{f' ({symbols})' if symbols else ''}"
+        kept = "" if self.held == "data" else "; only their statistics are stored"
         plural = f"{self.skipped} chunks without a valid observation were skipped"
         one = "a chunk without a valid observation was skipped"
         skipped = f"; {one if self.skipped == 1 else plural}" if self.skipped else ""

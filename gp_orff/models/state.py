@@ -221,8 +221,8 @@ class ModelState:
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
             warnings.warn(
-                f"hyperparameters that were learned from {self.data.num_values:.0f} numbers or "
-                "fewer are taken as known now that there are more: error bars may be too small; "
+                f"hyperparameters that were learned from {self.data.num_values:.0f} values or "
+                "fewer are treated as known now that there are more: error bars may be too small; "
                 "call fit() to learn them from all data, or ask for posterior(marginalize=True)",
                 DataWarning,
                 stacklevel=3,

@@ -315,7 +315,7 @@ class VectorFieldGP(GP):
         if x is None:
             data = self._held.data
             if isinstance(data, StatisticsOnly):
-                remedy = "fit(x, y) on the observations, which are no longer held"
+                remedy = "fit(x, y) on the observations, which are no longer stored"
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
             warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
             units = nullcontext()
@@ -1159,7 +1159,7 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
     words = " and ".join(f"({vector})" for vector in along)
     warnings.warn(
         f"no observation depends on the constant mean of the outputs along {words}: it is "
-        "taken as zero there; observe other components or directions, or give a mean "
+        "assumed to be zero there; observe other components or directions, or give a mean "
         "that is known, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,

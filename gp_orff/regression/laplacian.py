@@ -157,7 +157,7 @@ def check_laplacian(
     asymmetry = abs(matrix - matrix.T).max()
     if asymmetry > rounding:
         raise ValueError(
-            f"laplacian expects a symmetric matrix, got M and Mᵀ that are {asymmetry:.2g} apart; "
+            f"laplacian expects a symmetric matrix, got M and Mᵀ that differ by {asymmetry:.2g}; "
             "take (M + Mᵀ)/2"
         )
     matrix = (matrix + matrix.T) / 2
