@@ -303,7 +303,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         """The observations (n, p) and their known variances, as `load_state_dict` transforms them
-        anew."""
+        again."""
         if isinstance(self.likelihood, KnownNoiseLikelihood):
             return self.train_targets, self.likelihood.noise
         return self.train_targets, None

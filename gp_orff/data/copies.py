@@ -55,7 +55,7 @@ def without_copies(data: Dataset) -> Dataset:
     no noise. Values are equal that differ by less than their unit, which is the smallest difference
     between values of that column, or 10⁻⁵ of the range between their 5 % and 95 % quantiles if that
     is more; values of a copy that was rounded differently differ by one unit. Rounding gives equal
-    values to independent records too, such as the readings of a platform at rest. Records are
+    values to independent records too, such as the observations of a platform at rest. Records are
     copies only if 95 % of the pairs that agree cannot be explained in this way, by the number of
     pairs that differ by a few units, or that are equal at different places. Of copies, the record
     of largest weight remains. A `DataWarning` gives the number of records that were left out.
@@ -293,7 +293,7 @@ def thin(
             of another length.
 
     Example:
-        Two thousand readings along four passes, whose errors change slowly:
+        Two thousand observations along four passes, whose errors change slowly:
 
         >>> import gp_orff, torch
         >>> generator = torch.Generator().manual_seed(0)

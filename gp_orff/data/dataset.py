@@ -49,7 +49,7 @@ class Data(ABC):
     elbo_correction: float  # the term of the ELBO that comes from learned weights
     symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
     repeats = BY_THE_PRIOR  # what is done about repeated positions
-    tracks: tuple[TrackObservations, ...] = ()  # block means of readings along tracks, in memory
+    tracks: tuple[TrackObservations, ...] = ()  # block means along tracks, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:

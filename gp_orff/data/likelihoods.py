@@ -42,9 +42,9 @@ from gp_orff.data.pointwise import Pointwise, by_points
 from gp_orff.data.validation import as_real
 from gp_orff.kernels.base import as_real_tensor
 
-# Noise that comes with the readings: an absolute variance or covariance of each.
+# Noise that comes with the observations: an absolute variance or covariance of each.
 #
-# A reading y = f + ε, ε ~ N(0, R), tells the same as its components along the axes u_k of
+# An observation y = f + ε, ε ~ N(0, R), tells the same as its components along the axes u_k of
 # R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance λ_k.
 
 
@@ -55,14 +55,14 @@ _SINGULAR = 100 * torch.finfo(torch.float64).eps  # the least eigenvalue, over t
 def given_noise(
     noise: object, count: int, num_values: int, observed: Bool[Tensor, "N v"] | None = None
 ) -> Float[Tensor, "N ..."]:
-    """The noise of N readings of v values: variances (N,) or (N, v), or covariances (N, v, v).
+    """The noise of N observations of v values: variances (N,) or (N, v), or covariances (N, v, v).
 
     What belongs to values that were not observed is neither checked nor used.
 
     Args:
         noise: (N,), (N, v) or (N, v, v), in squared units of y.
         count: N.
-        num_values: v, the components of a reading; 1 for readings along directions.
+        num_values: v, the components of an observation; 1 for observations along directions.
         observed: whether each value was observed; None if all were.
 
     Raises:
@@ -95,10 +95,10 @@ def given_noise(
 
 
 def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[Observations]:
-    """The components of readings along the axes of their noise covariances, axis by axis.
+    """The components of observations along the axes of their noise covariances, axis by axis.
 
     Args:
-        part: readings of some components of vectors.
+        part: observations of some components of vectors.
         covariance: their noise, as `given_noise` returns it.
     """
     # The columns of `axes` are the directions u_k. In these coordinates the noise is independent,
@@ -188,7 +188,7 @@ class HeavyTails(Likelihood):
         prior: Prior | None = None,
     ) -> None:
         """Register ν, its constraint and its prior, by default a log-normal one of ν − 2 with its
-        mode at 2: it keeps ν near 4 where readings do not tell, from 2, where the noise has no
+        mode at 2: it keeps ν near 4 where observations do not tell, from 2, where the noise has no
         variance, and from growing without bound under noise that is Gaussian.
 
         Raises:
@@ -295,7 +295,7 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
     return {part.raw_deg_free for part in tails if part.has_deg_free}
 
 
-# `KnownNoiseLikelihood`: noise that is given with each reading.
+# `KnownNoiseLikelihood`: noise that is given with each observation.
 
 
 class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
@@ -429,7 +429,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         blocks = to_linear_operator(blocks.expand(*function_dist.batch_shape, -1, -1, -1))
         if not isinstance(function_dist, MultitaskMultivariateNormal):
             return function_dist.__class__(mean, covariance + BlockDiagLinearOperator(blocks))
-        interleaved = function_dist._interleaved  # reading by reading, not component by component
+        interleaved = function_dist._interleaved  # point by point, not component by component
         kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
         return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
 
@@ -701,7 +701,7 @@ def default_likelihood(num_outputs: int) -> Likelihood:
     )
 
 
-# `TrackLikelihood`: noise that readings of one track share.
+# `TrackLikelihood`: noise that observations of one track share.
 
 
 _NAMES = (
@@ -953,7 +953,7 @@ class TrackLikelihood(Likelihood):
     def _with_known(
         self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None
     ) -> MultivariateNormal:
-        """The distribution of the field with the known noise of new readings."""
+        """The distribution of the field with the known noise of new observations."""
         if noise is None:
             return function_dist
         return KnownNoiseLikelihood(self.num_tasks).marginal(function_dist, noise=noise)

@@ -46,7 +46,7 @@ from gp_orff.threads import fixed_threads
 # 4. `kept` stores the results of computations between passes, since a pass depends on them to the
 #    last bit, which another number of threads may change. They are numbered in the order of the
 #    call.
-# 5. The file is written again so seldom that this takes 5 % of the time, and always at the end of a
+# 5. The file is written again so rarely that this takes 5 % of the time, and always at the end of a
 #    pass or at an error.
 
 

@@ -165,7 +165,7 @@ class Pointwise(Likelihood):
         p = mean.shape[-1]
         nodes, weights = (t.to(mean) for t in _rule(p, self.nodes))
         root = covariance.clamp_min(0).sqrt() if p == 1 else cholesky(covariance)
-        # The nodes of a point are in the place of the points of a distribution: some likelihoods
+        # The nodes of a point are instead of the points of a distribution: some likelihoods
         # take p points with p outputs for another layout.
         f = mean.unsqueeze(-2) + nodes @ root.mT  # (*b, n, k, p)
         if y.dim() == mean.dim() and y.shape[-1] == 1:
@@ -210,7 +210,7 @@ def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor
 
 
 def _filled(y: Tensor) -> tuple[Tensor, Tensor]:
-    """y with an observed value in the place of every NaN, and where these were."""
+    """y with an observed value instead of every NaN, and where these were."""
     missing = y.isnan()
     if not missing.any():
         return y, missing
@@ -290,8 +290,8 @@ _STEPS = 30  # of Newton's method for this constant, at most
 def represented(
     parts: Sequence[Observations], likelihoods: Mapping[str, Likelihood], num_outputs: int
 ) -> list[Observations]:
-    """The observations, with pseudo-observations in the place of those of every group with a
-    `Pointwise` likelihood: the first ones, about the best constant field.
+    """The observations, with pseudo-observations instead of those of every group with a `Pointwise`
+    likelihood: the first ones, about the best constant field.
 
     Raises:
         ValueError: values to which the likelihood gives no probability; noise or variances with it,

@@ -324,7 +324,7 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
 # The cell around ω = 0 of a field with heavy tails: a constant over the domain.
 #
 # Correlations of a rational quadratic kernel fall like a power of the lag. The kernel of a lattice
-# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which hardly depends on τ as all
+# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which barely depends on τ as all
 # images are far. This is the variance of the frequencies in the cell around zero. The density may
 # be infinite there, but B(0) = 0, so that a lattice has no feature in it.
 #

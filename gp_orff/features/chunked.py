@@ -227,7 +227,7 @@ def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
     """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
     try:
         bounds = tuple((float(low), float(high)) for low, high in box)
-    except TypeError:  # numbers in the place of pairs
+    except TypeError:  # numbers instead of pairs
         bounds = ()
     if not bounds or not all(low <= high and math.isfinite(high - low) for low, high in bounds):
         raise ValueError(

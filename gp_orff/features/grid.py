@@ -55,7 +55,7 @@ from gp_orff.kernels.spectra import GRID_INPUTS
 #    budget allows, bisection gives the smallest tolerance for which it suffices. Then aliasing may
 #    be up to 300 times as large as truncation, because it concerns only pairs at the longest lags.
 # 4. All terms share one spacing, hence one lattice and one set of sums over the data. Along each
-#    axis the longest r of all terms determines it. A term that hardly varies would make the lattice
+#    axis the longest r of all terms determines it. A term that barely varies would make the lattice
 #    of all others very fine; if the tolerance is poor, r is limited to L, and the better result is
 #    taken.
 # 5. Every term has a separate cut-off, thus separate points. Their union is stored once, and every
@@ -291,7 +291,7 @@ class Grid:
                 "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
         tolerance, best = smallest_tolerance(lambda t: attempt(t, uneven(t), None), self.tolerance)
-        if best is None or tolerance > _POOR:  # a term that hardly varies may be the reason
+        if best is None or tolerance > _POOR:  # a term that barely varies may be the reason
             capped_tolerance, capped = smallest_tolerance(
                 lambda t: attempt(t, uneven(t)), self.tolerance
             )
@@ -341,7 +341,7 @@ class Grid:
                 strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
                 r = min(strict, _FARTHER * r)
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
-        if most_lags is not None:  # a term that hardly varies does not refine the others' grid
+        if most_lags is not None:  # a term that barely varies does not refine the others' grid
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
         radius = np.minimum(radius, most)
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
@@ -382,7 +382,7 @@ class Grid:
 
 # Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
 # truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
-# tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
+# tolerance of _POOR a term that barely varies may be the reason: r is limited to _LONGEST of L.
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
 _NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
 _FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit

@@ -208,9 +208,10 @@ def as_measure(measure: str | Measure, owner: str) -> Measure:
 
 # Random frequencies of which many are high, with importance weights.
 #
-# A posterior between dense readings with little noise consists of frequencies that readings do not
-# resolve, which have a small share ε of the prior's variance. Of D frequencies of the prior's own
-# density only D ε are among them, and none if ε < 1/D. Here the level u of the quantile of ‖ω‖ is
+# A posterior between dense observations with little noise consists of frequencies that observations
+# do not resolve, which have a small share ε of the prior's variance. Of D frequencies of the
+# prior's own density only D ε are among them, and none if ε < 1/D. Here the level u of the quantile
+# of ‖ω‖ is
 #
 #     1 − u = (1 − v)³ ,    v uniform, with the weight du/dv = 3 (1 − u)^{2/3} ,
 #

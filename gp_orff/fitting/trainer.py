@@ -173,7 +173,7 @@ class Trainer:
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
 
     def _points(self, numbers: int) -> int:
-        """The points with so many numbers: as many as these, of readings along directions."""
+        """The points with so many numbers: as many as these, of observations along directions."""
         return max(2, round(numbers * self.survey.num_points / self.survey.num_values))
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:

@@ -531,7 +531,7 @@ class ExactInference(Inference):
         within its site, the mean is one of four parts, and what changes within these is noise.
 
         As noise of its own, the change within a site hides what the mean tells of the field there:
-        variances near readings would be up to three times too large.
+        variances near observations would be up to three times too large.
         """
         divided = self._divided
         if not any(own.any() for own in divided):

@@ -111,7 +111,7 @@ class EstimatedEvidence(Evidence):
         system: System,
         ratio: Float[Tensor, ""] | None = None,
     ) -> "EstimatedEvidence":
-        """The evidence from one with |P| in the place of |A|, and log|A| − log|P|."""
+        """The evidence from one with |P| instead of |A|, and log|A| − log|P|."""
         evidence = cls(exact.quad, exact.logdet, exact.seen)
         evidence.system, evidence.ratio = system, ratio
         return evidence

@@ -442,7 +442,7 @@ class HarmonicFactor:
     closed_form = decays = True
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
-        """K(x, x) at the mean height of the readings."""
+        """K(x, x) at the mean height of the observations."""
         return density.variance()
 
     def __call__(self, omega: Tensor) -> Tensor:

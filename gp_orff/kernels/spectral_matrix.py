@@ -364,7 +364,7 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 # 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
 #    the product of features, chunk by chunk of frequencies.
 #
-# This is the quadrature of a `Grid`, with frequencies chosen anew for every set of points, so that
+# This is the quadrature of a `Grid`, with frequencies chosen again for every set of points, so that
 # a covariance matrix costs a product of large matrices.
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray
 
 _NODES = (16, 16, 6)  # of the interpolation along x, y and height
-_CHUNK = 2**14  # readings that are interpolated together
+_CHUNK = 2**14  # observations that are interpolated together
 
 
 def total_field(

@@ -409,7 +409,7 @@ class Columns:
         y: Float[np.ndarray, "N p"],
         options: dict[str, np.ndarray],
     ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-        """These readings with positions and vectors in the plane."""
+        """These observations with positions and vectors in the plane."""
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:
@@ -419,7 +419,7 @@ class Columns:
         return x, y, options
 
     def chunk(self, dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
-        """A chunk for `model.fit`, without readings where all is NaN."""
+        """A chunk for `model.fit`, without observations where all is NaN."""
         x, y, options = self.read(dataset)
         if self.plane is not None and len(x):
             x, y, options = self.in_the_plane(x, y, options)

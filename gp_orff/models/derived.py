@@ -233,7 +233,7 @@ class ScalarNormal(_InAnyUnit):
     """One output at n points, (n,)."""
 
 
-# The heights that harmonic kernels take from the readings.
+# The heights that harmonic kernels take from the observations.
 
 
 _ONE_HEIGHT = 1e-3  # of the horizontal extent: heights that differ by less are one
@@ -242,9 +242,9 @@ _TURN = 0.05  # the root mean square of directions across their axis, of those t
 
 @torch.no_grad()
 def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
-    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the readings.
+    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the observations.
 
-    Kernels that have them already keep them, unless `anew`.
+    Kernels that have them already keep them, unless `again`.
     """
     for term in terms(kernel):
         for leaf in term.leaves:

@@ -403,7 +403,7 @@ def _field_and_target(
     if target is None:
         return field, field
     image = snapshot.apply(symbol, field, support)
-    if image.inference is not field.inference:  # features in the place of the exact kernel
+    if image.inference is not field.inference:  # features instead of the exact kernel
         field = snapshot.learned_field(support, symbol, image.inference)
     return field, image
 

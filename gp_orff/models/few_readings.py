@@ -191,7 +191,7 @@ def with_drawn_weights(
 
         w_n | ε ~ Gamma((ν + v)/2, (ν + ε_nᵀ N_n⁻¹ ε_n)/2) .
 
-    The weights stay as they are under Gaussian noise, and where readings were merged.
+    The weights stay as they are under Gaussian noise, and where observations were merged.
     """
     models = EStep.of(kernel, likelihoods, mean).heavy_tailed
     data = inference.data
@@ -260,7 +260,7 @@ def drawn_errors(
 # 3. Otherwise, as for learned spectra, whose curves have many coordinates, `about_a_fit` draws 32
 #    times from Laplace's approximation and truncates the weights.
 # 4. The draws are resampled to at most 64 members of equal weight, or fewer if their factors exceed
-#    the memory, because every member predicts anew.
+#    the memory, because every member predicts again.
 # 5. `_member` computes the posterior of each one when a prediction first needs it, under Student-t
 #    noise with drawn weights of the observations. A member whose covariance cannot be factorised is
 #    left out, and the remaining weights are normalised again.
@@ -310,7 +310,7 @@ class Sample:
 
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
-    """Whether readings are so few that they leave a learned spectrum open."""
+    """Whether observations are so few that they leave a learned spectrum open."""
     few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
     return few and has_learned_spectrum(kernel, trained=True)
 
@@ -327,8 +327,8 @@ def sample_of_hyperparameters(
     Where all of these have a weak prior, or one that the user registered, the sample is that of
     `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
     learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
-    draws have most of the weight. Under Student-t noise every posterior has weights of the readings
-    that are drawn as well; the degrees of freedom are those of the fit.
+    draws have most of the weight. Under Student-t noise every posterior has weights of the
+    observations that are drawn as well; the degrees of freedom are those of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is

@@ -378,7 +378,7 @@ class Curvature:
     def _of_tails(
         self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
     ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
-        """Those of degrees of freedom, from the weights of readings in memory."""
+        """Those of degrees of freedom, from the weights of observations in memory."""
         data = self.snapshot.representation.data
         if not (isinstance(data, Dataset) and data.weights and data.is_small):
             return {}

@@ -120,8 +120,8 @@ class PathwisePaths(Paths):
         f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
     (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
-    exact. Far from the data, the variance of the paths is the prior's. Between dense readings it is
-    that of frequencies which these do not resolve: many are drawn there, with weights
+    exact. Far from the data, the variance of the paths is the prior's. Between dense observations
+    it is that of frequencies which these do not resolve: many are drawn there, with weights
     (`LongTails`).
     """
 

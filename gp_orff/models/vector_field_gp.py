@@ -141,7 +141,7 @@ class VectorFieldGP(GP):
     """
 
     def __new__(cls, *args: object, **kwargs: object):
-        """A new model; a TypeError for data in the place of the kernel."""
+        """A new model; a TypeError for data instead of the kernel."""
         if len(args) > 1:
             raise TypeError(
                 f"VectorFieldGP expects the kernel alone without a name, got {len(args)} "
@@ -744,7 +744,7 @@ class VectorFieldGP(GP):
             ValueError: as for `fit`; labels of another length; a block with all data.
 
         Example:
-            Errors that are shared by the readings of an instrument:
+            Errors that are shared by the observations of an instrument:
 
             >>> import gp_orff, torch
             >>> generator = torch.Generator().manual_seed(0)
@@ -942,7 +942,7 @@ class VectorFieldGP(GP):
 
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
-        are chosen anew."""
+        are chosen again."""
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         likelihoods = self._every_likelihood
@@ -975,7 +975,7 @@ class VectorFieldGP(GP):
     def _keeping_units(
         self, x: object, y: object, options: Options, anew: bool = False
     ) -> Iterator[None]:
-        """Keep the units that data are brought to, unless the block raises; `anew`: theirs."""
+        """Keep the units that data are brought to, unless the block raises; `again`: theirs."""
         before = self._units
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
@@ -1012,7 +1012,8 @@ class VectorFieldGP(GP):
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
     ) -> list[TrackReadings]:
-        """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
+        """All observations one by one, if they are along tracks, to be put in blocks as in
+        `data`."""
         if not data.tracks:
             return []
         x, y, options = in_units(self._units_of(x, y, options), x, y, options)

@@ -70,7 +70,7 @@ class ORFFRidge(FeatureRegressor):
             None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
         alpha: α ≥ 0: the variance of the noise over that of the field, times the variance of the
             kernel. That of a curl-free or divergence-free kernel is about 1/ℓ² for a lengthscale ℓ:
-            compare lengthscales with kernels scaled by ℓ², or choose α anew for each, as
+            compare lengthscales with kernels scaled by ℓ², or choose α again for each, as
             `ORFFRidgeCV` does.
         solver: how θ is found.
 
@@ -286,7 +286,7 @@ class ORFFRidgeCV(FeatureRegressor):
 
     GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n numbers in y. It estimates the
     error of prediction at points left out one by one. All α share one eigendecomposition, so that a
-    hundred cost about as much as one; `GridSearchCV` fits every α anew for each fold, but takes
+    hundred cost about as much as one; `GridSearchCV` fits every α again for each fold, but takes
     folds of your own, which you need where noise is correlated between neighbours. Copies of a
     record look as if there were no noise, and lead to α far too small: average them first, or use
     `GridSearchCV` with groups.

@@ -30,7 +30,7 @@ IN_DOCSTRINGS = {
     "hold": 19,
     "holds": 14,
     "own": 53,
-    "readings": 176,
+    "readings": 20,
     "spoiled": 0,
     "tell": 35,
     "tells": 22,
