@@ -6,7 +6,7 @@ from gpytorch.settings import _feature_flag, _value_context
 class check_calibration(_feature_flag):
     """Whether a fit is checked by a few blocks of observations, or a few tracks, that are left out.
 
-    On by default. A `CalibrationWarning` tells if 95 % intervals hold too few of these
+    On by default. A `CalibrationWarning` tells if 95 % intervals cover too few of these
     observations. The check takes a few percent of the time of the fit. Data in chunks, statistics,
     grids of more than 4096 features and larger matrices are not checked: use `cross_validate`.
 

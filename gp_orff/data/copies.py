@@ -51,14 +51,15 @@ def without_copies(data: Dataset) -> Dataset:
     One place is what lies within `data.repeats.distance`; if that is None, within 10⁻⁵ of the
     extent of most points along each axis. If it is 0, nothing changes.
 
-    Continuous noise never gives equal values: such records are copies, and would tell that there is
-    no noise. Values are equal that differ by less than their unit, which is the smallest difference
-    between values of that column, or 10⁻⁵ of the range between their 5 % and 95 % quantiles if that
-    is more; values of a copy that was rounded differently differ by one unit. Rounding gives equal
-    values to independent records too, such as the observations of a platform at rest. Records are
-    copies only if 95 % of the pairs that agree cannot be explained in this way, by the number of
-    pairs that differ by a few units, or that are equal at different places. Of copies, the record
-    of largest weight remains. A `DataWarning` gives the number of records that were left out.
+    Continuous noise never gives equal values: such records are copies, and would suggest that there
+    is no noise. Values are equal that differ by less than their unit, which is the smallest
+    difference between values of that column, or 10⁻⁵ of the range between their 5 % and 95 %
+    quantiles if that is more; values of a copy that was rounded differently differ by one unit.
+    Rounding gives equal values to independent records too, such as the observations of a platform
+    at rest. Records are copies only if 95 % of the pairs that agree cannot be explained in this
+    way, by the number of pairs that differ by a few units, or that are equal at different places.
+    Of copies, the record of largest weight remains. A `DataWarning` gives the number of records
+    that were left out.
 
     Args:
         data: observations in memory.

@@ -150,7 +150,7 @@ class Dataset(Data):
 
     @property
     def overflows(self) -> bool:
-        """Whether the data hold more numbers in memory than `MOST_KEPT`."""
+        """Whether the data store more numbers in memory than `MOST_KEPT`."""
         return self.numbers_in_memory > MOST_KEPT
 
     @classmethod

@@ -188,8 +188,8 @@ class HeavyTails(Likelihood):
         prior: Prior | None = None,
     ) -> None:
         """Register ν, its constraint and its prior, by default a log-normal one of ν − 2 with its
-        mode at 2: it keeps ν near 4 where observations do not tell, from 2, where the noise has no
-        variance, and from growing without bound under noise that is Gaussian.
+        mode at 2: It keeps ν near 4 if observations do not determine it, above 2, where the noise
+        has no variance, and finite if the noise is Gaussian.
 
         Raises:
             ValueError: ν of at most 2, or one that the constraint does not allow.

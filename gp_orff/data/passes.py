@@ -81,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def at(cls, path: str | os.PathLike, identity: str) -> "Checkpoint":
-        """What the file holds; nothing if there is none yet.
+        """The content of the file; nothing if there is none yet.
 
         Raises:
             ValueError: a file that is damaged, or of another model.
@@ -260,7 +260,7 @@ def num_points(chunk: object) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Reads chunks and summarises what they hold; values of different chunks add up."""
+    """Reads chunks and summarises their content; values of different chunks are added."""
 
     read: Callable[[object], Iterable]  # a chunk, loaded, to its observations
     summary: Callable[[Iterable, int], Any]  # observations and the number of their chunk
@@ -560,7 +560,7 @@ def passes_on(
         executor: a `concurrent.futures.Executor`.
         retries: how often a chunk that fails is tried again.
         checkpoint: the path of a file for partial sums, deleted at the end of the block.
-        identity: what the partial sums depend on beside the columns and the chunks.
+        identity: what the partial sums depend on in addition to the columns and the chunks.
 
     Raises:
         TypeError: something else as an executor.
@@ -590,8 +590,8 @@ def kept(compute: Callable[[], Kept]) -> Kept:
     """What `compute` returns, or what it returned in the interrupted call that is resumed.
 
     What passes of the checkpoint were made for is then the same to the last bit, also with another
-    number of threads. Calls are told apart by their order. Without passes nothing is kept, since
-    only their chunks tell whether the data are the same.
+    number of threads. Calls are distinguished by their order. Without passes nothing is kept,
+    because only their chunks show whether the data are the same.
     """
     checkpoint = _call.passes.checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
@@ -608,7 +608,8 @@ def shares(values: Sequence) -> list[Sequence]:
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
     """The sum of what `work` makes of each chunk, in their order; None if there are no chunks.
 
-    `name` gives what tells the work from others of the same call; only a checkpoint asks for it.
+    `name` gives what distinguishes the work from others of the same call; only a checkpoint needs
+    it.
     """
     passes, of = _call.passes, len(chunks) if isinstance(chunks, Sized) else None
     checkpoint, chunks = passes.checkpoint, iter(chunks)
@@ -660,7 +661,7 @@ _ADDED = [
 def on_workers(method: Callable) -> Callable:
     """A method with further arguments `executor`, `retries` and `checkpoint`, as for `passes_on`.
 
-    They hold for this call; the model keeps none of them.
+    They are valid for this call; the model stores none of them.
     """
 
     @wraps(method)

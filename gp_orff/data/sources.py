@@ -36,7 +36,7 @@ class Summary(Protocol[Value]):
 
     @property
     def name(self) -> object:
-        """Plain values that tell this summary from others of the same data."""
+        """Plain values that distinguish this summary from others of the same data."""
 
 
 class Source(Protocol):

@@ -465,7 +465,7 @@ def unpack_group(content: Mapping, phi: Columns) -> tuple[GroupKey, Statistics]:
 
 
 def _own(values: Tensor) -> Tensor:
-    """Values on the CPU with memory of their own: files hold the whole memory of a view."""
+    """Values on the CPU in separate memory: files store the complete memory of a view."""
     values = values.detach().cpu()
     whole = values.untyped_storage().nbytes() == values.nbytes
     return values if whole else values.clone()

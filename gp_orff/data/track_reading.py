@@ -164,7 +164,8 @@ class TrackObservations(LinearObservations):
 
     @property
     def turns(self) -> bool:
-        """Whether directions differ much within a block, so that its mean tells little."""
+        """Whether directions differ much within a block, so that its mean has little
+        information."""
         if self.direction is None:
             return False
         away = self.direction - self.means.direction[self.times.block]

@@ -522,13 +522,14 @@ def block_span(
     it is the median of the times that so many observations take.
 
     It is 0, for blocks of one observation, where there are at most 1000. Blocks have three
-    observations at least, whose scatter about lines tells the white noise. The means ȳ of
+    observations at least, whose scatter about lines determines the white noise. The means ȳ of
     neighbouring blocks of n observations should differ little,
 
         ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.1 Var(y) + ½ E(y_{i+1} − y_i)² / n ,
 
     where the last term is that of white noise. Noise that is correlated over many blocks is learned
-    from these better than from all observations: the increments of few seconds tell little of it.
+    from these better than from all observations: the increments of few seconds have little
+    information on it.
 
     Args:
         y, clock: values and times, track by track.

@@ -315,7 +315,8 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
     """Check that the frequencies represent the kernel at these points.
 
     Raises:
-        ValueError: points outside the domain of a grid, or too far apart for a quadrature.
+        ValueError: points outside the domain of a grid, or too far from each other for a
+            quadrature.
     """
     for term, frequencies in zip(terms(kernel), draws, strict=True):
         frequencies.check_domain(spectra_of(term), *points)

@@ -557,5 +557,6 @@ class QuasiMonteCarlo(_RandomRule):
 
 
 def _coordinates(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
-    """Independent coordinates in (0, 1), as many as the spectrum needs beside a direction."""
+    """Independent coordinates in (0, 1), as many as the spectrum needs in addition to a
+    direction."""
     return uniform(number, leaf.spectrum.num_coordinates(leaf.num_dims), rng)

@@ -324,9 +324,9 @@ class Tail:
 
     def standard_error(self, parts: Sequence[Distances]) -> float:
         """That of ν, from the curvature of this objective in its coordinate, with the best s for
-        each; NaN where it is flat or not at a maximum. It takes the posterior of the field as it
-        is: where observations do not tell the field much better than their noise, it is too
-            small."""
+        each; NaN where it is flat or not at a maximum. It treats the posterior of the field as
+        fixed, and is too small if observations determine the field barely better than their
+        noise."""
         present = self._coordinate.get().item()
         below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
         self._loss(present, parts)
@@ -397,7 +397,7 @@ class Tails:
     @torch.no_grad()
     def learn(self, found: Sequence[Distances]) -> list[Distances]:
         """Set ν, and the scales of noise, to what maximises the ELBO under the posterior of the
-        field that tells the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
+        field that gives the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
         3); the distances in units of that noise."""
         scales: dict[str, float] = {}
         for tail in self.members:
@@ -546,7 +546,7 @@ def learn_new_tracks(
     field: FieldDistribution,
     noises: Noises,
 ) -> list[str]:
-    """What the data tell of the variance of new tracks, for every group of tracks; sentences.
+    """Learn the variance of new tracks for every group of tracks, and return sentences.
 
     Args:
         field: the posterior of the field.

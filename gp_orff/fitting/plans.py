@@ -297,8 +297,8 @@ class OnLattice(Plan):
 
 @dataclass(eq=False)
 class OfCurves(OnLattice):
-    """Learned spectra on lattices: few features first, since what coarse lattices tell of short
-    waves, which large ones hold, is little. At last with curves that go on beyond their knots,
+    """Learned spectra on lattices: few features first, because coarse lattices have little
+    information on the short waves of large ones. At last with curves that go on beyond their knots,
     which a search for where the curves are would take for them: a power law has no scale."""
 
     def search(self, search: Search, evaluations: int) -> None:

@@ -46,8 +46,8 @@ _LEAST = 0.01  # share of the largest variance
 def restore(kernel: Kernel) -> None:
     """Give every depth of sources at least a hundredth of the largest variance of a depth.
 
-    Where few observations do not tell two depths, a variance goes to zero, and its logarithm so far
-    that no gradient brings it back on more observations.
+    If few observations do not distinguish two depths, a variance goes to zero, and its logarithm so
+    far that no gradient brings it back on more observations.
     """
     for part in kernel.modules():
         if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:

@@ -43,9 +43,9 @@ def log_prior_of_noise(
     """The log density of log σ² ~ N(log 0.1 v, 3²), v being the variance of the data, up to a
     constant, for the noise of every group; 0 without a learned spectrum.
 
-    Waves shorter than the distances of the observations cannot be told from noise but by
-    extrapolation of the spectrum, so that the evidence of few observations may have a maximum
-    without noise.
+    Only extrapolation of the spectrum distinguishes waves shorter than the distances of the
+    observations from noise, so that the evidence of few observations may have a maximum without
+    noise.
 
     Args:
         kernel: that may have a learned spectrum.

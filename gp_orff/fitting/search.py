@@ -49,7 +49,7 @@ def parameter_ranges(
 
     They follow from the distances between points, and are practically unbounded without distances.
     Where all data, the `whole`, have so many values that features serve, they are limited to
-    sources of harmonic fields so deep that features can tell them from noise.
+    sources of harmonic fields so deep that features distinguish them from noise.
     """
     parameters = [p for p in kernel.parameters() if p.requires_grad]
     ranges: dict[nn.Parameter, tuple[Range, ...]] = {}

@@ -92,8 +92,8 @@ class Trainer:
         return self.survey.num_values > MANY_VALUES and not self.tracks
 
     def restarted(self, search: Search) -> Search:
-        """The search; with tracks a new one from where it is, since the few blocks of a subset tell
-        little of the curvature."""
+        """The search; with tracks a new one from where it is, because the few blocks of a subset
+        have little information on the curvature."""
         return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
@@ -256,8 +256,8 @@ class Trainer:
             warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
-        """The observed numbers, where those at places that the prior cannot tell apart are one; at
-        equal places, where its covariance has no closed form."""
+        """The number of observed values, where values at positions that the prior does not
+        distinguish are one; at equal positions, if its covariance has no closed form."""
         sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
         if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
             distinct = self.exact_inference(held).size

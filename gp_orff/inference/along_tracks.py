@@ -363,7 +363,7 @@ _TINY = 1e-300  # a variance that is none
 
 @dataclass(frozen=True)
 class TrackOffsets:
-    """What all observations tell of the offset of each track.
+    """The posterior of the offset of each track given all observations.
 
     Attributes:
         labels: the labels of the T tracks, as text.
@@ -414,7 +414,7 @@ def track_offsets(
 
 @dataclass(frozen=True)
 class Offsets:
-    """What the data tell of the offsets of some tracks of a group, in all components."""
+    """The information of the data on the offsets of some tracks of a group, in all components."""
 
     score: Float[Tensor, "T*v"]  # s
     information: Float[Tensor, "T*v T*v"]  # J

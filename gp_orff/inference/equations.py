@@ -5,7 +5,7 @@ With noise covariance Σ (p×p, shared by all points), columns c and directions 
     A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
     yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
 
-The same holds for V = [y, 1⊗I_p] instead of y, with B instead of b. This gives the evidence for
+The same is true for V = [y, 1⊗I_p] instead of y, with B instead of b. This gives the evidence for
 every constant mean.
 
 Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B

@@ -72,7 +72,7 @@ class Block(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Observations of a group that are left out, and what the rest tells of the field there."""
+    """Held-out observations of a group, and the field there given the rest."""
 
     part: Observations  # with nominal weights, and the `index` of every observation
     mean: Float[Tensor, "n v"]  # E[H f], the constant mean included
@@ -323,7 +323,7 @@ class TrackReadings:
 
     @property
     def observations(self) -> Observations:
-        """The observations as observations at single points."""
+        """These observations at single points."""
         return replace(self.single.means, index=self.index)
 
     @property
@@ -463,7 +463,7 @@ class LeaveOneOut:
         distance: rᵀ C⁻¹ r of residual r and covariance C, (N,).
         p_value: the probability of a distance at least as large under the model, (N,); small for
             outliers. The distance is χ² with as many degrees of freedom v as values, or v·F(v, ν)
-            under Student-t noise if the variance of the field is small beside the noise.
+            under Student-t noise if the variance of the field is small compared with the noise.
         log_density: the Gaussian log density of each observation given all others, (N,); under
             Gaussian noise their sum is a score of the model.
         weight: E[w] of each observation under Student-t noise, (N,), small for outliers; else 1.
@@ -618,7 +618,7 @@ def leave_one_out_of_tracks(
 
 @dataclass(frozen=True)
 class Others:
-    """What all other observations tell of those of one track."""
+    """The prediction of the observations of one track from all others."""
 
     distribution: FieldDistribution  # given all block means
     noises: Noises

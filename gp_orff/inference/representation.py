@@ -137,8 +137,8 @@ class Resolution:
 
         It is the rule's own where the noise variance is a thousandth of the signal variance, and
         tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features. Of learned spectra,
-        whose shortest waves always have some of the variance, it is 10 %.
+        noise variance: the data have no more information on the truncated features. Of learned
+        spectra, whose shortest waves always have some of the variance, it is 10 %.
         """
         signal = self.signal
         if not signal > 0:
@@ -294,8 +294,8 @@ def on_few_sites(
     Under Student-t noise, observations of a site among which the field changes by more than the
     noise would pass for outliers: then one observation of each site is kept, and the others are
     left out. Decaying waves that would truncate more than the noise give way to every few
-    observations, in given order, of even ones too: shallow sources, which waves cannot hold, would
-    pass for noise, and the field be smoother than from fewer observations.
+    observations, in given order, of even ones too: shallow sources, which waves cannot represent,
+    would be treated as noise, and the field would be smoother than from fewer observations.
 
     Args:
         inference: on the grid.
@@ -345,7 +345,7 @@ def every_few(data: Dataset, most: float) -> Dataset:
     numbers.
 
     Unlike the observations of sites they are as close to each other, here and there, as all are,
-    and tell what lines differ by where they cross.
+    and show how much lines differ where they cross.
     """
     step = math.ceil(data.num_values / most)
     return _kept(data, lambda part: torch.arange(0, len(part), step))
@@ -702,8 +702,8 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
 
 
 def warn_of_left_out(given: Data, kept: Data) -> None:
-    """Warn if observations close to others were left out, where neither features nor the exact
-    kernel hold all."""
+    """Warn if observations close to others were omitted because neither features nor the exact
+    kernel can represent all."""
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(

@@ -475,7 +475,7 @@ class FiniteMixture(ScaleMixture):
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
         variances: s, (J,), positive.
         weights: π, (*b, J).
-        beyond: of how many of the s, the first ones, a grid leaves out what it does not hold: those
+        beyond: of how many of the s, the first ones, a grid omits what it does not represent: those
             that continue a learned curve beyond its last knot. `tail` does not count them.
 
     Example:

@@ -160,8 +160,8 @@ class BesselFunction(Function):
 
     Its derivative by q is −₀F₁(; b + 1; −q)/b. It is e^{−y} Σ c_n yⁿ with y = q/b, c_0 = 1, c_1 = 0
     and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows from Bessel's equation. Beyond
-    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series holds up to
-    y = 45, and the function vanishes beyond.
+    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series is valid up
+    to y = 45, and the function vanishes beyond.
     """
 
     @staticmethod

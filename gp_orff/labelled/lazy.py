@@ -220,7 +220,7 @@ def open_mesh(variables: "Sequence[xarray.Variable]") -> list[np.ndarray]:
 
 
 def _on_every_worker(value: Callable) -> "xarray.DataArray":
-    """A value as an array without dimensions, that each worker holds once for all blocks."""
+    """A value as an array without dimensions, which each worker stores once for all blocks."""
     xr, dask = optional("xarray", "xarray"), optional("dask", "dask")
     held = np.empty((), dtype=object)
     held[()] = value

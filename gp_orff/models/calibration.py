@@ -233,7 +233,7 @@ and the correlations of their predictions."""
 
 @dataclass(frozen=True)
 class Calibration:
-    """How many numbers of a few left-out blocks 95 % intervals hold."""
+    """The coverage of 95 % intervals for the values of a few held-out blocks."""
 
     inside: int
     numbers: int
@@ -276,7 +276,7 @@ class Calibration:
 
     @property
     def notes(self) -> list[str]:
-        """What is wrong and what helps, as sentences; empty if the error bars may well hold."""
+        """Problems and remedies, as sentences; empty if the coverage may well be right."""
         every = [self.note, self.note_of_outliers, self.note_of_axes]
         return [text for text in every if text]
 

@@ -576,7 +576,7 @@ class Predictor:
         return left_out(self.inference, *parts, blocks)
 
     def _name(self) -> list[object]:
-        """What tells this work from others of the same call."""
+        """What distinguishes this work from others of the same call."""
         return ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
 
     @torch.no_grad()

@@ -265,7 +265,7 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
 
 def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:
     """Warn of numbers along one direction at one height: sources below and above explain them
-    equally well. Vectors tell the sides apart, by the sign of the vertical component."""
+    equally well. Vectors distinguish the sides, by the sign of the vertical component."""
     (west, east), (south, north), (low, high) = box
     units = torch.cat([_directions(part) for part in parts])
     turns = torch.linalg.svdvals(units)[1:].square().sum() > _TURN**2 * len(units)

@@ -192,7 +192,7 @@ def windowed_energy(
 def _checked(
     wavenumbers: Float[Tensor, "m"] | None, lowest: float, highest: float
 ) -> Float[Tensor, "m"]:
-    """Wavenumbers from two periods in the box to what a grid holds."""
+    """Wavenumbers from two periods in the box to the largest one of a grid."""
     low = _LOWEST * lowest
     if low > highest:
         raise ValueError(

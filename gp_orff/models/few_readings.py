@@ -297,7 +297,8 @@ class Sample:
         return self.compute()
 
     def check(self, symbol: Symbol) -> None:
-        """Warn of potentials that have long waves, which the constant mean cannot be told from."""
+        """Warn of potentials that have long waves, which the data cannot distinguish from the
+        constant mean."""
         if symbol.order < 0 and self.longer > _LIKELY:
             warnings.warn(
                 "a lengthscale exceeds the extent of the data with a probability of "

@@ -452,7 +452,7 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
 
     Args:
         snapshot: of a fitted model.
-        kernel: its kernel, which tells the curves that are trained; it is not changed.
+        kernel: its kernel, which determines the curves that are trained; it is not changed.
     """
     kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
     model, coordinates = (snapshot.inference, kernel, likelihoods), Coordinates(kernel)

@@ -355,7 +355,7 @@ class ModelState:
             )
 
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
-        """The state after its likelihoods learned what the data tell of new tracks."""
+        """The state after its likelihoods learned the variance of new tracks from the data."""
         snapshot = self.snapshot(prior_mean)
         field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
         notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)

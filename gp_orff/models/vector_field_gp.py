@@ -1046,8 +1046,8 @@ class VectorFieldGP(GP):
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean if it is not trained, zero beside a mean that is not constant; None for
-        a trained constant mean."""
+        """The constant mean if it is not trained, zero in addition to a mean that is not constant;
+        None for a trained constant mean."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)
@@ -1095,7 +1095,7 @@ class VectorFieldGP(GP):
         return ModelState.of(result.representation, result.mean, result.history)
 
     def _checked(self, state: ModelState) -> ModelState:
-        """The state, with a note and a warning if error bars do not hold on left-out blocks."""
+        """The state, with a note and a warning if the coverage of held-out blocks is too low."""
         calibrated = check_calibration.on() and state.data.varies
         if not calibrated:
             return state
