@@ -44,8 +44,9 @@ from gp_orff.kernels.base import as_real_tensor
 
 # Noise that comes with the observations: an absolute variance or covariance of each.
 #
-# An observation y = f + ε, ε ~ N(0, R), tells the same as its components along the axes u_k of
-# R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance λ_k.
+# An observation y = f + ε, ε ~ N(0, R), has the same information as its components along the axes
+# u_k of R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance
+# λ_k.
 
 
 _ASYMMETRY = 1e-5  # over √(R_ii R_jj): beyond rounding in single precision

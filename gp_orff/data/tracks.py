@@ -360,7 +360,7 @@ def _powers(
 
 _FEW = 1000  # observations, up to which each is a block of its own
 _BLOCKS = 500  # of more observations
-_SHORTEST = 3  # observations of a block: two are on a line, whose scatter tells no white noise
+_SHORTEST = 3  # observations of a block: two are on a line, whose scatter has no white noise
 _SMOOTH = 0.1  # of the variance: what the means of neighbouring blocks may differ by
 _LARGEST = 256  # observations of a block
 

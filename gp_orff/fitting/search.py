@@ -471,7 +471,7 @@ def _coordinates(
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
 _NATS = 0.01  # in total: a step that promises less ends the search
 MOST_EVALUATIONS = 100  # of a run
-_MUCH = 1.0  # nats still promised at the end of a search, of which a warning tells
+_MUCH = 1.0  # nats still promised at the end of a search, at which a warning is given
 _EDGE = 0.9  # of how far frequencies may move on a grid: beyond, the search needs another one
 _LONGEST_STEP = 2.0  # of a coordinate
 _MOVED = 1.5  # of a coordinate, after which the information is computed again

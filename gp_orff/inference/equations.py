@@ -687,7 +687,7 @@ def kronecker_equations(
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
 
-    `whole` tells whether the observations are whole vectors with one noise: those of a separable
+    `whole` is whether the observations are complete vectors with one noise: those of a separable
     kernel have p blocks of size N.
     """
     if whole and has_blocks(expansion):

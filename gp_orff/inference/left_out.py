@@ -368,7 +368,7 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         yield predicted(data, block, posterior.field(fixed=mean is not None))
 
 
-# Observations along tracks left out by blocks: what the rest tells of the field, and of their
+# Observations along tracks left out by blocks: the information of the rest on the field and their
 # noise.
 #
 # An observation of a track that is left out whole is one of a new track. Where other observations
@@ -549,7 +549,7 @@ def leave_one_out(
             raise ValueError(
                 "expected observations that the model was conditioned on, one by one, got some at "
                 "which the field is less certain than the observation; pass the data of fit or "
-                "condition, and where the report tells that positions were merged, condition with "
+                "condition, and if the report states that positions were merged, condition with "
                 "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹

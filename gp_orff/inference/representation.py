@@ -160,7 +160,7 @@ class Resolution:
 
     def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
         """The tolerance that truncates a share of the posterior variance, which the number of
-        features of a grid of the tolerance `counted` tells."""
+        features of a grid of the tolerance `counted` gives."""
         coarse = grid_for(rule, self.rounded_box, None, counted)
         coarse = replace(coarse, max_features=COARSE_FEATURES)
         counts = self.counts if counted == COARSE_TOLERANCE else self.resolved

@@ -272,7 +272,7 @@ _LARGEST = 1200  # covariance matrix of which the factors of all draws are kept:
 _MEMORY = 5e7  # numbers in all factors
 _FEW = 4.0  # effective draws
 _MEMBERS = 64  # of a mixture, each of which predicts: their error of error bars is below 9 %
-_LIKELY = 0.5  # a probability of which a warning tells
+_LIKELY = 0.5  # a probability at which a warning is given
 _EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
 _PLACES, _STEP = 16, 1e-3  # where predictions tell how many draws they need
 
@@ -327,7 +327,7 @@ def sample_of_hyperparameters(
 
     Where all of these have a weak prior, or one that the user registered, the sample is that of
     `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
-    learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
+    learned spectra, it consists of 32 draws about those of a fit. You get a `DataWarning` if few
     draws have most of the weight. Under Student-t noise every posterior has weights of the
     observations that are drawn as well; the degrees of freedom are those of the fit.
 
@@ -381,8 +381,8 @@ def _members(model: Model, drawn: Draws) -> list[Member]:
 
 
 def _longer(model: Model, draws: Draws) -> float:
-    """The probability that the lengthscale of a field exceeds the extent of the data; a
-    `DataWarning` tells of lengthscales below the distances of neighbours."""
+    """The probability that the lengthscale of a field exceeds the extent of the data; you get a
+    `DataWarning` of lengthscales below the distances of neighbours."""
     distances, longest = model.inference.data.survey.distances, 0.0
     names = {own: name for name, own in parameter_names(model.kernel, model.likelihoods).items()}
     every = dict(_values(model, draws))

@@ -19,7 +19,7 @@ from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 
-_SIZE = 768  # of the matrix whose factorisation tells the speed of this machine
+_SIZE = 768  # of the matrix whose factorisation gives the speed of this machine
 _MATRICES = 4  # of the size of a covariance, or of the normal equations, that are held at a time
 _BYTES = 8  # of a number
 

@@ -299,7 +299,7 @@ class Curvature:
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
     likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
     plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
-    freedom of Student-t noise have the curvature that `Tail` tells.
+    freedom of Student-t noise have the curvature that `Tail` gives.
     """
 
     snapshot: ModelSnapshot

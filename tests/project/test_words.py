@@ -33,7 +33,7 @@ IN_DOCSTRINGS = {
     "readings": 20,
     "spoiled": 0,
     "tell": 2,
-    "tells": 8,
+    "tells": 2,
     "told": 1,
 }
 IN_NO_MESSAGE = ["anew", "beside", "doubted", "reading", "readings", "spoiled", "told", "whoever"]
