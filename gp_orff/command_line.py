@@ -632,7 +632,7 @@ def main(words: Sequence[str] | None = None) -> int:
         >>> rows = np.concatenate([numbers, np.sin(6 * numbers[:, ::-1])], axis=-1)
         >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
         >>> main(["plan", path, "--kind", "divergence-free", "--quiet"])  # doctest: +ELLIPSIS
-        plan of a fit to 60 numbers, after starting values:
+        plan of a fit to 60 values, after starting values:
         ...
         0
     """
