@@ -620,21 +620,21 @@ class Templates:
 
         (1/n) [(a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) − 1] .
 
-    At r = √d, a = 2.45 is best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
-    d = 10. The two waves of a frequency have at most ½, for every d and at every point. Templates
+    At r = √d, a = 2.45 is the best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
+    d = 10. The pair of waves of a frequency has ½ at most, for every d and everywhere. Templates
     lie around the center with a standard deviation of ½√(a/(a − 2)) lengthscales: 1.2 for a = 2.45,
-    2.5 for a = 2.08. Use a smaller a for wider data. Far from the center, features and the variance
-    of the prior vanish.
+    2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
+    with them the variance of the prior.
 
-    Le et al. 2013, eqs. 26 and 27. The paper omits the factor (a/(a − 2))^{d/4}, and its b is free:
-    the kernel then has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
+    Le et al. 2013, eqs. 26 and 27, which leave out (a/(a − 2))^{d/4}, and in which b is free: then
+    the kernel has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
 
     Args:
         num_features: n, the number of features of a scalar kernel, for each term of a sum.
-        a: a > 2. A larger a places templates closer to the center.
+        a: a > 2. The larger a is, the closer the templates are to the center.
         weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
-            The features then approximate the locally weighted kernel exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²))
-            exp(−½‖x̃ − x̃′‖²) (eq. 25), and not the RBF kernel.
+            The features are then those of the locally weighted kernel
+            exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
         center: the center of the templates, one value for each input of the kernel, in the units of
             the inputs. Use about the mean of the inputs. The origin if None.
         seed: seed of NumPy's `default_rng`.
@@ -688,7 +688,7 @@ class Templates:
         check_seed(self.seed, "Templates")
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """Return the templates of each of `terms`, from independent random streams of the seed."""
+        """The templates of each of `terms`, from independent random streams of the seed."""
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
