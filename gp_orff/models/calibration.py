@@ -241,7 +241,7 @@ class Calibration:
     independent: float  # of the numbers, about
     central: int = 0  # numbers whose score is less than half of what their root mean square implies
     alike: float | None = None  # the correlation of residuals of neighbours; None if not tested
-    noise_kept: bool = False  # as given with the observations, without a factor that is learned
+    noise_kept: bool = False  # as given with the readings, without a factor that is learned
 
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
@@ -276,7 +276,7 @@ class Calibration:
 
     @property
     def notes(self) -> list[str]:
-        """Problems and remedies, as sentences; empty if the coverage may well be right."""
+        """What is wrong and what helps, as sentences; empty if the error bars may well hold."""
         every = [self.note, self.note_of_outliers, self.note_of_axes]
         return [text for text in every if text]
 
