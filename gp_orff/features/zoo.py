@@ -635,8 +635,8 @@ class Templates:
         weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
             The features are then those of the locally weighted kernel
             exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
-        center: the center of the templates, one value for each input of the kernel, in the units of
-            the inputs. Use about the mean of the inputs. The origin if None.
+        center: the center of the templates, one number for each input of the kernel, in the units
+            of the inputs: about the mean of the inputs. The origin if None.
         seed: seed of NumPy's `default_rng`.
 
     Raises:
