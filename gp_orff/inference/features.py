@@ -576,9 +576,9 @@ class IterativeInference(FeatureInference):
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
-    Iterations take a frequency grid of more than 20 000 features, or as many as fit in half of the
-    memory, but at least 8192; and more values than fit in a matrix with a row for each of them, or
-    than their covariance could be made of it in about 10 s.
+    Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
+    holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
+    or than their covariance could be made of it in about 10 s.
 
     Raises:
         ValueError: that is so with observations along tracks, for which there are no iterations.
