@@ -288,7 +288,7 @@ card = axes[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "one_line_card.png",
     dpi=150,
-    bbox_inches=card.padded(0.1),
+    bbox_inches=card.padded(0.05),
 )
 print(f"figure: {arguments.output}/one_line.png")
 

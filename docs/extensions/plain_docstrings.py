@@ -47,7 +47,8 @@ def prepare(app: Sphinx, what: str, name: str, obj: object, options: object, lin
 def sign(app: Sphinx, what: str, name: str, obj: object, options: object, arguments: str, _: str):
     """The arguments of `__init__`, where a metaclass of gpytorch's hides them."""
     if what == "class" and (arguments or "").startswith("(*args"):
-        return stringify_signature(signature(obj.__init__, bound_method=True)), ""
+        own = signature(obj.__init__, bound_method=True)
+        return stringify_signature(own, unqualified_typehints=True), ""
 
 
 def skip(app: Sphinx, what: str, name: str, obj: object, skipped: bool, options: object):
