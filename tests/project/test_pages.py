@@ -231,6 +231,12 @@ def test_code_of_the_pages_is_narrow():
         assert not [line for line in lines if len(line) > 72], page.name
 
 
+def test_pages_have_no_marks_of_a_merge():
+    files = [path for suffix in ("md", "rst") for path in ROOT.glob(f"docs/**/*.{suffix}")]
+    for page in [*files, *ROOT.glob("*.md")]:
+        assert not re.findall(r"^(?:<{7}|>{7}) ", page.read_text(), flags=re.M), page.name
+
+
 def test_columns_of_tables_have_names():
     for page in [ROOT / "README.md", *PAGES]:
         heads = re.findall(r"^\|(.*)\|\n+\|[ :|-]+\|$", page.read_text(), flags=re.M)
