@@ -29,7 +29,8 @@ ELSEWHERE = {
     "torch": "https://docs.pytorch.org/docs/stable/",
     "gpytorch": "https://docs.gpytorch.ai/en/stable/",
 }
-inventories = Path(__file__).parent / "inventories"  # NAME.inv: links to NAME, read from here only
+# NAME.inv: links to NAME, read from here only
+inventories = Path(__file__).parent / "inventories"
 intersphinx_mapping = {
     name: (address, str(inventories / f"{name}.inv"))
     for name, address in ELSEWHERE.items()

@@ -457,7 +457,7 @@ def check(chosen: argparse.Namespace) -> None:
     result = model.cross_validate(data.x, data.y, **data.options)
     print(model.report, result, sep="\n\n")
     print(
-        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} numbers, in "
+        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} values, in "
         f"{len(result)} blocks that were predicted from the others"
     )
 

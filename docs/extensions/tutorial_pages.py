@@ -64,8 +64,9 @@ def gallery() -> str:
     contents = "\n".join(script.stem for script in SCRIPTS)
     cards = "\n\n".join(card(script) for script in SCRIPTS)
     return (
-        "---\nhtml_theme.sidebar_secondary.remove: true\n---\n\n# Tutorials\n\nEach tutorial answers one question. Download it as a notebook or a script, "
-        "or run it in a clone: `python tutorials/01_wing_tip_vortex.py`.\n\n"
+        "---\nhtml_theme.sidebar_secondary.remove: true\n---\n\n# Tutorials\n\n"
+        "Each tutorial answers one question. Download it as a notebook or a script, or run it in a "
+        "clone: `python tutorials/01_wing_tip_vortex.py`.\n\n"
         f"```{{toctree}}\n:hidden:\n\n{contents}\n```\n\n"
         f"::::{{grid}} 1 2 3 3\n:gutter: 3\n\n{cards}\n\n::::\n"
     )

@@ -343,9 +343,9 @@ class DrawnHarmonics:
         """One harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
 
         p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders that carry much of
-        the variance are hardly ever drawn, since C_k grows like d^m; with half of each, the
-        variance of the approximate kernel is at most twice that with either. Those of order
-        m = 0 do not depend on z: they have one column each, if D is large enough.
+        the variance are barely ever drawn, since C_k grows like d^m; with half of each, the
+        variance of the approximate kernel is at most twice that with either. Those of order m = 0
+        do not depend on z: they have one column each, if D is large enough.
         """
         every = spectrum.harmonics(num_dims)
         logs = every.eigenvalues.log().detach().cpu()

@@ -170,8 +170,9 @@ class CurlFreeKernel(PotentialKernel):
     n·d + i is component i at point n.
 
     At one point, the variance of each component is s · m / ℓ², for one lengthscale ℓ. Here s is the
-    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale: 1 for the RBF
-    kernel, ν/(ν − 1) for Matérn kernels. Its units are potential² / length².
+    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale. For the RBF
+    kernel m = 1, and for Matérn kernels m = ν/(ν − 1). The units of the variance are potential² /
+    length².
 
     Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
@@ -214,8 +215,8 @@ class DivergenceFreeKernel(PotentialKernel):
     components of A are independent and have the kernel k. The kernel exists for every d ≥ 2.
 
     The covariance matrix of points x (N, d) is (N·d, N·d), ordered as for `CurlFreeKernel`. The
-    variance of each component is (d − 1) times that of the curl-free kernel with the same k, for
-    one lengthscale.
+    variance of each component is (d − 1) times the variance of the curl-free kernel with the same
+    k, for one lengthscale.
 
     Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
@@ -253,9 +254,10 @@ class HelmholtzKernel(AdditiveKernel):
     K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
     field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
     terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
-    `base_kernel` with independent hyperparameters. Copies of a `LearnedSpectrumKernel` are related:
-    the log spectrum of the second term is that of the first plus a difference, whose prior standard
-    deviations are half as large. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
+    `base_kernel` with independent hyperparameters. Two copies of a `LearnedSpectrumKernel` are
+    related: the log spectrum of the second term is the log spectrum of the first plus a learned
+    difference. The prior standard deviations of the difference are half as large as those of the
+    first spectrum. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
 
     Berlinghieri et al. 2023, Section 4.
 
@@ -404,7 +406,7 @@ def require_field_products(kernel: Kernel) -> None:
 
 
 class FieldProductKernel(WrapperKernel):
-    """The product of a field kernel and a scalar kernel of other inputs, such as time.
+    """The product of a field kernel and a scalar kernel of other inputs, for example time.
 
     K((x, t), (z, s)) = K_field(x, z) · k(t, s). The expressions `field_kernel * scalar_kernel` and
     `scalar_kernel * field_kernel` make this kernel. Both kernels receive all d input columns, and

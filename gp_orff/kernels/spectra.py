@@ -219,15 +219,15 @@ class GridSpectrum(Spectrum):
 def spectrum(kernel: Kernel) -> Spectrum:
     """The spectral density of a stationary scalar kernel, at its present hyperparameters.
 
-    Known are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
-    trained too), `BesselKernel` and `SpectralMixtureKernel`, with one lengthscale or ARD, and, of
-    one input, `PeriodicKernel` and `CosineKernel`, whose spectra are lines. To use another kernel,
-    register a function that returns its `gp_orff.spectra.Spectrum`; the package then accepts it. A
-    curl-free or divergence-free kernel of it also needs `gp_orff.radial_derivatives` for the exact
-    covariance.
+    These kernels are registered, with one lengthscale or ARD: `RBFKernel`, `MaternKernel`,
+    `GeneralMaternKernel` (any ν > 0), `RQKernel` (with a trained α), `BesselKernel` and
+    `SpectralMixtureKernel`. `PeriodicKernel` and `CosineKernel` of one input have line spectra. To
+    use another kernel, register a function that returns its `gp_orff.spectra.Spectrum`; the package
+    then accepts it. A curl-free or divergence-free kernel of it also needs
+    `gp_orff.radial_derivatives` for the exact covariance.
 
-    Dot-product kernels, `LinearKernel`, `PolynomialKernel` and `DotProductKernel`, are not
-    stationary. What is registered for them are their eigenvalues, which is no `Spectrum`.
+    The dot-product kernels `LinearKernel`, `PolynomialKernel` and `DotProductKernel` are not
+    stationary. For them the function returns eigenvalues instead of a `Spectrum`.
 
     Args:
         kernel: a stationary scalar kernel. Its variance k(0) does not matter.

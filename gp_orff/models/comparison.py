@@ -131,11 +131,11 @@ def compare_kernels(
 ) -> KernelComparison:
     """Fit a model with each kernel, and rank the models by evidence or by held-out blocks.
 
-    The evidence favours the more restrictive of two kernels that both explain the data: for a
+    If two kernels explain the data, the evidence favours the more restrictive kernel. For a
     curl-free field, it tends to be larger for the curl-free kernel than for the Helmholtz kernel,
-    of which the curl-free kernel is a term. A difference of 5 nats is a factor of 150 in
-    probability, if the noise model is right. Correlated noise exaggerates the differences, so the
-    printed table also shows nats per point.
+    which contains it. A difference of 5 nats is a factor of 150 in probability, if the noise model
+    is right. Correlated noise exaggerates the differences, so the printed table also shows nats per
+    point.
 
     Pass `blocks` to rank the models by held-out blocks, which should be as wide as the correlated
     errors. The score is the negative log predictive density (NLPD) of the values in the blocks,
@@ -144,7 +144,7 @@ def compare_kernels(
 
     The evidence of a `LearnedSpectrumKernel` is an integral over its curves under their prior, not
     the maximum over curves. Many weights are therefore no advantage over kernels with two
-    hyperparameters. Lengthscales, variances and noise have their best values for all kernels.
+    hyperparameters. Lengthscales, variances and noise have their best values for every kernel.
 
     The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
     `.standard_errors` of the evidence, if it is estimated. `.best` warns, and the table states, if
@@ -153,9 +153,9 @@ def compare_kernels(
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
-        kernels: kernels by name, trained in place, without shared parts; if None, RBF kernels that
-            are curl-free, divergence-free, Helmholtz, and independent for each component, with
-            p = d.
+        kernels: kernels by name, trained in place, without common parameters. If None, four RBF
+            kernels are compared: curl-free, divergence-free, Helmholtz, and independent components,
+            with p = d.
         progress: whether to show the progress of each fit.
         likelihood: the noise of every model, as for `VectorFieldGP`, which is copied: a
             `MultitaskStudentTLikelihood` for data with outliers.
@@ -167,7 +167,7 @@ def compare_kernels(
 
     Raises:
         TypeError: kernels without names; as `VectorFieldGP.fit`.
-        ValueError: kernels that share hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
+        ValueError: kernels with common hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
             `cross_validate`.
 
     Example:
@@ -237,7 +237,7 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
             owner = owners.setdefault(parameter, name)
             if owner != name and parameter.requires_grad:
                 raise ValueError(
-                    "compare_kernels expects kernels with hyperparameters of their own, since each "
+                    "compare_kernels expects kernels with separate hyperparameters, since each "
                     f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
                     "a base kernel of its own, such as copy.deepcopy(k)"
                 )

@@ -39,7 +39,7 @@ class TidalEllipses:
     """The ellipses of one tidal constituent at n points, each as a `Summary` of shape (n,).
 
     The field of the constituent is largest along the inclination at the phase, w(t) = semi-major
-    axis at νt = phase. If an ellipse is hardly known, its mean semi-major axis is too large, as for
+    axis at νt = phase. If an ellipse is barely known, its mean semi-major axis is too large, as for
     every mean of a modulus.
 
     Attributes:

@@ -168,19 +168,19 @@ class Potential(_ScalarPotential):
     the sign of f, while a force is often minus the gradient of its potential. The multiplier (see
     `Symbol`) is Q(ω) = −iωᵀ/‖ω‖².
 
-    The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or
-    x₀ = 0 without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that
-    ∇g is the field. Under other kernels it is not, unless `background=True` assigns it to g.
+    The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or x₀ = 0
+    without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that ∇g is
+    the field. With other kernels it is not, unless `background=True` assigns it to g.
 
-    A potential is known up to a constant. With `reference`, g is zero there, and the error bars
-    grow with the distance from that point. Without it, the prior sets the constant: the mean of g
-    over all of space is zero, and its variance that of the kernel of g. Observations of g tell the
-    constant.
+    A potential is determined up to a constant. With `reference`, g is zero at this point, and the
+    error bars grow with the distance from it. Without `reference`, the prior sets the constant: the
+    mean of g over all of space is zero, and g has the variance of its kernel. Observations of g
+    determine the constant.
 
     Args:
         reference: (d,), the point where g is zero; None to leave the constant to the prior.
-        background: whether g includes the potential of the constant mean; None: if the kernel is
-            curl-free.
+        background: whether g includes the potential of the constant mean. If None, it does if the
+            kernel is curl-free.
 
     Example:
         The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2, from 0 to about 1/2 at distance 1:
@@ -228,8 +228,8 @@ class StreamFunction(_ScalarPotential):
     Args:
         reference: (2,), the point where ψ is zero; if None, the prior sets the constant, as for
             `Potential`.
-        background: whether ψ includes the stream function of the constant mean; None: if the
-            kernel is divergence-free.
+        background: whether ψ includes the stream function of the constant mean. If None, it does if
+            the kernel is divergence-free.
 
     Example:
         The field f = (x₂, −x₁) turns clockwise. Its stream function is ‖x‖²/2, a minimum at 0:
@@ -266,8 +266,8 @@ class VectorPotential(_Antiderivative):
     ½ c × x. If all terms of the kernel are divergence-free, it is part of A.
 
     Args:
-        background: whether A includes the vector potential of the constant mean; None: if the
-            kernel is divergence-free.
+        background: whether A includes the vector potential of the constant mean. If None, it does
+            if the kernel is divergence-free.
 
     Example:
         ω = (0, 0, 2) and v = (1, 0, 0): i · 2 · (0, 1, 0) / 4
@@ -309,8 +309,8 @@ class CurlFreePart(_Part):
     The background, which is the constant part of the field, belongs to neither the curl-free nor
     the divergence-free part. The multiplier (see `Symbol`) is Q(ω) = ωωᵀ/‖ω‖², and 0 at ω = 0.
 
-    The data cannot tell the two parts apart where a smooth field has neither curl nor divergence.
-    The error bars include this uncertainty, so they are wide near the edge of the data.
+    The data cannot distinguish the two parts of a smooth field that has neither curl nor
+    divergence. The error bars include this uncertainty, so they are wide near the edge of the data.
 
     Args:
         background: whether the constant mean of the field is assigned to this part.
@@ -336,7 +336,7 @@ class DivergenceFreePart(_Part):
 
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
 
-    The number of outputs and the units are those of the field.
+    It has the number of outputs and the units of the field.
 
     Args:
         background: whether the constant mean of the field is assigned to this part.
@@ -364,7 +364,7 @@ class Background(Symbol):
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I at ω = 0 and zero elsewhere.
 
     The field is the sum of its curl-free part, its divergence-free part and the background. On a
-    grid, the cell around ω = 0 of a separable kernel counts as background too.
+    grid, the background also includes the cell around ω = 0 of a separable kernel.
 
     Example:
         >>> import gp_orff, torch
@@ -434,24 +434,26 @@ _LEAST = 10.0  # degrees of inclination, below which errors are multiplied by mo
 
 @dataclass(frozen=True)
 class ReductionToPole(Symbol):
-    """The total-field anomaly as if main field and magnetisation were vertical, one output.
+    """The total-field anomaly for a vertical main field and a vertical magnetisation, one output.
 
-    A magnetic field b of sources below, magnetised along m, is a sum of waves e^{i⟨k,x⟩ − |k|z}
-    with complex frequencies ω = (k, i|k|). Magnetised vertically, and read along a vertical main
-    field, the same sources have the anomaly
+    Sources below the points that are magnetised along m have a magnetic field b. It is a sum of
+    waves e^{i⟨k,x⟩ − |k|z} with complex frequencies ω = (k, i|k|). If magnetisation and main field
+    were vertical, the same sources would have the anomaly
 
         Q(ω) b = b₃ ω₃ / ⟨m, ω⟩ ,
 
-    whose maxima are above the rocks (Baranov 1957). Where m is inclined by I, errors grow by at
-    most 1/|sin I|. Constants are left out. It needs features of a `HarmonicKernel`, which have
-    complex frequencies: `VectorFieldGP(..., frequencies=gp_orff.Auto(exact_values=0))`.
+    whose maxima are above the rocks (Baranov 1957). If m is inclined by I, errors grow by a factor
+    of at most 1/|sin I|. Constants are omitted. The symbol needs features of a `HarmonicKernel`,
+    which have complex frequencies: use `VectorFieldGP(...,
+    frequencies=gp_orff.Auto(exact_values=0))`.
 
     Args:
-        magnetisation: m, (3,), east, north and up, of any length: that of the main field for
-            induced magnetisation, such as the mean of the `directions` of `labelled.total_field`.
+        magnetisation: m, (3,), east, north and up, of any length. For induced magnetisation, use
+            the direction of the main field, for example the mean of the `directions` of
+            `labelled.total_field`.
 
     Raises:
-        ValueError: `magnetisation` is no vector of 3 finite numbers, or is inclined by less than
+        ValueError: `magnetisation` is not a vector of 3 finite numbers, or is inclined by less than
             10 degrees.
 
     Example:

@@ -179,7 +179,7 @@ def test_inputs_beside_space():
         ({"region": ((0.0, 1.0),)}, "of 2 inputs, got 1"),
         ({"noise": -1.0}, "positive noise"),
         ({"noise": torch.ones(3)}, "one for each of the 4 candidates"),
-        ({"candidates": X[:2], "noise": [0.1, 0.2]}, "tells apart 2 candidates and 2 components"),
+        ({"candidates": X[:2], "noise": [0.1, 0.2]}, "distinguishes 2 candidates and 2 components"),
         ({"region": [(0, 1), (0, 1)]}, "a box, or an array of points"),
         ({"cost": torch.zeros(4)}, "4 positive numbers"),
         ({"directions": torch.ones(4, 3)}, r"directions of shape \(4, 2\)"),

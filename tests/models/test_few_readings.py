@@ -655,7 +655,7 @@ def test_updates_beyond_few_data_warn():
         model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
     model.update(x[:1] + 0.01, y[:1])
     assert model.report.effective_draws > 0
-    with pytest.warns(gp_orff.DataWarning, match="240 numbers or fewer are taken as known"):
+    with pytest.warns(gp_orff.DataWarning, match="240 values or fewer are treated as known"):
         model.update(x[1:2] + 0.01, y[1:2])
     assert model.report.effective_draws is None
 

@@ -245,7 +245,9 @@ def test_columns_of_tables_have_names():
 
 def test_extras_exist():
     """Those of the page on the installation, which users need: all but those for development."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/install.md").read_text(), flags=re.M)
     assert set(listed) == set(extras) - {"benchmarks", "test", "docs", "dev"}
 
