@@ -256,7 +256,7 @@ def test_what_cannot_be_left_out():
         model().posterior().redundancy([1, 2])
     with pytest.warns(gp_orff.DataWarning, match="copies"):
         held = model(x=X.repeat(2, 1), y=Y.repeat(2, 1)).posterior()
-    with pytest.raises(ValueError, match="14 observations that the model holds"):
+    with pytest.raises(ValueError, match="14 observations that the model stores"):
         held.redundancy(np.tile(labels, 2))
     kept = model(x=X.repeat(2, 1), y=Y.repeat(2, 1), merge=0).posterior()
     assert len(kept.redundancy(np.tile(labels, 2)).losses) == 2

@@ -456,7 +456,7 @@ def test_matrices_of_outputs_keep_draws_about_the_fit(points):
 
 def test_many_readings_are_refused(monkeypatch, fitted):
     monkeypatch.setattr(few_readings, "_LARGEST", 20)
-    with pytest.raises(ValueError, match=r"expected at most 20 numbers .* got 40; .*gp_orff\.thin"):
+    with pytest.raises(ValueError, match=r"expected at most 20 values .* got 40; .*gp_orff\.thin"):
         sample_of(fitted.state)
     x, y = problem()
     kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
