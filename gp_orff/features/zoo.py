@@ -381,17 +381,18 @@ class GaussHermite:
     quadrature Fourier features). The nodes z and −z have the same cosine and sine, up to sign, and
     are stored as one frequency. Frequencies follow the lengthscales in training.
 
-    The approximation is valid up to a longest lag, where the error of the kernel reaches 1e-3 of
+    The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
     its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
-    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points that are farther apart raise
-    an error. `Grid` has no such limit.
+    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
+    error. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
 
     Raises:
         ValueError: `nodes_per_dim` is not an integer from 2 to 200. When an `ORFFKernel` is built:
-            there are more than 4 million nodes. When it is evaluated: points are too far apart.
+            there are more than 4 million nodes. When it is evaluated: points are too far from each
+            other.
         NotImplementedError: when an `ORFFKernel` is built, the kernel is not an RBF kernel.
 
     Example:
@@ -417,7 +418,7 @@ class GaussHermite:
             )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The nodes and weights of each of `terms`."""
+        """Return the nodes and weights of each of `terms`."""
         return [
             HermiteDraw(self.nodes_per_dim, term) if term.leaves else Draw([], [])  # a constant
             for term in terms
@@ -613,32 +614,32 @@ class Templates:
 
         φ_z(x) = (a/(a − 2))^{d/4} exp(−½[2‖x̃‖² − 2a⟨x̃, z⟩ + a‖z‖²]) ,    b = a² − 2a .
 
-    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′) estimates
-    the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps leave distant inputs alone,
-    and are never negative.
+    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′)
+    estimates the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps vanish at distant
+    inputs and are never negative.
 
     Their variance grows exponentially with d and with the distance from the center. At x = x′ with
     ‖x̃‖ = r the variance of the kernel, which is 1, is
 
         (1/n) [(a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) − 1] .
 
-    At r = √d, a = 2.45 is the best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
-    d = 10. The pair of waves of a frequency has ½ at most, for every d and everywhere. Templates
+    At r = √d, a = 2.45 is best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
+    d = 10. The two waves of a frequency have at most ½, for every d and at every point. Templates
     lie around the center with a standard deviation of ½√(a/(a − 2)) lengthscales: 1.2 for a = 2.45,
-    2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
-    with them the variance of the prior.
+    2.5 for a = 2.08. Use a smaller a for wider data. Far from the center, features and the variance
+    of the prior vanish.
 
-    Le et al. 2013, eqs. 26 and 27, which leave out (a/(a − 2))^{d/4}, and in which b is free: then
-    the kernel has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
+    Le et al. 2013, eqs. 26 and 27. The paper omits the factor (a/(a − 2))^{d/4}, and its b is free:
+    the kernel then has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
 
     Args:
         num_features: n, the number of features of a scalar kernel, for each term of a sum.
-        a: a > 2. The larger a is, the closer the templates are to the center.
+        a: a > 2. A larger a places templates closer to the center.
         weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
-            The features are then those of the locally weighted kernel
-            exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
-        center: the center of the templates, one number for each input of the kernel, in the units
-            of the inputs: about the mean of the inputs. The origin if None.
+            The features then approximate the locally weighted kernel exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²))
+            exp(−½‖x̃ − x̃′‖²) (eq. 25), and not the RBF kernel.
+        center: the center of the templates, one value for each input of the kernel, in the units of
+            the inputs. Use about the mean of the inputs. The origin if None.
         seed: seed of NumPy's `default_rng`.
 
     Raises:
@@ -692,7 +693,7 @@ class Templates:
         check_seed(self.seed, "Templates")
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The templates of each of `terms`, from independent random streams of the seed."""
+        """Return the templates of each of `terms`, from independent random streams of the seed."""
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
