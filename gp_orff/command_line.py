@@ -631,7 +631,8 @@ def main(words: Sequence[str] | None = None) -> int:
         >>> numbers = np.random.default_rng(0).uniform(size=(30, 2))
         >>> rows = np.concatenate([numbers, np.sin(6 * numbers[:, ::-1])], axis=-1)
         >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
-        >>> main(["plan", path, "--kind", "divergence-free", "--quiet"])  # doctest: +ELLIPSIS
+        >>> words = ["plan", path, "--kind", "divergence-free", "--quiet"]
+        >>> main(words)  # doctest: +ELLIPSIS
         plan of a fit to 60 values, after starting values:
         ...
         0

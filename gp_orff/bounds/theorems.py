@@ -209,7 +209,9 @@ def brault(
         >>> import gp_orff
         >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
         >>> kernel.base_kernel.lengthscale = 1.0
-        >>> round(gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3)
+        >>> round(
+        ...     gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3
+        ... )
         0.403
     """
     problem = Problem.of("brault", kernel, domain, measure, num_dims)

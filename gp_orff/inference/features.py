@@ -558,7 +558,9 @@ class IterativeInference(FeatureInference):
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
         >>> draws = draw(kernel, gp_orff.Grid.for_data(x))
         >>> noises = {"": 0.01 * torch.eye(2, dtype=torch.float64)}
-        >>> posterior = IterativeInference(data, draws).posterior(kernel, noises, None)
+        >>> posterior = IterativeInference(data, draws).posterior(
+        ...     kernel, noises, None
+        ... )
         >>> posterior.distribution.mean(x).shape
         torch.Size([400, 2])
     """

@@ -577,7 +577,9 @@ class FeatureWarning(UserWarning):
         Few features and many accurate observations:
 
         >>> import gp_orff, torch, warnings
-        >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     300, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> y = torch.sin(6 * x)  # a gradient
         >>> rule = gp_orff.MonteCarlo(20, seed=0)
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)

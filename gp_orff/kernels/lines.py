@@ -40,7 +40,10 @@ class LineSpectrum(Spectrum):
     Example:
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.PeriodicKernel())
-        >>> isinstance(spectrum, gp_orff.spectra.LineSpectrum), spectrum.num_lines(tolerance=1e-3)
+        >>> (
+        ...     isinstance(spectrum, gp_orff.spectra.LineSpectrum),
+        ...     spectrum.num_lines(tolerance=1e-3),
+        ... )
         (True, 5)
     """
 
@@ -142,7 +145,9 @@ class PeriodicLines(LineSpectrum):
     Example:
         >>> import gp_orff, torch
         >>> one = torch.ones(1)
-        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(3)
+        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(
+        ...     3
+        ... )
         >>> nu, weights  # multiples of 2π
         (tensor([ 0.0000,  6.2832, 12.5664]), tensor([0.4658, 0.4158, 0.0999]))
     """

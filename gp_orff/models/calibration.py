@@ -213,9 +213,17 @@ class CalibrationWarning(UserWarning):
         >>> import gp_orff, torch, warnings
         >>> generator = torch.Generator().manual_seed(1)
         >>> start, step = torch.rand(2, 20, 1, 2, generator=generator).double()
-        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(0, 1)
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
-        >>> y += torch.randn(20, 1, 2, generator=generator).repeat(1, 20, 1).flatten(0, 1)
+        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(
+        ...     0, 1
+        ... )
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
+        >>> y += (
+        ...     torch.randn(20, 1, 2, generator=generator)
+        ...     .repeat(1, 20, 1)
+        ...     .flatten(0, 1)
+        ... )
         >>> y += 0.02 * torch.randn(400, 2, generator=generator)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> with warnings.catch_warnings(record=True) as caught:

@@ -173,12 +173,18 @@ def compare_kernels(
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(150, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)  # no curl
-        >>> y = y + 0.3 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
+        >>> # no curl
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.3 * torch.randn(
+        ...     150, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> evidence = gp_orff.compare_kernels(x, y, progress=False).evidence
         >>> list(evidence)[-1]  # the last is the worst
         'divergence-free'
-        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3  # both explain the data
+        >>> # both explain the data
+        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3
         True
     """
     if kernels is None:
@@ -335,8 +341,12 @@ def compare_with_exact(
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(700, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> x = torch.rand(
+        ...     700, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> model = model.condition(x, y, merge=0)
         >>> gp_orff.compare_with_exact(model, x, y, subset=200).verdict

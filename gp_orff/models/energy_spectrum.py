@@ -63,10 +63,14 @@ class EnergySpectrum:
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(200, 2, dtype=torch.float64)
-        >>> y = torch.stack([torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> field = model.condition(x, y).posterior()
-        >>> spectrum = field.energy_spectrum(torch.tensor([13.0, 20.0, 30.0]), num_paths=20)
+        >>> spectrum = field.energy_spectrum(
+        ...     torch.tensor([13.0, 20.0, 30.0]), num_paths=20
+        ... )
         >>> spectrum.rotational.mean.shape
         torch.Size([3])
         >>> bool((spectrum.rotational.mean > spectrum.divergent.mean).all())

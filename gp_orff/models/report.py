@@ -564,9 +564,15 @@ class FitReport:
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(1))
+        >>> x = torch.rand(
+        ...     60, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     60, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> report = model.fit(x, y, progress=False).report
         >>> report.action, report.method, report.points, report.numbers
