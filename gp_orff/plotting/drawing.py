@@ -365,8 +365,8 @@ def norm_of_interior(x: np.ndarray, *shades: np.ndarray) -> Normalize:
     """
     middle, extent = (x.min(0) + x.max(0)) / 2, np.ptp(x, axis=0)
     inner = (np.abs(x - middle) <= 0.4 * extent).all(-1)
-    known = np.isfinite(shades).all(0) & inner
-    return norm_from_zero(*(shade[known] if known.any() else shade for shade in shades))
+    inner &= np.isfinite(shades).all(0)
+    return norm_from_zero(*(shade[inner] if inner.any() else shade for shade in shades))
 
 
 def norm_about_zero(*shades: np.ndarray) -> Normalize:

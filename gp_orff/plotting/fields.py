@@ -229,7 +229,7 @@ def plot_uncertainty(
         )
     check("plot_uncertainty", x, vectors=(vectors, (2,)), covariances=(covariances, (2, 2)))
     check_level("plot_uncertainty", level)
-    drawn = [own for own in ax.collections if isinstance(own, Quiver)]
+    drawn = [drawing for drawing in ax.collections if isinstance(drawing, Quiver)]
     if reference is not None and not drawn:
         raise ValueError(
             "plot_uncertainty expects arrows on the axes for reference=, got none; call "

@@ -32,8 +32,8 @@ def placed(caller: str, ax: Axes, x: np.ndarray, transform: CRS | None) -> np.nd
             "with plt.axes(projection=cartopy.crs.Mercator()), from pip install gp_orff[maps]"
         )
     x = _in_turn(x.astype(np.float64), transform)
-    found = ax.projection.transform_points(transform, x[..., 0], x[..., 1])[..., :2]
-    return np.where(np.isfinite(found).all(-1, keepdims=True), found, np.nan)
+    on_map = ax.projection.transform_points(transform, x[..., 0], x[..., 1])[..., :2]
+    return np.where(np.isfinite(on_map).all(-1, keepdims=True), on_map, np.nan)
 
 
 def turned(ax: Axes, x: np.ndarray, vectors: np.ndarray, transform: CRS | None) -> np.ndarray:
@@ -143,7 +143,7 @@ def plot_coastlines(
 
     view = np.sort([ax.get_xlim(), ax.get_ylim()], axis=1).T
     for resolution in _RESOLUTIONS:
-        coast = _coast(resolution)
+        coast = vertices_of(resolution)
         if project is None:
             coast = np.concatenate([coast + np.array([turn, 0]) for turn in (-360, 0, 360)])
         drawn = np.asarray(project(coast), dtype=np.float64) if project else coast
@@ -169,14 +169,14 @@ def _within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return ((low <= x) & (x <= high)).all(-1)
 
 
-def _pieces(x: np.ndarray, kept: np.ndarray) -> list[np.ndarray]:
-    """Runs of positions that are kept."""
-    ends = np.flatnonzero(np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8)))
+def _pieces(x: np.ndarray, near: np.ndarray) -> list[np.ndarray]:
+    """Runs of positions that are near."""
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], near, [False]]).astype(np.int8)))
     return [x[start:end] for start, end in ends.reshape(-1, 2)]
 
 
 @cache
-def _coast(resolution: str) -> np.ndarray:
+def vertices_of(resolution: str) -> np.ndarray:
     """Longitudes and latitudes (n, 2) of all vertices, with NaN between lines.
 
     GSHHG has polygons that are cut along 180 degrees and to the south pole: the cuts are no coast.

