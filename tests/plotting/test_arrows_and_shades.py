@@ -228,12 +228,18 @@ def test_layouts_leave_room_for_the_reference_arrow(layout, size, ellipses):
     for ax in np.ravel(axes):
         plot_field(ax, x, x, reference="m s$^{-1}$", colorbar=False, shade=x[:, 0])
         if ellipses:
-            plot_uncertainty(ax, x, x, np.tile(0.01 * np.eye(2), (64, 1, 1)), reference="m/s")
+            plot_uncertainty(ax, x, x, np.tile(0.3 * np.eye(2), (64, 1, 1)), reference="m/s")
     figure.canvas.draw()
     for ax in np.ravel(axes):
         (key,) = (own for own in ax.get_children() if isinstance(own, matplotlib.quiver.QuiverKey))
         text, box = key.text.get_window_extent(), key.get_window_extent()
         assert box.y0 <= text.y0 < text.y1 <= box.y1
+        if ellipses:
+            (quiver,) = (own for own in ax.collections if hasattr(own, "U"))
+            radius = 2 / quiver.scale * ax.bbox.width / np.ptp(ax.get_xlim())
+            assert "± 2" in key.text.get_text()
+            assert box.height >= 2 * radius > text.height
+            assert ax.bbox.y1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1
         assert text.x0 >= box.x0 - 1
         assert text.y1 <= figure.bbox.y1
         assert max(text.x1, key.vector.get_window_extent().x1) <= ax.bbox.x1 + 1
