@@ -53,7 +53,8 @@ class Standardize(transforms.Standardize):
         >>> from gp_orff.botorch import Standardize
         >>> y = torch.tensor([[1.0, 30.0], [3.0, 10.0]], dtype=torch.float64)
         >>> standardized, _ = Standardize(2)(y)
-        >>> (standardized[:, 1] / standardized[:, 0]).tolist()  # as the deviations 10 and 1 are
+        >>> # as the deviations 10 and 1 are
+        >>> (standardized[:, 1] / standardized[:, 0]).tolist()
         [-10.0, -10.0]
     """
 
@@ -128,8 +129,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         >>> import gp_orff, gpytorch, torch
         >>> from botorch.fit import fit_gpytorch_mll
         >>> from gp_orff.botorch import FieldGP
-        >>> x = torch.rand(12, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> x = torch.rand(
+        ...     12, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> model = FieldGP(
+        ...     x,
+        ...     torch.sin(6 * x.flip(-1)),
+        ...     gp_orff.DivergenceFreeKernel(num_dims=2),
+        ... )
         >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
         >>> _ = fit_gpytorch_mll(mll)
         >>> model.posterior(x[:4]).mean.shape

@@ -333,17 +333,27 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     80, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> noise = 0.1 ** torch.linspace(1, 4, 80).double()
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> errors = torch.randn(80, 2, generator=torch.Generator().manual_seed(1))
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> model = model.fit(x, y + noise.sqrt()[:, None] * errors, noise=noise, progress=False)
+        >>> model = model.fit(
+        ...     x, y + noise.sqrt()[:, None] * errors, noise=noise, progress=False
+        ... )
         >>> model.likelihood.noise_scale.item()
         1.0
         >>> field = model.posterior()(x[:2])
         >>> observation = model.likelihood(field, noise=noise[:2])
-        >>> bool(torch.allclose(observation.variance - field.variance, noise[:2, None]))
+        >>> bool(
+        ...     torch.allclose(
+        ...         observation.variance - field.variance, noise[:2, None]
+        ...     )
+        ... )
         True
     """
 
@@ -587,11 +597,15 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> y[:5] += 10  # outliers
         >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
         >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
-        >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(x, y, progress=False)
+        >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(
+        ...     x, y, progress=False
+        ... )
         >>> (model.posterior().mean(x[5:]) - y[5:]).abs().max() < 0.2
         tensor(True)
     """
@@ -775,18 +789,27 @@ class TrackLikelihood(Likelihood):
     Example:
         >>> import gp_orff, torch
         >>> time = torch.arange(60).double()
-        >>> x = torch.stack([torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1)
+        >>> x = torch.stack(
+        ...     [torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1
+        ... )
         >>> offsets = torch.tensor([[0.4, -0.3], [-0.5, 0.2], [0.1, 0.3]]).double()
         >>> track = torch.arange(60) // 20
         >>> y = torch.sin(3 * x).flip(-1) + offsets[track]
-        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> y = y + 0.1 * torch.randn(
+        ...     60, 2, generator=torch.Generator().manual_seed(0)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> model = model.fit(x, y, track=track, time=time, progress=False)
         >>> type(model.likelihood).__name__
         'TrackLikelihood'
         >>> field = model.posterior()
         >>> reading = model.likelihood(field(x[:1]))  # of a new track
-        >>> bool((reading.variance > field.variance(x[:1]) + model.likelihood.noise).all())
+        >>> bool(
+        ...     (
+        ...         reading.variance
+        ...         > field.variance(x[:1]) + model.likelihood.noise
+        ...     ).all()
+        ... )
         True
         >>> upper = model.likelihood.quantile(field(x[:1]), 0.975)
         >>> torch.allclose(upper, reading.mean + 1.96 * reading.stddev, rtol=1e-4)

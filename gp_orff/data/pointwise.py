@@ -60,7 +60,9 @@ class Pointwise(Likelihood):
 
     Example:
         >>> import gp_orff, gpytorch, torch
-        >>> x = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     200, 1, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> rate = torch.exp(1 + torch.sin(6 * x[:, 0]))
         >>> counts = torch.poisson(rate, generator=torch.Generator().manual_seed(1))
         >>> kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())

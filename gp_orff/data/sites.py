@@ -276,9 +276,16 @@ def merged(
         >>> import torch
         >>> from gp_orff.data.reading import Options, read
         >>> from gp_orff.data.sites import merged
-        >>> x, y = torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([1.0, 5.0, 3.0])
+        >>> x, y = (
+        ...     torch.tensor([[0.0], [1.0], [0.0]]),
+        ...     torch.tensor([1.0, 5.0, 3.0]),
+        ... )
         >>> (means,), (scatter,) = merged(read(x.double(), y, 1, Options()), (0.0,))
-        >>> means.y.flatten().tolist(), means.weight.tolist(), scatter.squares.item()
+        >>> (
+        ...     means.y.flatten().tolist(),
+        ...     means.weight.tolist(),
+        ...     scatter.squares.item(),
+        ... )
         ([2.0, 5.0], [2.0, 1.0], 2.0)
     """
     return merged_at(parts, [site_labels(part, reach) for part in parts])

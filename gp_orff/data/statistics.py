@@ -108,8 +108,14 @@ class Statistics:
         >>> import torch
         >>> from gp_orff.features.columns import TrigColumns
         >>> from gp_orff.data.statistics import Statistics
-        >>> phi, x, y = TrigColumns.of(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
-        >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(x[4:], y[4:], phi)
+        >>> phi, x, y = (
+        ...     TrigColumns.of(torch.randn(3, 2)),
+        ...     torch.randn(10, 2),
+        ...     torch.randn(10, 2),
+        ... )
+        >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(
+        ...     x[4:], y[4:], phi
+        ... )
         >>> total = Statistics.of(x, y, phi)
         >>> parts.count, torch.allclose(parts.gram, total.gram)
         (10, True)
@@ -512,7 +518,9 @@ class FieldStatistics:
     Example:
         >>> import gp_orff, torch
         >>> x, y = torch.rand(300, 2).double(), torch.randn(300, 2).double()
-        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).condition(x, y)
+        >>> model = gp_orff.VectorFieldGP(
+        ...     gp_orff.CurlFreeKernel(num_dims=2)
+        ... ).condition(x, y)
         >>> first, second = (model.statistics_of(x[i::2], y[i::2]) for i in (0, 1))
         >>> (first + second).num_values
         600

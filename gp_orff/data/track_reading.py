@@ -392,7 +392,12 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
     Example:
         >>> import numpy
         >>> from gp_orff.data.track_reading import as_times
-        >>> as_times(numpy.array(["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"), 2)
+        >>> as_times(
+        ...     numpy.array(
+        ...         ["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"
+        ...     ),
+        ...     2,
+        ... )
         array([    0. , 86400.5])
     """
     seconds = None

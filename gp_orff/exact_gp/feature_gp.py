@@ -56,13 +56,19 @@ class WeightVariationalStrategy(_VariationalStrategy):
 
     Example:
         >>> import gp_orff, gpytorch, torch
-        >>> kernel = gp_orff.ORFFKernel(gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(50))
-        >>> q = gpytorch.variational.NaturalVariationalDistribution(100, mean_init_std=0.0)
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(50)
+        ... )
+        >>> q = gpytorch.variational.NaturalVariationalDistribution(
+        ...     100, mean_init_std=0.0
+        ... )
         >>> class Model(gpytorch.models.ApproximateGP):
         ...     def __init__(self):
         ...         super().__init__(gp_orff.WeightVariationalStrategy(self, q))
         ...         zero = gpytorch.means.ZeroMean()
-        ...         self.mean_module = gpytorch.means.MultitaskMean(zero, num_tasks=2)
+        ...         self.mean_module = gpytorch.means.MultitaskMean(
+        ...             zero, num_tasks=2
+        ...         )
         ...         self.covar_module = kernel
         >>> Model()(torch.rand(7, 2)).mean.shape
         torch.Size([7, 2])
@@ -167,14 +173,23 @@ class FeatureGP(ApproximateGP):
     Example:
         >>> import gp_orff, gpytorch, torch
         >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = (torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1) > 0).double()
+        >>> y = (
+        ...     torch.stack(
+        ...         [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ...     )
+        ...     > 0
+        ... ).double()
         >>> model = gp_orff.FeatureGP(
         ...     gp_orff.DivergenceFreeKernel(num_dims=2),
         ...     gp_orff.MonteCarlo(50),
         ...     likelihood=gpytorch.likelihoods.BernoulliLikelihood(),
         ... )
-        >>> elbo = gpytorch.mlls.VariationalELBO(model.likelihood, model, num_data=300)
-        >>> optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=300, lr=0.5)
+        >>> elbo = gpytorch.mlls.VariationalELBO(
+        ...     model.likelihood, model, num_data=300
+        ... )
+        >>> optimizer = gpytorch.optim.NGD(
+        ...     model.variational_parameters(), num_data=300, lr=0.5
+        ... )
         >>> for rows in torch.arange(300).split(100) * 5:
         ...     optimizer.zero_grad()
         ...     loss = -elbo(model(x[rows]), y[rows])

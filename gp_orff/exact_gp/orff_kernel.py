@@ -189,7 +189,9 @@ class ORFFKernel(WrapperKernel):
             >>> phi = kernel.features(x)
             >>> phi.shape
             torch.Size([10, 128])
-            >>> torch.allclose(phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5)
+            >>> torch.allclose(
+            ...     phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5
+            ... )
             True
         """
         return self.feature_operator(x).to_dense()
@@ -235,7 +237,9 @@ class ORFFKernel(WrapperKernel):
             torch.Size([2000, 128])
             >>> right = phi.mT @ torch.cos(3 * x).flatten().unsqueeze(-1)
             >>> with torch.no_grad():
-            ...     theta = linear_cg(lambda v: phi.mT @ (phi @ v) + v, right, tolerance=1e-5)
+            ...     theta = linear_cg(
+            ...         lambda v: phi.mT @ (phi @ v) + v, right, tolerance=1e-5
+            ...     )
             >>> fitted = (phi @ theta).reshape(1000, 2)
         """
         self._check_inputs(x)

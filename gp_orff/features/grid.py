@@ -123,10 +123,16 @@ class Grid:
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> x = torch.cartesian_prod(torch.linspace(0, 1, 9), torch.linspace(0, 1, 9))
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> x = torch.cartesian_prod(
+        ...     torch.linspace(0, 1, 9), torch.linspace(0, 1, 9)
+        ... )
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
         >>> kernel.base_kernel.lengthscale = 0.2
-        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-4))
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Grid.for_data(x, tolerance=1e-4)
+        ... )
         >>> kernel.num_features < 700
         True
         >>> print(kernel.accuracy()[0])
@@ -443,8 +449,12 @@ class Auto:
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
-        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Auto().for_data(torch.rand(50, 2))
+        ... )
         >>> print(kernel.frequencies[0].reason)  # what was chosen, and why
         grid: 2 inputs, tolerance 1e-05 within 8192 features
     """

@@ -460,7 +460,10 @@ class MonteCarlo(_RandomRule):
         A sum of two separable kernels of two outputs, without and with shared frequencies:
 
         >>> from gpytorch.kernels import MultitaskKernel, RBFKernel
-        >>> one, other = (MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2) for _ in "12")
+        >>> one, other = (
+        ...     MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2)
+        ...     for _ in "12"
+        ... )
         >>> kernel = one + other
         >>> for shared in (False, True):
         ...     rule = gp_orff.MonteCarlo(256, shared=shared)
@@ -501,7 +504,9 @@ class Orthogonal(_RandomRule):
     Example:
         >>> import gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.Orthogonal(256, measure="base")).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Orthogonal(256, measure="base")
+        ... ).num_features
         512
     """
 

@@ -274,7 +274,9 @@ class StructuredOrthogonal(_StructuredRule):
     Example:
         >>> import gp_orff, gpytorch
         >>> kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=64)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.StructuredOrthogonal(128)).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.StructuredOrthogonal(128)
+        ... ).num_features
         256
     """
 

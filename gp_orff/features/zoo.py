@@ -397,8 +397,11 @@ class GaussHermite:
 
     Example:
         >>> import gpytorch, gp_orff
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features  # 16² / 2 pairs · 2
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
+        >>> # 16² / 2 pairs · 2
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features
         256
     """
 
@@ -648,7 +651,9 @@ class Templates:
     Example:
         >>> import gp_orff, gpytorch, torch
         >>> exact = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Templates(4000, a=2.5), num_dims=1)
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     exact, gp_orff.Templates(4000, a=2.5), num_dims=1
+        ... )
         >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
         >>> error = kernel(x).to_dense() - exact(x).to_dense()
         >>> bool(error.abs().max() < 0.1)

@@ -32,7 +32,6 @@ from gp_orff.features.columns import Columns
 from gp_orff.features.draws import Draw
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.equations import (
     DenseRows,
@@ -96,6 +95,8 @@ class Inference(ABC):
     """Data of a field; its mean is a constant that the caller chooses."""
 
     data: Data
+    is_exact = False  # whether by the exact kernel rather than features
+    is_iterative = False
 
     @abstractmethod
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
@@ -303,7 +304,7 @@ class FeatureInference(Inference):
         return True
 
     def serves(self, symbol):
-        if symbol is None or isinstance(symbol, Identity):
+        if symbol is None or symbol.is_identity:
             return True
         return not (self.has_shared_columns and self.draws[0].shared.constant.any())
 
@@ -558,12 +559,15 @@ class IterativeInference(FeatureInference):
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
         >>> draws = draw(kernel, gp_orff.Grid.for_data(x))
         >>> noises = {"": 0.01 * torch.eye(2, dtype=torch.float64)}
-        >>> posterior = IterativeInference(data, draws).posterior(kernel, noises, None)
+        >>> posterior = IterativeInference(data, draws).posterior(
+        ...     kernel, noises, None
+        ... )
         >>> posterior.distribution.mean(x).shape
         torch.Size([400, 2])
     """
 
     accuracy: Accuracy = field(default_factory=Accuracy)
+    is_iterative = True
 
     def prefers_dual_algebra(self, expansion) -> bool:
         return False
@@ -576,15 +580,16 @@ class IterativeInference(FeatureInference):
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
-    Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
-    holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
-    or than their covariance could be made of it in about 10 s.
+    Iterations take a frequency grid of more than 20 000 features, or as many as fit in half of the
+    memory, but at least 8192; and more values than fit in a matrix with a row for each of them, or
+    than their covariance could be made of it in about 10 s.
 
     Raises:
         ValueError: that is so with observations along tracks, for which there are no iterations.
     """
     features = num_features(kernel, draws)
-    on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
+    phi = draws[0].shared_columns()
+    on_grid = phi is not None and phi.on_lattice
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
     if not data.tracks:  # for which there is nothing else

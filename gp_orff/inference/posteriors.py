@@ -221,7 +221,7 @@ class WithMean(FieldDistribution):
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         image = replace(self, distribution=self.distribution.apply(symbol, space))
-        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
+        symbol = symbol if self.symbol.is_identity else symbol @ self.symbol
         return replace(image, symbol=symbol, space=tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
@@ -577,7 +577,9 @@ class FeatureWarning(UserWarning):
         Few features and many accurate observations:
 
         >>> import gp_orff, torch, warnings
-        >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     300, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> y = torch.sin(6 * x)  # a gradient
         >>> rule = gp_orff.MonteCarlo(20, seed=0)
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)

@@ -258,7 +258,9 @@ class DotProductKernel(Kernel):
         The first terms of exp⟨x, x′⟩, exact and as features:
 
         >>> import gp_orff, math, torch
-        >>> kernel = gp_orff.DotProductKernel([1 / math.factorial(n) for n in range(8)])
+        >>> kernel = gp_orff.DotProductKernel(
+        ...     [1 / math.factorial(n) for n in range(8)]
+        ... )
         >>> x = torch.nn.functional.normalize(torch.randn(10, 5), dim=-1)
         >>> torch.allclose(kernel(x).to_dense(), (x @ x.mT).exp(), rtol=1e-3)
         True
@@ -271,7 +273,8 @@ class DotProductKernel(Kernel):
 
         >>> orders = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 2], [3, 2, 1, 0]])
         >>> matrices = torch.nn.functional.one_hot(orders).float()  # (3, 4, 4)
-        >>> kernel = gp_orff.DotProductKernel.from_taylor([0.0, 0.0, 1.0])  # agreements squared
+        >>> # agreements squared
+        >>> kernel = gp_orff.DotProductKernel.from_taylor([0.0, 0.0, 1.0])
         >>> kernel(matrices.flatten(1)).to_dense()[0].round()
         tensor([16.,  4.,  0.], grad_fn=<RoundBackward0>)
     """
@@ -336,7 +339,9 @@ class DotProductKernel(Kernel):
 
         Example:
             >>> import gp_orff, torch
-            >>> kernel = gp_orff.DotProductKernel.from_legendre([0.5, 0.3, 0.2], num_dims=3)
+            >>> kernel = gp_orff.DotProductKernel.from_legendre(
+            ...     [0.5, 0.3, 0.2], num_dims=3
+            ... )
             >>> x = torch.nn.functional.normalize(torch.randn(4, 3), dim=-1)
             >>> torch.allclose(kernel(x, diag=True), torch.ones(4))  # Σ λ_m
             True
@@ -369,7 +374,9 @@ class DotProductKernel(Kernel):
 
         Example:
             >>> import gp_orff, torch
-            >>> kernel = gp_orff.DotProductKernel.from_projections([0.0, 3.0], num_dims=3)
+            >>> kernel = gp_orff.DotProductKernel.from_projections(
+            ...     [0.0, 3.0], num_dims=3
+            ... )
             >>> x = torch.randn(4, 3)
             >>> torch.allclose(kernel(x).to_dense(), x @ x.mT, atol=1e-5)
             True

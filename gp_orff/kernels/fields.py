@@ -192,11 +192,14 @@ class CurlFreeKernel(PotentialKernel):
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
         >>> kernel.base_kernel.lengthscale = 0.5
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
-        >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()  # 1 / ℓ² for each component
+        >>> # 1 / ℓ² for each component
+        >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()
         tensor([4., 4.])
     """
 
@@ -229,7 +232,9 @@ class DivergenceFreeKernel(PotentialKernel):
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.DivergenceFreeKernel(gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3)
+        >>> kernel = gp_orff.DivergenceFreeKernel(
+        ...     gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3
+        ... )
         >>> kernel(torch.rand(5, 3)).shape
         torch.Size([15, 15])
     """
@@ -271,7 +276,8 @@ class HelmholtzKernel(AdditiveKernel):
         >>> import gp_orff, torch
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
         >>> kernel.divergence_free.outputscale = 2.0
-        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3  # of the RBF kernel
+        >>> # of the RBF kernel
+        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
     """
@@ -327,11 +333,16 @@ def summands(kernel: Kernel) -> list[Kernel]:
 
     Example:
         >>> import gpytorch, gp_orff
-        >>> k = gpytorch.kernels.MultitaskKernel(gpytorch.kernels.RBFKernel(), num_tasks=2)
+        >>> k = gpytorch.kernels.MultitaskKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_tasks=2
+        ... )
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2) + k
         >>> len(kernel.kernels)
         3
-        >>> [type(summand).__name__ for summand in gp_orff.kernels.fields.summands(kernel)]
+        >>> [
+        ...     type(summand).__name__
+        ...     for summand in gp_orff.kernels.fields.summands(kernel)
+        ... ]
         ['HelmholtzKernel', 'MultitaskKernel']
     """
     if not isinstance(kernel, AdditiveKernel):
@@ -416,7 +427,8 @@ class FieldProductKernel(WrapperKernel):
         >>> import gpytorch, gp_orff, torch
         >>> space = gp_orff.CurlFreeKernel(num_dims=2, active_dims=(0, 1))
         >>> time = gpytorch.kernels.MaternKernel(nu=1.5, active_dims=(2,))
-        >>> kernel = gp_orff.FieldProductKernel(space, time)  # the same as space * time
+        >>> # the same as space * time
+        >>> kernel = gp_orff.FieldProductKernel(space, time)
         >>> kernel(torch.rand(5, 3)).shape
         torch.Size([10, 10])
     """

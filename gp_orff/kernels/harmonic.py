@@ -167,13 +167,18 @@ class HarmonicKernel(FieldKernel):
 
         A magnetic field from observations of one component:
 
-        >>> x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     100, 3, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> y = 1 / (2 + x[:, 2])
         >>> from gpytorch.means import ZeroMean
-        >>> model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean())
+        >>> model = gp_orff.VectorFieldGP(
+        ...     gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean()
+        ... )
         >>> up = torch.tensor([0.0, 0.0, 1.0]).expand(100, 3)
         >>> model = model.condition(x, y, directions=up)
-        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape  # continued upward
+        >>> # continued upward
+        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape
         torch.Size([100, 3])
     """
 
@@ -440,6 +445,7 @@ class HarmonicFactor:
     degree = 1
     rank = 1
     closed_form = decays = True
+    is_constant = False
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
         """K(x, x) at the mean height of the observations."""

@@ -480,8 +480,13 @@ class FiniteMixture(ScaleMixture):
 
     Example:
         >>> import gp_orff, torch
-        >>> variances, weights = torch.tensor([1.0, 4.0]), torch.tensor([0.75, 0.25])
-        >>> mixture = gp_orff.spectra.FiniteMixture(torch.ones(1, 1), variances, weights)
+        >>> variances, weights = (
+        ...     torch.tensor([1.0, 4.0]),
+        ...     torch.tensor([0.75, 0.25]),
+        ... )
+        >>> mixture = gp_orff.spectra.FiniteMixture(
+        ...     torch.ones(1, 1), variances, weights
+        ... )
         >>> mixture.moment(order=1, num_dims=2)  # d E s
         tensor([3.5000])
     """

@@ -40,7 +40,10 @@ class LineSpectrum(Spectrum):
     Example:
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.PeriodicKernel())
-        >>> isinstance(spectrum, gp_orff.spectra.LineSpectrum), spectrum.num_lines(tolerance=1e-3)
+        >>> (
+        ...     isinstance(spectrum, gp_orff.spectra.LineSpectrum),
+        ...     spectrum.num_lines(tolerance=1e-3),
+        ... )
         (True, 5)
     """
 
@@ -96,9 +99,14 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
+def is_line(density: Spectrum) -> bool:
+    """Whether a spectrum is lines and no density."""
+    return isinstance(density, LineSpectrum)
+
+
 def has_lines(term: Term) -> bool:
     """Whether a term is a product with kernels of lines."""
-    return any(isinstance(leaf.spectrum, LineSpectrum) for leaf in term.leaves)
+    return any(is_line(leaf.spectrum) for leaf in term.leaves)
 
 
 _ROUNDING = 1e-15  # of the variance
@@ -142,7 +150,9 @@ class PeriodicLines(LineSpectrum):
     Example:
         >>> import gp_orff, torch
         >>> one = torch.ones(1)
-        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(3)
+        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(
+        ...     3
+        ... )
         >>> nu, weights  # multiples of 2π
         (tensor([ 0.0000,  6.2832, 12.5664]), tensor([0.4658, 0.4158, 0.0999]))
     """

@@ -216,7 +216,10 @@ class BesselSpectrum(Radial):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(1, 4)  # td/(d+2)
+        >>> # td/(d+2)
+        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(
+        ...     1, 4
+        ... )
         2.0
     """
 

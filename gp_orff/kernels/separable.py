@@ -63,16 +63,23 @@ class SeparableKernel(WrapperKernel):
         Three tasks in a row, the graph 1 – 2 – 3:
 
         >>> import gpytorch, gp_orff, torch
-        >>> laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]])
+        >>> laplacian = torch.tensor(
+        ...     [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+        ... )
         >>> values, vectors = torch.linalg.eigh(laplacian)
         >>> positive = values > 1e-6 * values.max()
-        >>> root = vectors[:, positive] / values[positive].sqrt()  # root @ root.mT is L†
-        >>> torch.allclose(root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6)
+        >>> # root @ root.mT is L†
+        >>> root = vectors[:, positive] / values[positive].sqrt()
+        >>> torch.allclose(
+        ...     root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6
+        ... )
         True
         >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), root)
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([15, 15])
-        >>> features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(10), num_dims=2)
+        >>> features = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.MonteCarlo(10), num_dims=2
+        ... )
         >>> features.num_features  # 2 · 10 columns, r = 2 features each
         40
 

@@ -61,7 +61,8 @@ class Spectrum(ABC):
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
         >>> isinstance(spectrum, gp_orff.spectra.Spectrum)
         True
-        >>> spectrum.log_density(torch.zeros(5, 2)).shape  # log S(ω) at 5 frequencies ω
+        >>> # log S(ω) at 5 frequencies ω
+        >>> spectrum.log_density(torch.zeros(5, 2)).shape
         torch.Size([5])
         >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² of a standard normal z
         2.0
@@ -250,7 +251,9 @@ def spectrum(kernel: Kernel) -> Spectrum:
         >>> @gp_orff.spectrum.register
         ... def _(kernel: MyKernel):
         ...     return gp_orff.spectra.StudentT(kernel.lengthscale, nu=2.5)
-        >>> gp_orff.ORFFKernel(MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)
+        ... ).num_features
         128
     """
     raise NotImplementedError(
@@ -554,7 +557,8 @@ class Gaussian(Elliptical):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)  # E‖z‖² = d
+        >>> # E‖z‖² = d
+        >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
 
@@ -592,7 +596,9 @@ class StudentT(Elliptical):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(order=1, num_dims=2)
+        >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(
+        ...     order=1, num_dims=2
+        ... )
         inf
     """
 

@@ -562,10 +562,14 @@ class SpectralMatrixKernel(WrapperKernel):
         ...
         ...     def forward(self, omega):  # (D, 2) -> (D, 2, 1)
         ...         c, s = self.angle.cos(), self.angle.sin()
-        ...         rotation = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
+        ...         rotation = torch.stack(
+        ...             [torch.stack([c, -s]), torch.stack([s, c])]
+        ...         )
         ...         return (omega @ rotation.mT).unsqueeze(-1)
         >>> rbf = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, Turned(), num_outputs=2, num_dims=2)
+        >>> kernel = gp_orff.SpectralMatrixKernel(
+        ...     rbf, Turned(), num_outputs=2, num_dims=2
+        ... )
         >>> [name for name, _ in kernel.named_parameters()]
         ['base_kernel.raw_lengthscale', 'amplitude.angle']
         >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(100)).num_features
@@ -575,13 +579,19 @@ class SpectralMatrixKernel(WrapperKernel):
 
         >>> import gpytorch, gp_orff, torch
         >>> def amplitude(omega):  # (D, 1) -> (D, 2, 1)
-        ...     return torch.stack([torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1)
+        ...     return torch.stack(
+        ...         [torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1
+        ...     )
         >>> rbf = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, amplitude, num_outputs=2, num_dims=1)
+        >>> kernel = gp_orff.SpectralMatrixKernel(
+        ...     rbf, amplitude, num_outputs=2, num_dims=1
+        ... )
         >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
         tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features < 50
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)
+        ... ).num_features < 50
         True
     """
 
@@ -657,8 +667,12 @@ class SpectralMatrixKernel(WrapperKernel):
             >>> import gp_orff, torch
             >>> def signature(lag):  # (m, 1) -> (m, 2, 2)
             ...     near, far = torch.exp(-lag.square()), torch.exp(-lag.square() / 4)
-            ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(-1, 2, 2)
-            >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(signature, [(0, 3)])
+            ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(
+            ...         -1, 2, 2
+            ...     )
+            >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(
+            ...     signature, [(0, 3)]
+            ... )
             >>> kernel(torch.zeros(1, 1).double(), torch.ones(1, 1).double()).to_dense()
             tensor([[1.1467, 0.7788],
                     [0.7788, 0.7788]], dtype=torch.float64)

@@ -82,8 +82,12 @@ def files(
         >>> import gp_orff, os, tempfile, xarray
         >>> folder, chunks = tempfile.mkdtemp(), None
         >>> for day in range(3):
-        ...     u = xarray.DataArray([1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]})
-        ...     _ = xarray.Dataset({"u": u}).to_netcdf(os.path.join(folder, f"{day}.nc"))
+        ...     u = xarray.DataArray(
+        ...         [1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]}
+        ...     )
+        ...     _ = xarray.Dataset({"u": u}).to_netcdf(
+        ...         os.path.join(folder, f"{day}.nc")
+        ...     )
         >>> (chunks,) = gp_orff.labelled.files(folder, ["u"], ["x"])
         >>> len(chunks), chunks[1]()["y"].ravel().tolist()
         (3, [1.0, 3.0, 3.0])

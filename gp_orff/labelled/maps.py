@@ -101,7 +101,9 @@ def on_grid(
     Example:
         >>> import gp_orff, torch
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> field = model.condition(
+        ...     torch.rand(20, 2), torch.randn(20, 2)
+        ... ).posterior()
         >>> grid = {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}
         >>> ds = gp_orff.labelled.on_grid(field, grid, symbols={})
         >>> list(ds.data_vars), ds["u"].shape

@@ -58,7 +58,8 @@ class LocalPlane:
         >>> points = plane.forward([[11.0, 50.5], [12.0, 51.0]])
         >>> points.round(1).tolist(), plane.inverse(points).round(9).tolist()
         ([[0.8, -0.5], [70.9, 55.6]], [[11.0, 50.5], [12.0, 51.0]])
-        >>> plane.rotate([[0.0, 1.0]], [[12.0, 51.0]]).round(4).tolist()  # north, in the plane
+        >>> # north, in the plane
+        >>> plane.rotate([[0.0, 1.0]], [[12.0, 51.0]]).round(4).tolist()
         [[-0.0137, 0.9999]]
     """
 

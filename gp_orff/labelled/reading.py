@@ -165,13 +165,19 @@ def readings(
 
     Example:
         >>> import gp_orff, xarray
-        >>> u = xarray.DataArray([[1.0, 2.0, 3.0], [4.0, float("nan"), 6.0]], dims=("lat", "lon"))
-        >>> ds = xarray.Dataset({"u": u, "v": -u}, {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]})
+        >>> u = xarray.DataArray(
+        ...     [[1.0, 2.0, 3.0], [4.0, float("nan"), 6.0]], dims=("lat", "lon")
+        ... )
+        >>> ds = xarray.Dataset(
+        ...     {"u": u, "v": -u}, {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]}
+        ... )
         >>> x, y = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"])
         >>> x.shape, y[-1].tolist()
         ((5, 2), [6.0, -6.0])
         >>> ds = ds.assign(var=0.1 + abs(u))
-        >>> *_, options = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"], noise="var")
+        >>> *_, options = gp_orff.labelled.readings(
+        ...     ds, ["u", "v"], ["lon", "lat"], noise="var"
+        ... )
         >>> options["noise"].tolist()
         [1.1, 2.1, 3.1, 4.1, 6.1]
 

@@ -18,7 +18,6 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.cross_validation import CrossValidation, blocks_of
 from gp_orff.models.report import integration_over_spectra, table
@@ -173,12 +172,18 @@ def compare_kernels(
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(150, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)  # no curl
-        >>> y = y + 0.3 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
+        >>> # no curl
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.3 * torch.randn(
+        ...     150, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> evidence = gp_orff.compare_kernels(x, y, progress=False).evidence
         >>> list(evidence)[-1]  # the last is the worst
         'divergence-free'
-        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3  # both explain the data
+        >>> # both explain the data
+        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3
         True
     """
     if kernels is None:
@@ -335,8 +340,12 @@ def compare_with_exact(
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(700, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> x = torch.rand(
+        ...     700, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> model = model.condition(x, y, merge=0)
         >>> gp_orff.compare_with_exact(model, x, y, subset=200).verdict
@@ -361,7 +370,7 @@ def compare_with_exact(
         results.append((distribution.mean(points), sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
-    if isinstance(inference, FeatureInference):
+    if not inference.is_exact:
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(

@@ -180,7 +180,11 @@ def by_track(track: object, count: int) -> Sequence[Hashable] | None:
 
     Example:
         >>> from gp_orff.models.cross_validation import by_track
-        >>> by_track(["a", "a", "b"], 3), by_track("a", 3), len(set(by_track(range(400), 400)))
+        >>> (
+        ...     by_track(["a", "a", "b"], 3),
+        ...     by_track("a", 3),
+        ...     len(set(by_track(range(400), 400))),
+        ... )
         (['a', 'a', 'b'], None, 50)
     """
     if is_single(track):
@@ -210,7 +214,8 @@ def cells(
     Example:
         >>> import numpy as np
         >>> from gp_orff.models.cross_validation import cells
-        >>> cells(np.linspace(0, 19.9, 200)[:, None], np.ones(1)).max().item()  # 10 cells, from 0
+        >>> # 10 cells, from 0
+        >>> cells(np.linspace(0, 19.9, 200)[:, None], np.ones(1)).max().item()
         9
     """
     start, extent = x.min(0), np.ptp(x, axis=0)
@@ -269,9 +274,15 @@ class CrossValidation:
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(90, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+        >>> x = torch.rand(
+        ...     90, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     90, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> result = model.fit(x, y, progress=False).cross_validate(x, y)
         >>> 0.1 < result.rmse < 0.2, 0.85 < result.coverage <= 1, len(result.pit)

@@ -70,7 +70,8 @@ class TidalEllipses:
         Example:
             >>> import torch
             >>> from gp_orff.models.ellipses import TidalEllipses
-            >>> along = torch.tensor([[2.0, 0.0]]).expand(9, 1, 2)  # 2 cos νt along the first axis
+            >>> # 2 cos νt along the first axis
+            >>> along = torch.tensor([[2.0, 0.0]]).expand(9, 1, 2)
             >>> across = torch.tensor([[0.0, 1.0]]).expand(9, 1, 2)
             >>> ellipse = TidalEllipses.of(along, across)
             >>> ellipse.semi_major.mean.item(), ellipse.semi_minor.mean.item()

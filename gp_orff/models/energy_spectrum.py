@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.frozen_model import Snapshot
@@ -63,10 +62,14 @@ class EnergySpectrum:
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(200, 2, dtype=torch.float64)
-        >>> y = torch.stack([torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> field = model.condition(x, y).posterior()
-        >>> spectrum = field.energy_spectrum(torch.tensor([13.0, 20.0, 30.0]), num_paths=20)
+        >>> spectrum = field.energy_spectrum(
+        ...     torch.tensor([13.0, 20.0, 30.0]), num_paths=20
+        ... )
         >>> spectrum.rotational.mean.shape
         torch.Size([3])
         >>> bool((spectrum.rotational.mean > spectrum.divergent.mean).all())
@@ -223,7 +226,7 @@ def _cut_off(snapshot: Snapshot) -> float:
     if not isinstance(distribution, WeightPosterior):
         return math.inf
     phi = distribution.expansion.phi
-    if not isinstance(phi, LatticeColumns):
+    if not phi.on_lattice:
         return math.inf
     largest = phi.indices.abs().amax(0).to(phi.spacing) * phi.spacing
     return largest[list(snapshot.space)].min().item()

@@ -64,9 +64,13 @@ class FieldPosterior(NamedSymbols):
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2, dtype=torch.float64)
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> field = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False).posterior()
+        >>> field = model.fit(
+        ...     x, y + 0.1 * torch.randn(100, 2), progress=False
+        ... ).posterior()
         >>> field.mean(x).shape, field.variance(x).shape
         (torch.Size([100, 2]), torch.Size([100, 2]))
         >>> (field.mean(x) - y).abs().mean() < 0.1  # the noise
@@ -106,9 +110,14 @@ class FieldPosterior(NamedSymbols):
             ...     def __init__(self, x, y, likelihood):
             ...         super().__init__(x, y, likelihood)
             ...         constant = gpytorch.means.ConstantMean()
-            ...         self.mean_module = gpytorch.means.MultitaskMean(constant, num_tasks=2)
+            ...         self.mean_module = gpytorch.means.MultitaskMean(
+            ...             constant, num_tasks=2
+            ...         )
             ...         kernel = gp_orff.HelmholtzKernel(num_dims=2)
-            ...         self.covar_module = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+            ...         self.covar_module = gp_orff.ORFFKernel(
+            ...             kernel, gp_orff.Grid.for_data(x)
+            ...         )
+            ...
             ...     def forward(self, x):
             ...         return gpytorch.distributions.MultitaskMultivariateNormal(
             ...             self.mean_module(x), self.covar_module(x)
@@ -233,7 +242,9 @@ class FieldPosterior(NamedSymbols):
         Example:
             >>> import gp_orff, torch
             >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
-            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
             >>> x = torch.rand(7, 2)
             >>> (field.quantile(x, 0.1) < field.quantile(x, 0.9)).all()
             tensor(True)
@@ -410,10 +421,14 @@ class FieldPosterior(NamedSymbols):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.rand(
+            ...     30, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
             >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
             >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
-            >>> chosen = field.design(torch.rand(50, 2).double(), 3, target=gp_orff.Curl())
+            >>> chosen = field.design(
+            ...     torch.rand(50, 2).double(), 3, target=gp_orff.Curl()
+            ... )
             >>> chosen.indices.shape, bool((chosen.gains > 0).all())
             (torch.Size([3]), True)
         """
@@ -575,11 +590,15 @@ class FieldPosterior(NamedSymbols):
         Example:
             >>> import gp_orff, torch
             >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
             >>> ds = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]})
             >>> ds["vorticity_sd"].dims, ds["vorticity_sd"].shape
             (('x', 'y'), (3, 2))
-            >>> ensemble = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}, paths=32)
+            >>> ensemble = field.to_xarray(
+            ...     {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}, paths=32
+            ... )
             >>> dict(ensemble["u"].sizes)
             {'realization': 32, 'x': 3, 'y': 2}
         """

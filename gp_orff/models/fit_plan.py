@@ -69,10 +69,18 @@ class FitPlan:
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
-        >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(x, y)
+        >>> x = torch.rand(
+        ...     500, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     500, 2, generator=torch.Generator().manual_seed(1)
+        ... )
+        >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(
+        ...     x, y
+        ... )
         >>> plan.numbers, plan.seconds > 0, plan.to_dict()["searches"][-1]["name"]
         (1000, True, 'exact kernel')
     """

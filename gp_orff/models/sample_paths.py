@@ -282,7 +282,9 @@ class SamplePaths:
     Example:
         >>> import gp_orff, torch
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> field = model.condition(
+        ...     torch.rand(20, 2), torch.randn(20, 2)
+        ... ).posterior()
         >>> paths, x = field.sample_paths(5), torch.rand(7, 2)
         >>> particles = x.expand(5, 7, 2)  # each path moves its own
         >>> particles = particles + 0.1 * paths(particles)

@@ -26,7 +26,7 @@ from gp_orff.data.checks import (
     warn_of_values,
 )
 from gp_orff.data.copies import without_copies
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
@@ -41,7 +41,6 @@ from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
 from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
 from gp_orff.fitting.robust_em import EStep
@@ -132,7 +131,9 @@ class VectorFieldGP(GP):
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2)
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> model = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False)
         >>> field = model.posterior()
@@ -314,10 +315,10 @@ class VectorFieldGP(GP):
         """
         if x is None:
             data = self._held.data
-            if isinstance(data, StatisticsOnly):
+            if not data.revisitable:
                 remedy = "fit(x, y) on the observations, which are no longer stored"
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
-            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            warm_start, read = warm_start or not data.revisitable, lambda: data
             units = nullcontext()
             scale_noise = scale_noise or None  # as before
         else:
@@ -363,10 +364,18 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0)).double()
-            >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-            >>> y = y + 0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
-            >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(x, y)
+            >>> x = torch.rand(
+            ...     500, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
+            >>> y = torch.stack(
+            ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+            ... )
+            >>> y = y + 0.1 * torch.randn(
+            ...     500, 2, generator=torch.Generator().manual_seed(1)
+            ... )
+            >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(
+            ...     x, y
+            ... )
             >>> plan.rows, plan.features, plan.loss
             (1000, None, 0.0)
         """
@@ -492,9 +501,15 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
-            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1)
-            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
+            >>> x = torch.rand(
+            ...     60, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
+            >>> y = torch.stack(
+            ...     [torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1
+            ... )
+            >>> model = gp_orff.VectorFieldGP(
+            ...     gp_orff.HelmholtzKernel(num_dims=2)
+            ... ).condition(x, y)
             >>> before = model.posterior().divergence(x[:3]).stddev
             >>> _ = model.observe(x, torch.zeros(60), gp_orff.Divergence(), noise=1e-4)
             >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
@@ -552,7 +567,9 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.rand(
+            ...     40, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
             >>> y = torch.sin(6 * x.flip(-1))
             >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
             >>> model = model.condition(x, y)
@@ -598,9 +615,8 @@ class VectorFieldGP(GP):
         has gradients unless the model stores only statistics of random features.
         """
         state = self.state
-        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
-            state.data.field_statistics.phi, LatticeColumns
-        )  # random frequencies move with the lengthscales, their statistics do not
+        # Random frequencies move with the lengthscales, their statistics do not.
+        frozen = not state.data.revisitable and not state.data.field_statistics.phi.on_lattice
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return state.log_marginal_likelihood()
 
@@ -670,7 +686,9 @@ class VectorFieldGP(GP):
         Example:
             >>> import gp_orff, torch
             >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
-            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+            >>> y = torch.stack(
+            ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+            ... )
             >>> y[7] = -y[7]  # a bad vector
             >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
             >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
@@ -749,12 +767,16 @@ class VectorFieldGP(GP):
             >>> import gp_orff, torch
             >>> generator = torch.Generator().manual_seed(0)
             >>> x = torch.rand(120, 2, generator=generator).double()
-            >>> y = torch.stack([torch.sin(5 * x[:, 1]), torch.sin(5 * x[:, 0])], dim=-1)
+            >>> y = torch.stack(
+            ...     [torch.sin(5 * x[:, 1]), torch.sin(5 * x[:, 0])], dim=-1
+            ... )
             >>> names = ["a", "b", "c", "d"] * 30
             >>> y[0::4] += 0.5  # instrument a
             >>> y = y + 0.1 * torch.randn(120, 2, generator=generator)
             >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-            >>> result = model.fit(x, y, progress=False).cross_validate(x, y, blocks=names)
+            >>> result = model.fit(x, y, progress=False).cross_validate(
+            ...     x, y, blocks=names
+            ... )
             >>> result.blocks["a"].rmse > 2 * result.blocks["b"].rmse
             True
         """
@@ -785,16 +807,31 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.cartesian_prod(torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)).double()
-            >>> line, step = torch.arange(96) // 12, torch.tensor([1.0, -1.0]).double().repeat(4)
-            >>> noise = 0.05 * torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.cartesian_prod(
+            ...     torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)
+            ... ).double()
+            >>> line, step = (
+            ...     torch.arange(96) // 12,
+            ...     torch.tensor([1.0, -1.0]).double().repeat(4),
+            ... )
+            >>> noise = (
+            ...     0.05
+            ...     * torch.randn(
+            ...         96, generator=torch.Generator().manual_seed(0)
+            ...     ).double()
+            ... )
             >>> y = torch.sin(3 * x[:, 1]) + step[line] + noise
             >>> u = torch.tensor([0.0, 1.0]).double().expand(96, 2)
             >>> from gpytorch.means import ZeroMean
-            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2), mean=ZeroMean())
+            >>> model = gp_orff.VectorFieldGP(
+            ...     gp_orff.CurlFreeKernel(num_dims=2), mean=ZeroMean()
+            ... )
             >>> model = model.fit(x, y, directions=u, track=line, progress=False)
             >>> offsets = model.track_offsets()
-            >>> [tuple(part.shape) for part in (offsets.mean, offsets.sd)], offsets.labels[0]
+            >>> (
+            ...     [tuple(part.shape) for part in (offsets.mean, offsets.sd)],
+            ...     offsets.labels[0],
+            ... )
             ([(8, 1), (8, 1)], '0')
             >>> (last, sd), (first, _) = offsets["7"], offsets["0"]
             >>> bool(abs(last - first + 2) < 3 * sd)
@@ -864,7 +901,11 @@ class VectorFieldGP(GP):
             >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
             >>> model.save(path)
             >>> loaded = gp_orff.VectorFieldGP.load(path)
-            >>> bool(loaded.log_marginal_likelihood().isclose(model.log_marginal_likelihood()))
+            >>> bool(
+            ...     loaded.log_marginal_likelihood().isclose(
+            ...         model.log_marginal_likelihood()
+            ...     )
+            ... )
             True
         """
         content = storage.read(path, _KIND)
@@ -1169,7 +1210,7 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
     """Whether the observations are all of the data, in their order."""
-    held, read = data.observations if isinstance(data, Dataset) else [], join(read)
+    held, read = data.observations if data.revisitable else [], join(read)
     return len(read) == len(held) and all(
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)

@@ -57,7 +57,8 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
         >>> angle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
         >>> X = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         >>> M = graph_laplacian(X, n_neighbors=4)
-        >>> along, across = X[:, 0], np.cos(50 * angle)  # slow, and from point to point
+        >>> # slow, and from point to point
+        >>> along, across = X[:, 0], np.cos(50 * angle)
         >>> round(float(along @ M @ along), 3), bool(across @ M @ across > 200)
         (0.5, True)
     """
@@ -105,7 +106,8 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
         >>> import numpy as np
         >>> from gp_orff.regression import view_disagreement
         >>> M = view_disagreement(num_points=2, num_views=2)
-        >>> f = np.array([1.0, 4.0, 2.0, 2.0])  # views 1 and 4 at a point, 2 and 2 at the other
+        >>> # views 1 and 4 at a point, 2 and 2 at the other
+        >>> f = np.array([1.0, 4.0, 2.0, 2.0])
         >>> float(f @ M @ f)
         9.0
     """

@@ -128,7 +128,9 @@ class ORFFRidge(FeatureRegressor):
         Hyperparameters by cross-validation:
 
         >>> from sklearn.model_selection import GridSearchCV
-        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(X, y)
+        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(
+        ...     X, y
+        ... )
         >>> search.best_params_
         {'alpha': 0.1}
     """
@@ -476,7 +478,9 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         >>> X, y = load_digits(return_X_y=True)
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> kernel.lengthscale = 30.0
-        >>> classifier = ORFFRidgeClassifier(kernel, gp_orff.MonteCarlo(200), alpha=0.1)
+        >>> classifier = ORFFRidgeClassifier(
+        ...     kernel, gp_orff.MonteCarlo(200), alpha=0.1
+        ... )
         >>> classifier.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) > 0.9
         True
     """

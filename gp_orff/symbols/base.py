@@ -50,7 +50,9 @@ class Symbol(ABC):
         A map of this package, the divergence, of a field with a posterior:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> field = model.condition(x, x).posterior()  # the field f(x) = x
         >>> field.mean(x, gp_orff.Divergence()).shape
@@ -60,8 +62,10 @@ class Symbol(ABC):
 
         >>> class AlongDerivative(gp_orff.Symbol):
         ...     order, homogeneous = 1, True
+        ...
         ...     def __init__(self, u):
         ...         self.u = torch.as_tensor(u, dtype=torch.float64)
+        ...
         ...     def __call__(self, omega, p):  # (D, d) to (D, q, p)
         ...         eye = torch.eye(p, dtype=omega.dtype)
         ...         return 1j * (omega @ self.u)[:, None, None] * eye
@@ -73,6 +77,7 @@ class Symbol(ABC):
     outputs: int | None = None  # q, if it does not depend on p
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
+    is_identity = False
 
     @property
     def is_absolute(self) -> bool:
@@ -247,7 +252,7 @@ class VectorFieldSymbol(Symbol):
 class Identity(Symbol):
     """The field itself: Q = I."""
 
-    homogeneous = True
+    homogeneous = is_identity = True
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return torch.eye(p, dtype=torch.complex128, device=omega.device).expand(len(omega), p, p)

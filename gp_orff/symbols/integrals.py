@@ -38,12 +38,19 @@ class LineIntegral(VectorFieldSymbol):
         The circulation of f = (−x₂, x₁), whose curl is 2, around a square of area 1/4:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> y = torch.stack([-x[:, 1], x[:, 0]], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> square = torch.tensor([[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]])
+        >>> square = torch.tensor(
+        ...     [[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]]
+        ... )
         >>> field = model.condition(x, y).posterior()
-        >>> round(field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(), 1)
+        >>> round(
+        ...     field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(),
+        ...     1,
+        ... )
         0.5
     """
 
@@ -106,8 +113,11 @@ class Flux(LineIntegral):
 
     Example:
         >>> import gp_orff, torch
-        >>> east = torch.zeros(1, 2)  # a constant field, across a path that goes north
-        >>> gp_orff.Flux(torch.tensor([[0.0, 0], [0, 3]]))(east, 2).real[0, 0, 0].item()
+        >>> # a constant field, across a path that goes north
+        >>> east = torch.zeros(1, 2)
+        >>> gp_orff.Flux(torch.tensor([[0.0, 0], [0, 3]]))(east, 2).real[
+        ...     0, 0, 0
+        ... ].item()
         3.0
     """
 
@@ -132,7 +142,8 @@ class BoxAverage(Symbol):
         A box as wide as the wavelength averages a wave to zero, and a small box keeps it:
 
         >>> import gp_orff, torch
-        >>> omega = torch.tensor([[torch.pi, 0.0]], dtype=torch.float64)  # wavelength 2 along x₁
+        >>> # wavelength 2 along x₁
+        >>> omega = torch.tensor([[torch.pi, 0.0]], dtype=torch.float64)
         >>> wide, small = gp_orff.BoxAverage(2.0), gp_orff.BoxAverage(0.2)
         >>> [round(box(omega, 1).real.item(), 2) for box in (wide, small)]
         [0.0, 0.98]

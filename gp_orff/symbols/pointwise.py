@@ -84,9 +84,11 @@ class Jacobian(Symbol):
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.Jacobian().num_outputs(3)  # f has 3 components and 3 inputs: 3 × 3
+        >>> # f has 3 components and 3 inputs: 3 × 3
+        >>> gp_orff.Jacobian().num_outputs(3)
         9
-        >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)  # 3 components, 2 inputs: 3 × 2
+        >>> # 3 components, 2 inputs: 3 × 2
+        >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)
         6
     """
 
@@ -184,10 +186,18 @@ class Potential(_ScalarPotential):
         The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2, from 0 to about 1/2 at distance 1:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> g = gp_orff.Potential(reference=torch.zeros(2))
-        >>> round(model.condition(x, x).posterior().mean(torch.tensor([[1.0, 0]]), g).item(), 1)
+        >>> round(
+        ...     model.condition(x, x)
+        ...     .posterior()
+        ...     .mean(torch.tensor([[1.0, 0]]), g)
+        ...     .item(),
+        ...     1,
+        ... )
         0.5
     """
 
@@ -225,7 +235,9 @@ class StreamFunction(_ScalarPotential):
         The field f = (x₂, −x₁) turns clockwise. Its stream function is ‖x‖²/2, a minimum at 0:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> y = torch.stack([x[:, 1], -x[:, 0]], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> psi = gp_orff.StreamFunction(reference=torch.zeros(2))
@@ -331,7 +343,9 @@ class DivergenceFreePart(_Part):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.DivergenceFreePart()(torch.tensor([[0.0, 2.0]]), 2).real.tolist()
+        >>> gp_orff.DivergenceFreePart()(
+        ...     torch.tensor([[0.0, 2.0]]), 2
+        ... ).real.tolist()
         [[[1.0, 0.0], [0.0, 0.0]]]
     """
 
@@ -354,7 +368,9 @@ class Background(Symbol):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.Background()(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1).real.flatten().tolist()
+        >>> gp_orff.Background()(
+        ...     torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1
+        ... ).real.flatten().tolist()
         [1.0, 0.0]
     """
 
@@ -383,7 +399,8 @@ class Component(Symbol):
     Example:
         >>> import gp_orff, torch
         >>> line_of_sight = gp_orff.Component([0.6, 0.8])
-        >>> line_of_sight(torch.zeros(1, 2), 2).real  # Q is the same at every frequency
+        >>> # Q is the same at every frequency
+        >>> line_of_sight(torch.zeros(1, 2), 2).real
         tensor([[[0.6000, 0.8000]]], dtype=torch.float64)
     """
 
@@ -441,9 +458,11 @@ class ReductionToPole(Symbol):
 
     Example:
         >>> import gp_orff, torch
-        >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])  # at the pole already
+        >>> # at the pole already
+        >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])
         >>> wave = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x + 0.8 y) - z)
-        >>> reduction(wave, 3)[..., 2].real  # the anomaly along a field that points down is -b₃
+        >>> # the anomaly along a field that points down is -b₃
+        >>> reduction(wave, 3)[..., 2].real
         tensor([[-1.]], dtype=torch.float64)
     """
 
