@@ -74,6 +74,10 @@ PLAIN = [
     "mathematics",
     "papers",
     "measurements",
+    "install",
+    "citing",
+    "guide",
+    "reference",
     "gpytorch",
     "botorch",
 ]
