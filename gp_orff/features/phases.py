@@ -23,7 +23,7 @@ class Phases(ABC):
     omega: Float[Tensor, "*b D d"]  # ω, written out
     zero: Bool[Tensor, "*b D"]  # which frequencies are zero
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-    num_arrays = 1  # arrays (*b, N, D) in use while θ is computed
+    num_arrays = 1  # temporary arrays (*b, N, D) of one call
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
@@ -342,7 +342,7 @@ class ProjectedPhases(Phases):
     dims: Sequence[int]  # the k inputs that ω is not zero in; a range, if all
     num_inputs: int  # d
     chosen: Int[Tensor, "D"] | None = None  # which u_k, if not all
-    num_arrays = 4  # a product and its factor, a permutation and a copy
+    num_arrays = 8  # longer ones take new pages of memory, which costs more than the products
 
     @property
     def num_frequencies(self) -> int:
