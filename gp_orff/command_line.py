@@ -457,7 +457,7 @@ def check(chosen: argparse.Namespace) -> None:
     result = model.cross_validate(data.x, data.y, **data.options)
     print(model.report, result, sep="\n\n")
     print(
-        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} numbers, in "
+        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} values, in "
         f"{len(result)} blocks that were predicted from the others"
     )
 
@@ -631,8 +631,9 @@ def main(words: Sequence[str] | None = None) -> int:
         >>> numbers = np.random.default_rng(0).uniform(size=(30, 2))
         >>> rows = np.concatenate([numbers, np.sin(6 * numbers[:, ::-1])], axis=-1)
         >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
-        >>> main(["plan", path, "--kind", "divergence-free", "--quiet"])  # doctest: +ELLIPSIS
-        plan of a fit to 60 numbers, after starting values:
+        >>> words = ["plan", path, "--kind", "divergence-free", "--quiet"]
+        >>> main(words)  # doctest: +ELLIPSIS
+        plan of a fit to 60 values, after starting values:
         ...
         0
     """

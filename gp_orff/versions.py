@@ -1,4 +1,4 @@
-"""What a report of an error should tell about where it happened."""
+"""The versions and the platform that a bug report should contain."""
 
 import platform
 from importlib import metadata

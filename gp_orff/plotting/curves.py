@@ -52,7 +52,9 @@ def plot_energy_spectrum(
         >>> from gp_orff.plotting import plot_energy_spectrum
         >>> fig, ax = plt.subplots()
         >>> k = np.geomspace(1, 10, 20)
-        >>> curve = plot_energy_spectrum(ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3])
+        >>> curve = plot_energy_spectrum(
+        ...     ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3]
+        ... )
         >>> plt.close(fig)
     """
     k, mean, low, high = map(array, (wavenumbers, mean, low, high))
@@ -112,7 +114,9 @@ def plot_calibration(
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_calibration
         >>> fig, ax = plt.subplots()
-        >>> curve, band = plot_calibration(ax, np.random.default_rng(0).uniform(size=300))
+        >>> curve, band = plot_calibration(
+        ...     ax, np.random.default_rng(0).uniform(size=300)
+        ... )
         >>> plt.close(fig)
     """
     pit, block = array(pit), array(block)

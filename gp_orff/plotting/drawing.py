@@ -266,7 +266,10 @@ def plot_colorbar(
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_colorbar, plot_field
-        >>> x, norm = np.random.default_rng(0).uniform(size=(50, 2)), plt.Normalize(0, 0.8)
+        >>> x, norm = (
+        ...     np.random.default_rng(0).uniform(size=(50, 2)),
+        ...     plt.Normalize(0, 0.8),
+        ... )
         >>> fig, axes = plt.subplots(1, 2, layout="compressed")
         >>> style = {"norm": norm, "colorbar": False}
         >>> maps = [plot_field(ax, x, shade=x[:, 0], **style) for ax in axes]

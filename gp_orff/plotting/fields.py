@@ -78,7 +78,9 @@ def plot_field(
         >>> from gp_orff.plotting import plot_field
         >>> x = np.random.default_rng(0).uniform(size=(50, 2))
         >>> fig, ax = plt.subplots()
-        >>> shaded = plot_field(ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)")
+        >>> shaded = plot_field(
+        ...     ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)"
+        ... )
         >>> plt.close(fig)
     """
     x, vectors, shade = (array(values) for values in (x, vectors, shade))
@@ -131,7 +133,9 @@ def plot_uncertainty(
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_field, plot_uncertainty
-        >>> x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     50, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> field = model.condition(x, x.sin()).posterior()
         >>> fig, ax = plt.subplots()
@@ -194,7 +198,9 @@ def plot_streamlines(
         >>> import matplotlib
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
-        >>> x = np.stack(np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
+        >>> x = np.stack(
+        ...     np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1
+        ... ).reshape(-1, 2)
         >>> fig, ax = plt.subplots()
         >>> streamlines = plot_streamlines(ax, x, x[:, ::-1] * [-1, 1])
         >>> plt.close(fig)
@@ -277,11 +283,15 @@ def plot_gain(
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_gain
-        >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     30, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
         >>> axis = torch.linspace(0, 1, 15)
-        >>> design = field.design(torch.cartesian_prod(axis, axis), 3, target=gp_orff.Curl())
+        >>> design = field.design(
+        ...     torch.cartesian_prod(axis, axis), 3, target=gp_orff.Curl()
+        ... )
         >>> fig, ax = plt.subplots()
         >>> shaded = plot_gain(ax, design)
         >>> plt.close(fig)

@@ -75,7 +75,9 @@ def plot_map(
         >>> from gp_orff.plotting import plot_map
         >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 2))
         >>> fig, ax = plt.subplots()
-        >>> shaded, hatched = plot_map(ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)")
+        >>> shaded, hatched = plot_map(
+        ...     ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)"
+        ... )
         >>> plt.close(fig)
     """
     x, mean, sd = array(x), column(mean), column(sd)
@@ -142,7 +144,9 @@ def plot_comparison(
         >>> from matplotlib import pyplot as plt
         >>> x = np.random.default_rng(0).uniform(size=(50, 2))
         >>> fig, axes = plt.subplots(2, 2, layout="constrained")
-        >>> four = plot_comparison(axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)")
+        >>> four = plot_comparison(
+        ...     axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)"
+        ... )
         >>> four[0].norm is four[1].norm
         True
         >>> plt.close(fig)

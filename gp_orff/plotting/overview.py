@@ -209,7 +209,9 @@ def overview(
         >>> from matplotlib import pyplot as plt
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> x, y = torch.rand(20, 2, dtype=torch.float64), torch.randn(20, 2)
-        >>> figure = gp_orff.plotting.overview(model.condition(x, y).posterior(), x, y, points=9)
+        >>> figure = gp_orff.plotting.overview(
+        ...     model.condition(x, y).posterior(), x, y, points=9
+        ... )
         >>> [ax.get_title(loc="left") for ax in figure.axes[:4]]
         ['data', 'mean', 'standard deviation', 'vorticity']
         >>> plt.close(figure)

@@ -172,13 +172,13 @@ def test_check_and_plan_print_what_python_says(table, capsys):
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
     plane = ["stations.csv", "--kind", "divergence-free", "--coordinates", "plane", "--quiet"]
     assert main(["plan", *plane]) == 0
-    assert "plan of a fit to 260 numbers" in (out := capsys.readouterr().out)
+    assert "plan of a fit to 260 values" in (out := capsys.readouterr().out)
     assert model.plan(x, y).searches[-1].name in out
     assert main(["check", *plane]) == 0
     out = capsys.readouterr().out
     result = model.fit(x, y, progress=False).cross_validate(x, y)
     assert str(result) in out
-    assert f"95 % intervals cover {100 * result.coverage:.1f} % of 260 numbers" in out
+    assert f"95 % intervals cover {100 * result.coverage:.1f} % of 260 values" in out
 
 
 def test_kind_base_and_noise_are_those_of_the_model():
