@@ -65,16 +65,16 @@ def starting_delays(
     for part in kernel.modules():
         if not isinstance(part, SpectralMatrixKernel) or not isinstance(part.amplitude, nn.Module):
             continue
-        own, slopes = _linear(part, extent)
-        present += own
-        if own and len(outputs) == part.num_outputs:
+        delays, slopes = _linear(part, extent)
+        present += delays
+        if delays and len(outputs) == part.num_outputs:
             lags = [_most_alike(outputs[0], other, extent, width) for other in outputs]
             tau = _phase_slopes(part, extent).mean(0)
             missing = torch.stack(lags).to(tau) - (tau - tau[0])
             change = torch.linalg.pinv(slopes - slopes[0]) @ missing
             likely += [
                 Delay(one.parameter, one.index, one.value + more)
-                for one, more in zip(own, change.tolist(), strict=True)
+                for one, more in zip(delays, change.tolist(), strict=True)
             ]
     return [present, likely] if likely else [present]
 
@@ -83,7 +83,7 @@ def _linear(
     kernel: SpectralMatrixKernel, extent: float
 ) -> tuple[list[Delay], Float[Tensor, "p k"]]:
     """The parameters that are delays, with their present values, and ∂τ/∂θ."""
-    found, slopes, now = [], [], _phase_slopes(kernel, extent)
+    delays, slopes, now = [], [], _phase_slopes(kernel, extent)
     for parameter in kernel.amplitude.parameters() if now is not None else ():
         if not parameter.requires_grad or parameter.dim() > 1:
             continue
@@ -96,9 +96,9 @@ def _linear(
             both = torch.cat(changes)
             slope = both.mean(0)
             if (both - slope).abs().max() < _EQUAL * slope.abs().max():
-                found.append(Delay(parameter, index, value))
+                delays.append(Delay(parameter, index, value))
                 slopes.append(slope)
-    return found, torch.stack(slopes, dim=-1) if found else torch.empty(0)
+    return delays, torch.stack(slopes, dim=-1) if delays else torch.empty(0)
 
 
 def _phase_slopes(kernel: SpectralMatrixKernel, extent: float) -> Float[Tensor, "D p"] | None:
@@ -112,12 +112,14 @@ def _phase_slopes(kernel: SpectralMatrixKernel, extent: float) -> Float[Tensor, 
 
 def _by_output(observations: Iterable[Observations]) -> list[Values]:
     """Places and values, less their mean, of each output that is observed."""
-    own: dict[int, list[Values]] = {}
+    pieces: dict[int, list[Values]] = {}
     for group in observations:
         if isinstance(group.pattern, Components):
             for column, y in zip(group.pattern.columns, group.y.mT, strict=True):
-                own.setdefault(column, []).append((group.x[:, 0], y))
-    joined = [[torch.cat(part) for part in zip(*own[c], strict=True)] for c in sorted(own)]
+                pieces.setdefault(column, []).append((group.x[:, 0], y))
+    joined = [
+        [torch.cat(part) for part in zip(*pieces[column], strict=True)] for column in sorted(pieces)
+    ]
     return [(x, y - y.mean()) for x, y in joined]
 
 
