@@ -338,12 +338,6 @@ def test_losses_that_are_not_numbers(name):
     np.testing.assert_array_equal(model.coef_, before)
 
 
-def test_a_laplacian_is_refused():
-    x, y = smooth_data(64)
-    with pytest.raises(ValueError, match="laplacian_weight=0"):
-        sgd(scalar_kernel(), 0.05, laplacian_weight=1.0).fit(x, y)
-
-
 @pytest.mark.parametrize("solvers", [("cholesky", "sgd"), ("sgd", "cholesky")])
 def test_chunks_stay_with_one_solver(solvers):
     x, y = smooth_data(64)
