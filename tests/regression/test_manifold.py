@@ -104,7 +104,7 @@ def test_the_laplacian_counts(name):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_huber_with_a_laplacian_against_full_batches(name):
-    """By L-BFGS of scipy, on dense matrices: the smallest value of the objective, to one percent."""
+    """To one percent of the smallest value of the objective, found by L-BFGS on dense matrices."""
     kernel, x, y, options = problem(name)
     delta, alpha = 0.3, ALPHA
     settings = {"loss": torch.nn.HuberLoss(delta=delta), "max_iter": 128}
