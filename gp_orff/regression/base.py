@@ -451,7 +451,7 @@ class Fitted:
         near = self.features.covered(x)
         if near.all():
             expansion = combined(self.features.expansion, combination)
-            return expansion.phi.apply(x, expansion.column_weights(self.solution.theta))
+            return expansion.apply(x, self.solution.theta)
         far = self._wider_for(x[~near]).values(x[~near], combination)
         values = far.new_empty(len(x), far.shape[-1])
         values[~near], values[near] = far, self.values(x[near], combination)

@@ -183,7 +183,7 @@ class Descent:
 
     def field(self, x: Float[Tensor, "n d"], theta: Float[Tensor, "F k"]) -> Float[Tensor, "n q"]:
         """Φ(x)θ, a column for each output, or for each column of θ."""
-        return self.expansion.phi.apply(x, self.expansion.column_weights(theta))
+        return self.expansion.apply(x, theta)
 
     @torch.no_grad()
     def pass_over(
@@ -335,14 +335,13 @@ class Lsmr(Solver):
 
 def _product(expansion: Expansion, x: Float[Tensor, "N d"], theta: np.ndarray) -> np.ndarray:
     """Φθ."""
-    weights = expansion.column_weights(torch.from_numpy(theta).reshape(-1, 1))
-    return expansion.phi.apply(x, weights).flatten().numpy()
+    return expansion.apply(x, torch.from_numpy(theta).reshape(-1, 1)).flatten().numpy()
 
 
 def _adjoint(expansion: Expansion, x: Float[Tensor, "N d"], values: np.ndarray) -> np.ndarray:
     """Φᵀv."""
     values = torch.from_numpy(values).reshape(len(x), expansion.num_outputs)
-    return expansion.feature_values(expansion.phi.adjoint(x, values)).flatten().numpy()
+    return expansion.adjoint(x, values).flatten().numpy()
 
 
 # Stochastic gradients: ridge regression with any loss, also of data in chunks.
