@@ -119,7 +119,7 @@ def test_gradients_of_products(product):
 
 @torch.no_grad()
 def test_some_columns_with_other_variances():
-    """What halves of a sample are made of: the frequencies 1 and 4, with three times the variance."""
+    """As halves of a sample are made: the frequencies 1 and 4, with three times the variance."""
     kernel = curl_free()
     features = expand(kernel, drawn(kernel, gp_orff.Fastfood(10), 3), 3)
     x, columns = draw(4, 3), torch.tensor([1, 4, 11, 14])
