@@ -679,7 +679,7 @@ class Templates:
     2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
     with them the variance of the prior.
 
-    Any other function and any law of templates define a kernel of their own:
+    Any other function and any law of templates define another kernel:
 
         k(x, x′) = E_z[φ_z(x) φ_z(x′)] ,    φ_z(x) = κ(⟨x̃, z⟩, ‖x̃‖, ‖z‖) ,    z ~ sampler .
 
@@ -751,8 +751,8 @@ class Templates:
     def __post_init__(self):
         check_positive_integer(self.num_features, "num_features", "Templates")
         if self.function is not None or self.sampler is not None:
-            own = callable(self.function) and callable(self.sampler)
-            if not own or self.a is not None or self.weighted:
+            both = callable(self.function) and callable(self.sampler)
+            if not both or self.a is not None or self.weighted:
                 raise ValueError(
                     "Templates expects a function and a sampler together, without a and weighted, "
                     f"got function={self.function!r}, sampler={self.sampler!r}, a={self.a!r} and "

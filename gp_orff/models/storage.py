@@ -414,7 +414,7 @@ def describe_rule(rule: Rule) -> dict | None:
     """A rule of this package as plain values; None for another rule.
 
     Raises:
-        ValueError: a rule that has a function, which no file holds.
+        ValueError: a rule with a function, which cannot be written to a file.
     """
     exported = dataclasses.is_dataclass(rule) and getattr(
         features, type(rule).__name__, None
@@ -424,8 +424,9 @@ def describe_rule(rule: Rule) -> dict | None:
     values = dataclasses.asdict(rule)
     if any(map(callable, values.values())):
         raise ValueError(
-            f"expected a frequency rule of plain values, got {rule}, whose function a file cannot "
-            "hold; save kernel.state_dict() and the data, and call condition again after loading"
+            f"expected a frequency rule of plain values, got {rule}, with a function that cannot be "
+            "written to a file; save kernel.state_dict() and the data, and call condition again "
+            "after loading"
         )
     return {"class": type(rule).__name__, **values}
 

@@ -125,7 +125,8 @@ class OVKRidge(CombinedRegressor):
             X, y, laplacian, combination: as for `ORFFRidge.fit`.
 
         Raises:
-            TypeError, ValueError: see the class.
+            TypeError: `kernel` is not a kernel.
+            ValueError: α is zero, and as for `ORFFRidge.fit`.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
