@@ -139,7 +139,7 @@ def require_separate(
         added = len(set(factors)) < len(factors) or rank > factors[0].num_outputs
         if added and 0 < len(set(members) & set(chosen)) < len(members):
             raise NotImplementedError(
-                "expected terms with features of their own, got random frequencies with "
+                "expected terms with separate features, got random frequencies with "
                 f"shared=True, whose {factors[0].num_outputs} features a column serve the sum of "
                 f"{len(members)} terms; use shared=False"
             )
@@ -330,7 +330,8 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
     """Check that the frequencies represent the kernel at these points.
 
     Raises:
-        ValueError: points outside the domain of a grid, or too far apart for a quadrature.
+        ValueError: points outside the domain of a grid, or too far from each other for a
+            quadrature.
     """
     for term, frequencies in zip(terms(kernel), draws, strict=True):
         frequencies.check_domain(spectra_of(term), *points)
@@ -339,7 +340,7 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
 # The cell around ω = 0 of a field with heavy tails: a constant over the domain.
 #
 # Correlations of a rational quadratic kernel fall like a power of the lag. The kernel of a lattice
-# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which hardly depends on τ as all
+# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which barely depends on τ as all
 # images are far. This is the variance of the frequencies in the cell around zero. The density may
 # be infinite there, but B(0) = 0, so that a lattice has no feature in it.
 #

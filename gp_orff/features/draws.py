@@ -313,7 +313,8 @@ class GridWarning(UserWarning):
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
         >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=1)
         >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
-        >>> kernel.base_kernel.lengthscale = 0.1  # it was 0.69 when the grid was built
+        >>> # it was 0.69 when the grid was built
+        >>> kernel.base_kernel.lengthscale = 0.1
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     _ = kernel(x).to_dense()

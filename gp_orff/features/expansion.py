@@ -220,7 +220,7 @@ class FeatureExpansion(Expansion):
         return self.directions.is_complex()
 
     def tilted(self) -> "FeatureExpansion":
-        """These features, with a tiny ω along its axis in the place of zero.
+        """These features, with a tiny ω along its axis instead of zero.
 
         Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
         tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.

@@ -73,7 +73,7 @@ def half_space(
     `most`."""
     counts = np.zeros(len(spacing), dtype=int)
     for leaf, region in regions:
-        with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
+        with np.errstate(divide="ignore"):  # correlations that barely fall: a spacing of zero
             steps = region.level / region.radius(unit_steps(leaf, spacing))
         counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
     if largest_index is not None:

@@ -230,7 +230,7 @@ class LatticeColumns(TrigColumns):
         place = centre + (to.indices * torch.tensor(strides, device=flat.device)).sum(-1)
         if (sign[place] == 0).any():
             raise ValueError(
-                "expected a lattice with all frequencies of the other lattice, got one that lacks "
+                "expected a lattice with all frequencies of the other lattice, got one that omits "
                 "some of them; compute the statistics on the other lattice"
             )
         cos, sin = values.chunk(2)

@@ -146,7 +146,7 @@ def clamp_eigenvalues(
     lift = (floor - values).clamp_min(0)
     # a function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
     # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j)
-    # Equal eigenvalues take the derivative f′ in the place of the divided difference.
+    # Equal eigenvalues take the derivative f′ instead of the divided difference.
     steps = values.unsqueeze(-1) - values.unsqueeze(-2)
     slopes = torch.where(
         steps.abs() > floor.unsqueeze(-1),

@@ -36,7 +36,7 @@ from gp_orff.inference.robust import (
 )
 from gp_orff.kernels.base import FieldKernel
 
-# Sources that a search on few readings has lost.
+# Sources that a search on few observations has lost.
 
 
 _LEAST = 0.01  # share of the largest variance
@@ -46,8 +46,8 @@ _LEAST = 0.01  # share of the largest variance
 def restore(kernel: Kernel) -> None:
     """Give every depth of sources at least a hundredth of the largest variance of a depth.
 
-    Where few readings do not tell two depths, a variance goes to zero, and its logarithm so far
-    that no gradient brings it back on more readings.
+    If few observations do not distinguish two depths, a variance goes to zero, and its logarithm so
+    far that no gradient brings it back on more observations.
     """
     for part in kernel.modules():
         if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:
@@ -310,7 +310,7 @@ class RepresentationStep(EStep):
 
 
 def _is_pure(inference: Inference) -> bool:
-    """Whether all noise of the readings scales with that of their likelihood."""
+    """Whether all noise of the observations scales with that of their likelihood."""
     return isinstance(inference, ExactInference) and inference.changes is None
 
 

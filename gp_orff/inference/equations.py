@@ -5,8 +5,8 @@ With noise covariance Σ (p×p, shared by all points), columns c and directions 
     A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
     yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
 
-The same holds for V = [y, 1⊗I_p] in the place of y, with B in the place of b. This gives the
-evidence for every constant mean.
+The same is true for V = [y, 1⊗I_p] instead of y, with B instead of b. This gives the evidence for
+every constant mean.
 
 Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B
 and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
@@ -75,7 +75,7 @@ from gp_orff.symbols.base import Identity
 #    the dual one K + N with one row for each observed number. The smaller cubic cost wins.
 # 2. Among the primal ones (`normal_equations`): `Kronecker` for a separable kernel and whole
 #    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Primal` for
-#    everything else. Very many features of a lattice have iterations in the place of a
+#    everything else. Very many features of a lattice have iterations instead of a
 #    factorisation (`inference.iterative`).
 #
 # All of them treat the constant mean the same way. V = [y, H(1⊗I_p)] has a column for the data and
@@ -531,7 +531,7 @@ def is_diagonal(noise: Noise) -> bool:
 #
 # A = I + SCS ⊗ G has as its second factor a small matrix of outputs. With G = U diag(λ) Uᵀ it
 # splits into r blocks I + λ_j SCS of the size of the columns. The dual one is alike, with ΨΨᵀ of
-# the points in the place of SCS, after the vectors are multiplied by T, which makes the noise an
+# the points instead of SCS, after the vectors are multiplied by T, which makes the noise an
 # identity.
 #
 # The eigenvectors U have no derivative where eigenvalues coincide, as those of a kernel with equal
@@ -687,7 +687,7 @@ def kronecker_equations(
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
 
-    `whole` tells whether the observations are whole vectors with one noise: those of a separable
+    `whole` is whether the observations are complete vectors with one noise: those of a separable
     kernel have p blocks of size N.
     """
     if whole and has_blocks(expansion):

@@ -46,7 +46,7 @@ def warn_of_features(
     noises: Noises,
 ) -> None:
     """Warn where features take the place of the exact kernel in an integral over many lengthscales,
-    or truncate much of the noise variance of a reading."""
+    or truncate much of the noise variance of an observation."""
     if isinstance(error, TooFine):
         warnings.warn(
             f"{error}. This result uses features, which are less accurate than the exact kernel; "
@@ -393,7 +393,7 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few readings leave open
+    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few observations leave open
 
     @classmethod
     def of(

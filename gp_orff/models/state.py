@@ -53,7 +53,7 @@ from gp_orff.threads import chosen_threads
 #
 # 1. `current` compares the state with the present kernel and likelihoods. Another kernel, or a
 #    lengthscale outside the range of the grid, gets a new representation; otherwise frequencies and
-#    sums over the data remain. Student-t weights and pseudo-observations converge anew if
+#    sums over the data remain. Student-t weights and pseudo-observations converge again if
 #    hyperparameters are other ones than those at which they did.
 # 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
 #    that are known, and the old data are not visited. Data that no longer fit into memory are
@@ -221,8 +221,8 @@ class ModelState:
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
             warnings.warn(
-                f"hyperparameters that were learned from {self.data.num_values:.0f} numbers or "
-                "fewer are taken as known now that there are more: error bars may be too small; "
+                f"hyperparameters that were learned from {self.data.num_values:.0f} values or "
+                "fewer are treated as known now that there are more: error bars may be too small; "
                 "call fit() to learn them from all data, or ask for posterior(marginalize=True)",
                 DataWarning,
                 stacklevel=3,
@@ -355,7 +355,7 @@ class ModelState:
             )
 
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
-        """The state after its likelihoods learned what the data tell of new tracks."""
+        """The state after its likelihoods learned the variance of new tracks from the data."""
         snapshot = self.snapshot(prior_mean)
         field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
         notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)
@@ -414,7 +414,7 @@ def with_groups(
 ) -> dict[str, Likelihood]:
     """A likelihood for every group. A new group starts with the Σ of observations without a group
     name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`, one of
-    readings that come with their noise a `KnownNoiseLikelihood`."""
+    observations that come with their noise a `KnownNoiseLikelihood`."""
     groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
     reference = next(kernel.parameters())
     for key in data.keys:

@@ -424,8 +424,8 @@ def describe_rule(rule: Rule) -> dict | None:
     values = dataclasses.asdict(rule)
     if any(map(callable, values.values())):
         raise ValueError(
-            f"expected a frequency rule of plain values, got {rule}, with a function that cannot be "
-            "written to a file; save kernel.state_dict() and the data, and call condition again "
+            f"expected a frequency rule of plain values, got {rule}, with a function that cannot "
+            "be written to a file; save kernel.state_dict() and the data, and call condition again "
             "after loading"
         )
     return {"class": type(rule).__name__, **values}

@@ -298,7 +298,7 @@ class FeatureMap:
         if wider._lattice is None or wider.truncated > max(_MOST_TRUNCATED, 2 * self.truncated):
             raise ValueError(
                 f"expected points near the data, which are in {in_words(self.box)}, got some in "
-                f"{in_words(box)}: no frequency grid serves both; predict closer to the data, or "
+                f"{in_words(box)}: no frequency grid covers both; predict closer to the data, or "
                 "use a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
             )
         return wider

@@ -90,12 +90,16 @@ class OVKRidge(CombinedRegressor):
         >>> X = np.random.default_rng(0).uniform(size=(100, 2))
         >>> y = X.copy()  # the gradient of ‖x‖²/2
         >>> y[10:] = np.nan
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
         >>> exact = OVKRidge(kernel, alpha=1e-3, laplacian_weight=1e-3).fit(X, y)
         >>> exact.score(X, X) > 0.9
         True
         >>> rule = gp_orff.MonteCarlo(2000)
-        >>> model = ORFFRidge(kernel, rule, alpha=1e-3, laplacian_weight=1e-3).fit(X, y)
+        >>> model = ORFFRidge(kernel, rule, alpha=1e-3, laplacian_weight=1e-3).fit(
+        ...     X, y
+        ... )
         >>> bool(np.abs(model.predict(X) - exact.predict(X)).max() < 0.05)
         True
     """
