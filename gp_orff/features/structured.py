@@ -227,7 +227,7 @@ class Fastfood(_StructuredRule):
 
     A `CurlFreeKernel` of d inputs has the frequencies V as directions: f(x) = Vᵀ(φ(x) ∘ Θ). The
     products of `ORFFKernel.feature_operator` and the predictions of `ORFFRidge` do not compute V
-    either, which is faster if d is in the hundreds, and slower if d is below a hundred.
+    either. This is faster if d is in the hundreds, and slower if it is below a hundred.
     Divergence-free fields gain nothing: a frequency has d − 1 features, and the sum over them takes
     D·d operations for any V.
 
@@ -235,8 +235,9 @@ class Fastfood(_StructuredRule):
     `MaternKernel`, `GeneralMaternKernel` or `RQKernel`, with or without ARD, or `BesselKernel` in
     2^k dimensions. Their sums and products are accepted too, also in `MultitaskKernel`,
     `SeparableKernel` and `LCMKernel`, and curl-free, divergence-free and Helmholtz kernels of them.
-    The terms of a sum are drawn separately, and the phases of a product are added. Dot-product kernels also work: `LinearKernel`, `PolynomialKernel` and power
-    series for every d, Legendre series and projections if d is a power of two.
+    The terms of a sum are drawn separately, and the phases of a product are added. Dot-product
+    kernels also work: `LinearKernel`, `PolynomialKernel` and power series for every d, Legendre
+    series and projections if d is a power of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each

@@ -644,8 +644,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     def _codes(self, classes: Shaped[np.ndarray, "T"]) -> Float[np.ndarray, "T q"]:
         if len(classes) < 2:
             raise ValueError(
-                "ORFFRidgeClassifier expects labels of at least two classes, got the classes "
-                f"{classes.tolist()}; there is nothing to distinguish, add points of another class"
+                "ORFFRidgeClassifier expects labels of at least two classes, got "
+                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is nothing to distinguish, add points of another class"
             )
         if self.coding not in tuple(_CODES):
             raise ValueError(

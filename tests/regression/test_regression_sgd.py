@@ -289,7 +289,7 @@ def test_coordinates_have_the_variances_of_their_formula():
     for least in (0.0, variance[20].item()):
         limit = max(variance[50].item(), least)
         whitening = Whitening.of(features, least)
-        white = features @ whitening.theta(torch.eye(60).double())
+        white = features @ whitening.penalised(torch.eye(60).double())
         found = torch.linalg.eigvalsh(white.mT @ white / 200).flip(0)
         expected = variance * limit / (variance + limit)
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-14)
