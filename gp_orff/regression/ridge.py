@@ -645,7 +645,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             raise ValueError(
                 "ORFFRidgeClassifier expects labels of at least two classes, got "
-                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is nothing to distinguish, add points of another class"
+                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is "
+                "nothing to distinguish, add points of another class"
             )
         if self.coding not in tuple(_CODES):
             raise ValueError(
