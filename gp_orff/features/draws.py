@@ -93,6 +93,7 @@ class Draw(nn.Module):
     decays = False  # whether the columns are waves that decay with height
     projected = False  # whether frequencies are fast projections, which are not written out
     expands = False  # whether `expansion` makes the features of its term
+    on_lattice = False  # whether it is a `LatticeDraw`
 
     def __init__(
         self,
@@ -492,6 +493,8 @@ class LatticeDraw(GridDraw):
         cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
             `gp_orff.features.assemble`.
     """
+
+    on_lattice = True
 
     def __init__(
         self,

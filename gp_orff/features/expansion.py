@@ -36,6 +36,7 @@ class Expansion(ABC):
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
     is_complex = False  # whether directions are
+    is_kronecker = False  # whether each column has the directions scales_c · L
 
     @property
     def num_columns(self) -> int:
@@ -286,6 +287,7 @@ class KroneckerExpansion(Expansion):
     phi: Columns
     scales: Float[Tensor, "*b M 1"]
     mixing: Float[Tensor, "*b p r"]  # L
+    is_kronecker = True
 
     @property
     def num_features(self) -> int:

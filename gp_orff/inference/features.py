@@ -32,7 +32,6 @@ from gp_orff.features.columns import Columns
 from gp_orff.features.draws import Draw
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.equations import (
     DenseRows,
@@ -96,6 +95,8 @@ class Inference(ABC):
     """Data of a field; its mean is a constant that the caller chooses."""
 
     data: Data
+    is_exact = False  # whether by the exact kernel rather than features
+    is_iterative = False
 
     @abstractmethod
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
@@ -303,7 +304,7 @@ class FeatureInference(Inference):
         return True
 
     def serves(self, symbol):
-        if symbol is None or isinstance(symbol, Identity):
+        if symbol is None or symbol.is_identity:
             return True
         return not (self.has_shared_columns and self.draws[0].shared.constant.any())
 
@@ -566,6 +567,7 @@ class IterativeInference(FeatureInference):
     """
 
     accuracy: Accuracy = field(default_factory=Accuracy)
+    is_iterative = True
 
     def prefers_dual_algebra(self, expansion) -> bool:
         return False
@@ -586,7 +588,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
         ValueError: that is so with observations along tracks, for which there are no iterations.
     """
     features = num_features(kernel, draws)
-    on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
+    phi = draws[0].shared_columns()
+    on_grid = phi is not None and phi.on_lattice
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
     if not data.tracks:  # for which there is nothing else

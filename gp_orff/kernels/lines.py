@@ -99,9 +99,14 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
+def is_line(density: Spectrum) -> bool:
+    """Whether a spectrum is lines and no density."""
+    return isinstance(density, LineSpectrum)
+
+
 def has_lines(term: Term) -> bool:
     """Whether a term is a product with kernels of lines."""
-    return any(isinstance(leaf.spectrum, LineSpectrum) for leaf in term.leaves)
+    return any(is_line(leaf.spectrum) for leaf in term.leaves)
 
 
 _ROUNDING = 1e-15  # of the variance

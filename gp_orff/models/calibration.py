@@ -31,7 +31,7 @@ from gp_orff.inference.along_tracks import (
     residual_of_blocks,
 )
 from gp_orff.inference.exact import ExactInference, has_covariance
-from gp_orff.inference.features import FeatureInference, Inference, IterativeInference
+from gp_orff.inference.features import Inference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.tree import space_of
@@ -366,7 +366,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     data, rows = state.data, _rows(state)
     count = _FEW_BLOCKS if rows > _MANY_ROWS else _BLOCKS
     outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
-    if not isinstance(data, Dataset) or data.symbol_data or any_pointwise(state.likelihoods):
+    if not data.revisitable or data.symbol_data or any_pointwise(state.likelihoods):
         return None
     if not data.tracks and (rows > _MOST or not _in_memory(data)):
         return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)
@@ -581,7 +581,7 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
     """The correlation of residuals of neighbours, where it shows that a lengthscale shared by axes
     of very different extents is wrong; None otherwise."""
     data, space = state.data, list(space_of(state.kernel, state.data.num_inputs))
-    if not isinstance(data, Dataset) or data.tracks:
+    if not data.revisitable or data.tracks:
         return None
     extents = data.survey.distances.bulk[space]
     shared = [lengths[space] for lengths in lengthscales_of_terms(state.kernel, data.num_inputs)]
@@ -619,9 +619,9 @@ def _neighbours(x: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
 def _rows(state: ModelState) -> float:
     """The rows of the matrix that is factorised for a block; infinite where there is none."""
     inference = state.inference
-    if isinstance(inference, ExactInference):
+    if inference.is_exact:
         return inference.size
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     return math.inf if iterative else inference.num_features(state.kernel)
 
 
@@ -637,7 +637,7 @@ def _indexed(inference: Inference) -> Inference:
         parts.append(replace(part, index=index))
         first += len(part)
     indexed = replace(inference.data, sources=(InMemory(parts),))
-    if isinstance(inference, FeatureInference) and inference.draws[0].shared_columns() is not None:
+    if not inference.is_exact and inference.draws[0].shared_columns() is not None:
         return replace(inference, data=indexed, known=inference.statistics)
     return replace(inference, data=indexed)
 
