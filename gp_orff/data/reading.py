@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.checks import ColumnUnits, noise_factor
+from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
@@ -93,7 +93,7 @@ def read(
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
-    x, factor = as_points(x).detach(), noise_factor(options.noise, y)
+    x = as_points(x).detach()
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
     expected = 1 if along else y.shape[-1] if joint else num_outputs
@@ -107,7 +107,6 @@ def read(
     known, covariance = options.noise is not None, None
     if known:
         noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
-        noise = noise if factor == 1 else factor * noise
         if options.track is not None and noise.dim() > 1:
             raise NotImplementedError(
                 f"expected noise of shape {(len(x),)} with track=, a variance for each "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gp_orff.data.checks import in_column_units
 from gp_orff.data.units import Unit, conversion, optional
 from gp_orff.data.validation import as_real
 from gp_orff.symbols.base import Symbol
@@ -93,7 +94,7 @@ def since_epoch(date: object, unit: str | None) -> float:
         ValueError: a date for a unit without an epoch.
     """
     if not isinstance(date, np.datetime64 | datetime):
-        return as_real(date, "epoch").item()
+        return as_real(in_column_units(date, (unit,), "epoch"), "epoch").item()
     count, _, epoch = (unit or "").partition(" since ")
     if not epoch:
         raise ValueError(

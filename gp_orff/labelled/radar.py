@@ -3,8 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
-from gp_orff.data.units import UnitArray, conversion, unit_of, units_of_columns
+from gp_orff.data.units import UnitArray, conversion, units_of_columns
 from gp_orff.data.validation import as_real
+from gp_orff.symbols.base import unit_of
 
 
 def beams(

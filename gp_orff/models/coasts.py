@@ -26,9 +26,9 @@ def coast_observations(
     units: Sequence[str | None],
     polygon: object,
     spacing: object,
-    noise: float | None,
+    noise: object,
     at: object,
-) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], float]:
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], object]:
     """Points along a coast near the data, the normals there, and the variance of the flow across.
 
     Args:

@@ -383,7 +383,7 @@ def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
         return as_points(box, d).to(snapshot.device)
     if len(box) != d:
         raise ValueError(f"expected a region with (low, high) of {d} inputs, got {len(box)}")
-    low, high = torch.tensor(box, dtype=torch.float64).mT
+    low, high = torch.from_numpy(np.array(box, dtype=float)).mT
     engine = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
     return (low + (high - low) * engine.draw(_REGION, dtype=torch.float64)).to(snapshot.device)
 
