@@ -101,7 +101,7 @@ def read(
         raise ValueError(_wrong_columns(y.shape[-1], num_outputs, along))
     if len(x) != len(y):
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
-    direction = _directions(options.directions, len(x), num_outputs) if along else None
+    direction = unit_directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
     observed, parts, index = _observed(y, options), [], torch.arange(len(x))
     known, covariance = options.noise is not None, None
@@ -253,7 +253,7 @@ def _wrong_columns(got: int, num_outputs: int, along: bool) -> str:
     )
 
 
-def _directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
+def unit_directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
     """Unit vectors u_n, one for each point."""
     direction = as_matrix(values, "directions (N, p)").detach()
     if direction.shape != (count, num_outputs):

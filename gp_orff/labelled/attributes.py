@@ -87,12 +87,14 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
 
 
 def since_epoch(date: object, unit: str | None) -> float:
-    """A date as a number in a unit, such as "h since 1970-01-01", and a number as it is.
+    """A date, or the text of one, as a number in a unit, such as "h since 1970-01-01"; a number as
+    it is.
 
     Raises:
         TypeError: neither a number nor a date.
         ValueError: a date for a unit without an epoch.
     """
+    date = np.datetime64(date) if isinstance(date, str) else date
     if not isinstance(date, np.datetime64 | datetime):
         return as_real(in_column_units(date, (unit,), "epoch"), "epoch").item()
     count, _, epoch = (unit or "").partition(" since ")

@@ -417,7 +417,7 @@ class FieldPosterior(NamedSymbols):
             region: points (m, d), or a box as a tuple ((low, high), ...), in which 256 quasi-random
                 points are used. If None, the box of the data. For a target along a given path, pass
                 one point, zero.
-            directions: (C, p), where candidates observe the components along them.
+            directions: (C, p) unit vectors, where candidates observe the components along them.
             noise: the variance of an observation, of each observation (C,) or of each component
                 (p,), or covariances (p, p) or (C, p, p). If None, the noise of the data, if it is
                 the same for all.
