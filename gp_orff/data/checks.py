@@ -223,7 +223,7 @@ def _factors(
 
 def _factors_of_products(given: str, units: tuple[str | None, ...]) -> Float[np.ndarray, "p p"]:
     """Factors that bring covariances in a unit to the products of those of components."""
-    parsed = [Unit.parse(unit) for unit in units]
+    parsed = [None if unit is None else Unit.parse(unit) for unit in units]
     if not parsed or None in parsed:
         raise ValueError(
             f"expected noise= as numbers, since the unit of y is not known, got variances in "

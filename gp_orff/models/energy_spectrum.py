@@ -162,7 +162,8 @@ def energy_spectrum(
     for column, values in zip(space, np.meshgrid(*axes, indexing="ij"), strict=True):
         places[..., column] = values
     if any(isinstance(value, np.datetime64 | datetime | str) for value in at):
-        at = [since_epoch(value, unit) for value, unit in zip(at, of_rest or [None], strict=False)]
+        pairs = zip(at, of_rest or [None] * len(rest), strict=True)
+        at = [since_epoch(value, unit) for value, unit in pairs]
     places[..., rest] = [value.item() for value in entries_in_units(at, of_rest, "at")]
     rows = torch.from_numpy(places.reshape(-1, snapshot.num_inputs)).split(_ROWS)
     values = torch.cat([paths(part) for part in rows], dim=1).unflatten(1, tuple(count))
