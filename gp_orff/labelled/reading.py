@@ -502,12 +502,13 @@ def _trajectories(
             return name, variable.to_numpy()
     counts = []
     for name, variable in dataset.variables.items():
-        if variable.dims != (dimension,) or variable.dtype.kind not in "iuf":
-            continue
-        sizes = variable.to_numpy()  # floats, if xarray decoded a fill value
         says = variable.attrs.get("sample_dimension") == along
+        kinds = "iuf" if says else "iu"  # floats, if xarray decoded a fill value
+        if variable.dims != (dimension,) or variable.dtype.kind not in kinds:
+            continue
+        sizes = variable.to_numpy()
         if (sizes >= 0).all() and (sizes % 1 == 0).all() and sizes.sum() == dataset.sizes[along]:
-            counts.append((not says, variable.dtype.kind == "f", name, sizes.astype(int)))
+            counts.append((not says, name, sizes.astype(int)))
         elif says:
             raise ValueError(
                 f"expected whole numbers of at least 0 in {name!r}, with the sum "
@@ -516,7 +517,7 @@ def _trajectories(
             )
     if not counts:
         return None
-    *_, name, sizes = min(counts, key=lambda count: count[:3])  # that which says so first
+    _, name, sizes = min(counts, key=lambda count: count[:2])  # that which says so first
     return name, np.repeat(np.arange(len(sizes)), sizes)
 
 

@@ -342,7 +342,8 @@ def test_trajectories_without_labels():
 @pytest.mark.parametrize("rows", [[5, 0, 7], [5.0, 0.0, 7.0]])
 def test_empty_trajectories_and_decoded_sizes(rows):
     """xarray decodes sizes with a fill value to floats."""
-    dataset = table(rowsize=("traj", rows)).assign(depth=("traj", [4.0, 4.0, 4.0]))
+    says = {"sample_dimension": "o"} if isinstance(rows[0], float) else {}
+    dataset = table(rowsize=("traj", rows, says)).assign(depth=("traj", [4.0, 4.0, 4.0]))
     track = read(dataset, track="rowsize")[2]["track"]
     np.testing.assert_array_equal(track, np.repeat([0, 2], [5, 7]))
 
