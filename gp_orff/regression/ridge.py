@@ -8,10 +8,11 @@ from numbers import Integral
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy.typing import ArrayLike
 from scipy.linalg import helmert
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import Rule
 from gp_orff.regression.base import (
+    CombinedRegressor,
     FeatureMap,
     FeatureRegressor,
     Fitted,
@@ -33,13 +35,12 @@ from gp_orff.regression.base import (
 )
 from gp_orff.regression.direct import Cholesky, Equations, design
 from gp_orff.regression.iterative import SOLVERS
-from gp_orff.regression.laplacian import check_laplacian, graph_laplacian
 from gp_orff.threads import chosen_threads
 
 # `ORFFRidge`: ridge regression of vectors on operator-valued Fourier features.
 
 
-class ORFFRidge(FeatureRegressor):
+class ORFFRidge(CombinedRegressor):
     r"""Ridge regression of vectors on operator-valued Fourier features, for scikit-learn.
 
     The field f(x) = Φ(x)θ minimises, over its F weights θ,
@@ -47,18 +48,18 @@ class ORFFRidge(FeatureRegressor):
         Σ_n ‖C f(x_n) − y_n‖² + α ‖θ‖² + w fᵀM f ,
 
     where Φ are the features of a kernel (see `ORFFKernel`), the sum is over points with a label
-    y_n, and f holds the field at all points. With w = 0 and C = I, f is the posterior mean of a
-    Gaussian process with noise variance α, zero mean, and these features: `VectorFieldGP` has its
-    error bars and learns the hyperparameters, which are taken here as they are. The prior mean is
-    zero: subtract the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also
-    adds the truncated variance to the noise; with `diagonal_correction=False` the two are equal.
+    y_n, and the last f is the field at all points. With w = 0 and C = I, f is the posterior mean of
+    a Gaussian process with noise variance α, zero mean, and these features. Use `VectorFieldGP` for
+    error bars and learned hyperparameters, which are fixed here. The prior mean is zero: subtract
+    the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also adds the truncated
+    variance to the noise; with `diagonal_correction=False` the two are equal.
 
-    - A kernel with p outputs, such as `CurlFreeKernel`, learns vectors as a whole.
-    - A scalar kernel, such as `RBFKernel`, serves each column of y by itself.
-    - Points without a label (rows of NaN in y) help through the Laplacian M of a graph: f varies
-      slowly where points are dense. See `graph_laplacian`.
-    - Several views of a point, each with a field of its own, are outputs that C combines, as in
-      C = [½, ½], and that M asks to agree. See `view_disagreement`.
+    - A kernel with p outputs, such as `CurlFreeKernel`, learns all components of y together.
+    - A scalar kernel, such as `RBFKernel`, learns each column of y separately.
+    - Points without a label (rows of NaN in y) contribute through the Laplacian M of a graph: f
+      varies slowly where points are dense. See `graph_laplacian`.
+    - Several views of a point, each with a separate field, are outputs that C combines, as in
+      C = [½, ½]. M penalises their differences. See `view_disagreement`.
 
     Brault et al. 2016, Equations 10 and 20, with α = Nλ for N points. Minh 2016, Equation 67, with
     α = lγ_A and w = lγ_I for l labelled points.
@@ -68,11 +69,11 @@ class ORFFRidge(FeatureRegressor):
             `RBFKernel` whose lengthscale is the median distance of the points.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(1000)`. If
             None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
-        alpha: α ≥ 0: the variance of the noise over that of the field, times the variance of the
-            kernel. That of a curl-free or divergence-free kernel is about 1/ℓ² for a lengthscale ℓ:
-            compare lengthscales with kernels scaled by ℓ², or choose α anew for each, as
-            `ORFFRidgeCV` does.
-        solver: how θ is found.
+        alpha: α ≥ 0: the ratio of noise variance to field variance, times the variance of the
+            kernel. The variance of a curl-free or divergence-free kernel is about 1/ℓ² for a
+            lengthscale ℓ: to compare lengthscales, scale the kernels by ℓ², or choose α for each,
+            as `ORFFRidgeCV` does.
+        solver: the method that computes θ.
 
             - `"cholesky"`: the normal equations, of size F from one pass over the data, or of size
               N·p if that is smaller (Minh 2016, Equations 72, 74 and 75).
@@ -82,18 +83,20 @@ class ORFFRidge(FeatureRegressor):
               (Fong & Saunders 2011).
             - `"sgd"`: stochastic gradients, for any `loss` (Brault et al. 2016, Appendix D.1.1).
             - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
-        laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`. To choose it by cross-validation,
-            make folds of the labelled rows only, and keep the others in every training set:
+        laplacian_weight: w ≥ 0, for all solvers but `"lsmr"`. `"sgd"` expects α > 0 with it, and
+            factorises one matrix of size F, for any `loss`. To choose w by cross-validation, make
+            folds of the labelled rows only, and keep the others in every training set:
             `cv=[(np.r_[train, unlabelled], test) for ...]`. A given M cannot be split: set held-out
             labels to NaN instead.
         loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
             over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
-            of squares. For `"sgd"`.
+            of squares, with a Laplacian too: V of Minh's Equation 67. For `"sgd"`.
         max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 256 if None.
-            A `ConvergenceWarning` tells if they do not suffice.
-        tol: where iterations stop, 10⁻¹⁰ and 0.01 if None: the relative residual of `"lsmr"`, the
-            relative change of the predictions from pass k to pass 2k of `"sgd"`.
-        seed: of the order in which `"sgd"` takes the points.
+            You get a `ConvergenceWarning` if they are not enough.
+        tol: the tolerance at which iterations stop, 10⁻¹⁰ and 0.01 if None. It is the relative
+            residual of `"lsmr"`, or the relative change of the predictions from pass k to pass 2k
+            of `"sgd"`.
+        seed: the seed of the order in which `"sgd"` visits the points.
 
     Attributes:
         kernel_: the `ORFFKernel`: `kernel_.features(x)` is Φ, `kernel_.num_features` F.
@@ -127,9 +130,24 @@ class ORFFRidge(FeatureRegressor):
         Hyperparameters by cross-validation:
 
         >>> from sklearn.model_selection import GridSearchCV
-        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(X, y)
+        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(
+        ...     X, y
+        ... )
         >>> search.best_params_
         {'alpha': 0.1}
+
+        Thirty labels, three of them wrong, and a graph of all points, under another loss than
+        squares:
+
+        >>> import torch
+        >>> few = y.copy()
+        >>> few[30:], few[:3] = np.nan, [[4.0, -5.0], [-3.0, 6.0], [5.0, 3.5]]
+        >>> model.set_params(laplacian_weight=0.01).fit(X, few).score(X, y) < 0
+        True
+        >>> model.set_params(loss=torch.nn.HuberLoss(delta=0.1)).fit(X, few).score(
+        ...     X, y
+        ... ) > 0.9
+        True
     """
 
     def __init__(
@@ -181,7 +199,8 @@ class ORFFRidge(FeatureRegressor):
             x, targets = self._read(X, y, reset=True)
             features = FeatureMap.of(self.kernel, self.frequencies, x)
             problem = self._problem(features, x, targets, combination)
-            problem = replace(problem, laplacian=self._penalty(laplacian, problem))
+            matrix = self._laplacian(laplacian, x, features.expansion.num_outputs)
+            problem = replace(problem, laplacian=matrix)
             solver, options = self._chosen_solver()
             solution = solver.solve(problem, options)
             self._assign(Fitted(features, problem, solution, solver, options))
@@ -191,17 +210,17 @@ class ORFFRidge(FeatureRegressor):
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
         """Learn from a chunk of data in addition to all data before, and return self.
 
-        The first chunk determines the features, from kernel and rule as they are then, and needs a
-        label. On a frequency grid, give its domain with the rule, as `gp_orff.Auto(domain=...)`, if
-        later chunks lie elsewhere. `"cholesky"` and `"stein"` add sufficient statistics, and have
-        the weights that `fit` has for all chunks together. `"sgd"` makes one pass over the chunk;
-        points given twice count twice. Its first chunk should have about a thousand points from all
-        of the domain. Each call of the exact solvers costs F³ besides the pass: large chunks cost
-        less.
+        The first chunk determines the features from the present kernel and rule, and needs a label.
+        If later chunks are elsewhere, pass the domain of a frequency grid with the rule, as
+        `gp_orff.Auto(domain=...)`. `"cholesky"` and `"stein"` add sufficient statistics, and give
+        the same weights as `fit` with all chunks together. `"sgd"` makes one pass over the chunk,
+        and repeated points have twice the weight. Its first chunk should have about a thousand
+        points from the complete domain. Each call of the exact solvers costs F³ in addition to the
+        pass, so that large chunks cost less.
 
         Args:
             X: points (N, d).
-            y: labels (N, q), or (N,); rows of NaN are left out.
+            y: labels (N, q), or (N,); rows of NaN are ignored.
 
         Raises:
             ValueError: as `fit`; a solver that needs all data at once (`"lsmr"`); a Laplacian; a
@@ -229,19 +248,6 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
-    @chosen_threads()
-    def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
-        """f(X) (n, p): the outputs of the kernel, before C combines them.
-
-        Args:
-            X: points (n, d).
-
-        Raises:
-            NotFittedError, ValueError: as `predict`.
-        """
-        check_is_fitted(self)
-        return self._values(X, None)
-
     def _problem(
         self,
         features: FeatureMap,
@@ -251,16 +257,6 @@ class ORFFRidge(FeatureRegressor):
     ) -> Problem:
         c = checked_combination(combination, features.expansion.num_outputs, y.shape[-1])
         return Problem(features.expansion, x, y, checked_number(self, "alpha"), c)
-
-    def _penalty(self, laplacian: Matrix | None, problem: Problem) -> Matrix | None:
-        """w M; None if w = 0."""
-        weight = checked_number(self, "laplacian_weight")
-        if laplacian is not None:
-            num_outputs = problem.expansion.num_outputs
-            laplacian = check_laplacian(laplacian, len(problem.x), num_outputs)
-        if weight == 0:
-            return None
-        return weight * (graph_laplacian(problem.x) if laplacian is None else laplacian)
 
     def _chosen_solver(self) -> tuple[Solver, Options]:
         """The solver by its name, and the settings of iterative ones."""
@@ -284,11 +280,11 @@ _RATIOS = np.logspace(-6, 2, 17)  # of α and the variance of the kernel, by def
 class ORFFRidgeCV(FeatureRegressor):
     r"""`ORFFRidge` whose α minimises the generalised cross-validation error (GCV).
 
-    GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n numbers in y. It estimates the
-    error of prediction at points left out one by one. All α share one eigendecomposition, so that a
-    hundred cost about as much as one; `GridSearchCV` fits every α anew for each fold, but takes
-    folds of your own, which you need where noise is correlated between neighbours. Copies of a
-    record look as if there were no noise, and lead to α far too small: average them first, or use
+    GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n values in y. It estimates the
+    error of prediction at points that are held out one by one. One eigendecomposition is used for
+    all α, so that a hundred cost about as much as one. Use `GridSearchCV` with your own folds if
+    noise is correlated between neighbours; it fits every α for each fold. Copies of a record
+    suggest that there is no noise, and α becomes far too small: average them first, or use
     `GridSearchCV` with groups.
 
     Golub, Heath & Wahba 1979, Technometrics 21. Brault et al. 2016 (Section 4.2) use 2-fold
@@ -296,18 +292,18 @@ class ORFFRidgeCV(FeatureRegressor):
 
     Args:
         kernel, frequencies: as for `ORFFRidge`.
-        alphas: the values to choose from. If None, 17 from 10⁻⁶ to 10² times the variance of the
-            kernel, in equal ratios.
+        alphas: the values to choose from. If None, 17 values from 10⁻⁶ to 10² times the variance of
+            the kernel, in equal ratios.
 
     Attributes:
-        alpha_: the value chosen.
-        alphas_: the values compared (A,), in ascending order.
+        alpha_: the chosen value.
+        alphas_: the compared values (A,), in ascending order.
         gcv_errors_: GCV of each (A,), in the square of the unit of y.
         kernel_, coef_, n_iter_, n_features_in_: as for `ORFFRidge`.
 
     Raises:
-        As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. It warns if the best α
-        is the first or the last.
+        As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. You get a warning if
+        the best α is the first or the last.
 
     Example:
         >>> import gp_orff, numpy as np
@@ -337,7 +333,7 @@ class ORFFRidgeCV(FeatureRegressor):
 
         Args:
             X: N points (N, d).
-            y: vectors (N, q), or (N,); rows of NaN are left out.
+            y: vectors (N, q), or (N,); rows of NaN are ignored.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
@@ -392,9 +388,9 @@ def _path(
 def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
     """The T corners of a regular simplex around the origin: one unit vector for each class.
 
-    ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, the most separated T unit vectors, and Σ_t c_t = 0. A field f
-    that is regressed on the codes of labels gives the label argmax_t ⟨f(x), c_t⟩. As columns of a
-    root, the same codes make a kernel of T outputs, k(x, z) C Cᵀ, which sum to zero.
+    They are the T unit vectors with the largest separation: ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, and
+    Σ_t c_t = 0. A field f that is regressed on the codes of labels gives the label argmax_t ⟨f(x),
+    c_t⟩. As the root of a kernel, the codes give k(x, z) C Cᵀ with T outputs that sum to zero.
 
     Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning with simplex coding"; Brault et
     al. 2016, Section 4.2.
@@ -406,7 +402,7 @@ def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
         C (T, T − 1) in float64; row t is c_t.
 
     Raises:
-        ValueError: `num_classes` is no integer, or less than two.
+        ValueError: `num_classes` is not an integer, or is less than two.
 
     Example:
         >>> from gp_orff.regression import simplex_codes
@@ -434,11 +430,25 @@ _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
 }
 
 
+def _labels(y: ArrayLike) -> tuple[Shaped[np.ndarray, "l"], Bool[np.ndarray, "N"]]:
+    """The labels of the points that have one, and which these are: no NaN, and not None."""
+    values = column_or_1d(y, warn=True)
+    labelled = np.array([v is not None and v == v for v in values], dtype=bool)
+    labels = values[labelled]
+    if values.dtype.kind == "O" and not labelled.all():
+        labels = np.array(labels.tolist())  # the type of the labels alone
+    labels = check_array(labels, ensure_2d=False, dtype=None, input_name="y", ensure_min_samples=0)
+    if len(labels):
+        check_classification_targets(labels)
+    return labels, labelled
+
+
 class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     r"""Classifier by ridge regression on operator-valued Fourier features and codes of classes.
 
-    Class t of T has a code c_t, a vector of q numbers. `ORFFRidge` fits a field f to the codes of
-    the labels, and the label of a point is that of the code along which the field is longest:
+    Class t of T has a code c_t, a vector (q,). `ORFFRidge` fits a field f to the codes of the
+    labels. The label of a point is the class whose code has the largest inner product with the
+    field:
 
         θ = argmin Σ_n ‖f(x_n) − c_{y_n}‖² + α‖θ‖²,   f = Φθ,   label(x) = argmax_t ⟨f(x), c_t⟩.
 
@@ -455,11 +465,19 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     with simplex coding".
 
     Args:
-        kernel: a scalar kernel, which serves each of the q coordinates, or a kernel with q outputs;
-            None and its hyperparameters are as for `ORFFRidge`.
+        kernel: a scalar kernel for each of the q coordinates, or a kernel with q outputs. None and
+            the hyperparameters are as for `ORFFRidge`.
         frequencies: the rule that chooses the frequencies; None as for `ORFFRidge`.
         alpha: α ≥ 0, the penalty of the squared weights.
         coding: "simplex" or "one-hot".
+        laplacian_weight: w ≥ 0, of the penalty w fᵀMf over all points, with and without a label.
+        loss: a function of the field (n, q) and of the codes (n, q), as tensors, which returns the
+            mean over their entries, in the place of the squares. With codes ±1 of two classes,
+            `lambda f, c: (1 - c * f).clamp_min(0).square().mean()` is that of support vector
+            machines with squared slacks; without the square it has kinks, and converges slowly if
+            α is small. With `coding="one-hot"`,
+            `lambda f, c: torch.nn.functional.cross_entropy(f, c) / q` is that of logistic
+            regression with q classes.
         solver, max_iter, tol, seed: as for `ORFFRidge`.
 
     Attributes:
@@ -474,9 +492,31 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         >>> X, y = load_digits(return_X_y=True)
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> kernel.lengthscale = 30.0
-        >>> classifier = ORFFRidgeClassifier(kernel, gp_orff.MonteCarlo(200), alpha=0.1)
+        >>> classifier = ORFFRidgeClassifier(
+        ...     kernel, gp_orff.MonteCarlo(200), alpha=0.1
+        ... )
         >>> classifier.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) > 0.9
         True
+
+        Two arcs, a label on each, and a graph of all points; a support vector machine with the
+        Laplacian:
+
+        >>> import numpy as np
+        >>> angle = np.linspace(0, np.pi, 100)
+        >>> arc = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        >>> X, y = np.concatenate([arc, [1, 0.4] - arc]), np.repeat([0.0, 1.0], 100)
+        >>> few = np.full(200, np.nan)
+        >>> few[[10, 110]] = 0, 1
+        >>> slack = lambda f, c: (1 - c * f).clamp_min(0).square().mean()
+        >>> settings = dict(alpha=1e-3, loss=slack)
+        >>> kernel.lengthscale = 0.3
+        >>> machine = ORFFRidgeClassifier(
+        ...     kernel, gp_orff.MonteCarlo(100), **settings
+        ... )
+        >>> machine.fit(X, few).score(X, y) < 0.9
+        True
+        >>> machine.set_params(laplacian_weight=0.1).fit(X, few).score(X, y)
+        1.0
     """
 
     def __init__(
@@ -486,6 +526,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         alpha: float = 1.0,
         coding: str = "simplex",
         *,
+        laplacian_weight: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         solver: str = "auto",
         max_iter: int | None = None,
         tol: float | None = None,
@@ -495,17 +537,22 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         self.frequencies = frequencies
         self.alpha = alpha
         self.coding = coding
+        self.laplacian_weight = laplacian_weight
+        self.loss = loss
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
         self.seed = seed
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidgeClassifier":
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, laplacian: Matrix | None = None
+    ) -> "ORFFRidgeClassifier":
         """Fit the field to the codes of the labels.
 
         Args:
-            X: points (N, d).
-            y: labels (N,): integers, strings or booleans.
+            X: points (N, d), with and without a label.
+            y: labels (N,): integers, strings or booleans; NaN or None is a point without a label.
+            laplacian: M, as for `ORFFRidge.fit`; `graph_laplacian(X)` if None.
 
         Returns:
             This classifier.
@@ -514,27 +561,40 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
             ValueError: labels of one class only, an unknown `coding`, a kernel whose number of
                 outputs is neither 1 nor q; and as for `ORFFRidge.fit`.
         """
-        labels = column_or_1d(y, warn=True)
-        labels = check_array(labels, ensure_2d=False, dtype=None, input_name="y")
-        check_classification_targets(labels)
+        labels, labelled = _labels(y)
         classes, indices = np.unique(labels, return_inverse=True)
         codes = self._codes(classes)
         self._check_outputs(codes)
-        options = {name: getattr(self, name) for name in ("solver", "max_iter", "tol", "seed")}
+        targets = np.full((len(labelled), codes.shape[1]), np.nan)
+        targets[labelled] = codes[indices]
+        names = ("solver", "laplacian_weight", "loss", "max_iter", "tol", "seed")
+        options = {name: getattr(self, name) for name in names}
         regression = ORFFRidge(self.kernel, self.frequencies, self.alpha, **options)
-        regression.fit(X, codes[indices])
+        regression.fit(X, targets, laplacian)
         self.classes_, self.codes_, self.regression_ = classes, codes, regression
         return self
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The share of right labels among the points `X` (n, d) that have a label in `y` (n,).
+
+        Args:
+            X, y: points and labels; NaN or None is a point without a label.
+            sample_weight: weights (n,) of the points; equal if None.
+        """
+        labels, labelled = _labels(y)
+        weights = None if sample_weight is None else np.asarray(sample_weight)[labelled]
+        return accuracy_score(labels, self.predict(X)[labelled], sample_weight=weights)
+
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N T"] | Float[np.ndarray, "N"]:
-        """The scores of the classes, ⟨f(x), c_t⟩; of two classes, half the difference of both.
+        """Return the scores of the classes, ⟨f(x), c_t⟩; with two classes, half the difference of
+        both.
 
         Args:
             X: points (N, d).
 
         Returns:
-            (N, T) in the order of `classes_`, whose largest is the label; for two classes (N,),
-            positive where the label is `classes_[1]`.
+            (N, T) in the order of `classes_`; the largest score gives the label. For two classes
+            (N,), positive if the label is `classes_[1]`.
 
         Raises:
             NotFittedError: before `fit`.
@@ -546,7 +606,7 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         return scores if len(self.classes_) > 2 else (scores[:, 1] - scores[:, 0]) / 2
 
     def predict(self, X: ArrayLike) -> Shaped[np.ndarray, "N"]:
-        """The labels (N,) of the points `X` (N, d), as those of `y` in `fit`.
+        """Return the labels (N,) of the points `X` (N, d), of the same kind as `y` in `fit`.
 
         Raises:
             NotFittedError: before `fit`.
@@ -568,7 +628,7 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def n_iter_(self) -> int:
-        """How many iterations the solver took; 1 if it is direct."""
+        """The number of iterations of the solver; 1 if it is direct."""
         return self.regression_.n_iter_
 
     @property
@@ -584,8 +644,9 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     def _codes(self, classes: Shaped[np.ndarray, "T"]) -> Float[np.ndarray, "T q"]:
         if len(classes) < 2:
             raise ValueError(
-                "ORFFRidgeClassifier expects labels of at least two classes, got one class: "
-                f"{classes.tolist()}; there is nothing to distinguish, add points of another class"
+                "ORFFRidgeClassifier expects labels of at least two classes, got "
+                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is "
+                "nothing to distinguish, add points of another class"
             )
         if self.coding not in tuple(_CODES):
             raise ValueError(
