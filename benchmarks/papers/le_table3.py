@@ -9,8 +9,8 @@ scikit-learn's `PolynomialCountSketch` and `Fastfood`. Cosine and sine are two f
 splits, which seed the features, too.
 
 Every method has the scale of the inputs and the noise with which its own error is smallest on
-validation data, a fifth of the training data of one more split (`chosen`). All have the same
-choices: four scales, and six noises over the variance of the kernel.
+validation data, a fifth of the training data of one more split (`chosen`). All of a
+kernel have the same choices: scales by factors of two, and noises by factors of ten.
 
 *Insurance* is the set of the paper. It is measured if DIR has Caravan.csv, which is in the wheel of
 the package islp: `pip download --no-deps islp`, then `unzip -j islp-*.whl ISLP/data/Caravan.csv -d
@@ -117,7 +117,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = with_folder(parser, "of Caravan.csv", nargs="?").parse_args(words)
     share, number = 0.05 if arguments.smoke else 1.0, arguments.features
     sets = dict(SETS)
-    if arguments.folder is not None:
+    if arguments.folder is not None and (arguments.folder / "Caravan.csv").exists():
         sets["Insurance"] = insurance(arguments.folder)
     rows, beside, paper, chosen = Rows(), Rows(), Rows(), Rows()
     errors: dict[tuple[str, str], list[float]] = {}

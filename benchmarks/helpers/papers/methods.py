@@ -18,7 +18,7 @@ SUBSET, DEGREE, POWER, JITTER = 600, 10, 2, 1e-8
 SCALES = {
     "RBF": (0.5, 1.0, 2.0, 4.0),
     "Bessel": (0.5, 1.0, 2.0, 4.0),
-    "polynomial": (1.0, 2.0, 4.0, 8.0),
+    "polynomial": (2.0, 4.0, 8.0, 16.0, 32.0),
 }
 NOISES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # variances, over that of f
 Features = tuple[Float[Tensor, "N F"], Float[Tensor, "n F"]]
