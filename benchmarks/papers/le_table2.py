@@ -187,7 +187,8 @@ def picture(tables):
         ax.minorticks_off()
         ax.legend(frameon=False, fontsize=8)
     left.set(ylabel="CPU seconds for one vector")
-    right.set(ylabel="times faster than dense")
+    right.set(ylabel="times faster than dense", yticks=(10, 20, 50, 100, 200))
+    right.yaxis.set_major_formatter("{x:g}")
     return figure
 
 
