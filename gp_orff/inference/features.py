@@ -593,9 +593,7 @@ class ProductInference(FeatureInference):
     ranks: Sequence[int] = ()
 
     @classmethod
-    def of(
-        cls, data: Data, draws: Sequence[Draw], kernel: Kernel
-    ) -> "ProductInference | None":
+    def of(cls, data: Data, draws: Sequence[Draw], kernel: Kernel) -> "ProductInference | None":
         """The inference; None for other frequencies, or for data that are no such product."""
         found = families(draws[0].shared_columns())
         if found is None or not data.revisitable or data.tracks or data.symbol_data:

@@ -16,7 +16,7 @@ from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.lines import LineColumns
 from gp_orff.inference.equations import WeightEquations, mean_and_response
-from gp_orff.inference.posteriors import GeneralPosterior
+from gp_orff.inference.posteriors import GeneralPosterior, PrimalPosterior
 from gp_orff.kernels.base import cholesky
 
 # The covariance of eddies is a product of a covariance in space and one in time. On a product of
@@ -261,8 +261,6 @@ class ProductSystem:
     def root_of(self, features: Float[Tensor, "m F"]) -> Float[Tensor, "m F"]:
         """R with R Rᵀ = Φ A⁻¹ Φᵀ."""
         ours, lines = self._split(features.mT)
-        if not ours.any():  # a constituent
-            return torch.linalg.solve_triangular(self.root, lines, upper=False).mT
         ours = self._rotated(ours)
         lines = lines - self._adjoint(ours * self.shrinkage.unsqueeze(-1))
         half = torch.linalg.solve_triangular(self.root, lines, upper=False)
@@ -315,6 +313,27 @@ class ProductPosterior(GeneralPosterior):
 
     def root_of(self, features: Tensor) -> Tensor:
         return self.system.root_of(features)
+
+    def of_part(self, expansion, kernel):
+        count = len(self.theta) - len(self.system.root)
+        if expansion is None or not _negligible(expansion.directions, count):
+            return super().of_part(expansion, kernel)
+        # Of lines alone: their weights have the covariance S⁻¹.
+        lattice, lines = expansion.phi.families
+        columns = expansion.columns[count:] - lattice.num_columns
+        own = FeatureExpansion(lines, expansion.directions[count:], columns)
+        return PrimalPosterior(own, self.theta[count:], self.response[count:], self.system.root)
+
+
+def _negligible(directions: Float[Tensor, "F p"], count: int) -> bool:
+    """Whether the first directions are zero, as those of terms that a part omits are to rounding.
+
+    Their variance is far below the rounding of that of the others."""
+    sizes = directions.abs().amax(-1)
+    return bool(sizes[:count].max() <= _NOTHING * sizes.max())
+
+
+_NOTHING = 1e-20
 
 
 @dataclass(frozen=True)
