@@ -256,7 +256,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (20, 2), "others": (4, 1), "places": (500, 6), "days": (30, 15)}
+    sizes = {"records": (20, 2), "others": (4, 1), "places": (500, 6), "days": (30, 1)}
     sizes["learned"] = (1200, 60)
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()

@@ -641,7 +641,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
 
     Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
     holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
-    or than their covariance could be made of it in about 10 s.
+    or than their covariance could be made of it in about 10 s. Of a field with lines and another
+    one at every time and position, more than 8192 features take neither (`ProductInference`).
 
     Raises:
         ValueError: that is so with readings along tracks, for which there are no iterations.
@@ -653,7 +654,7 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     if not data.tracks:  # for which there is nothing else
         written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
     most = most_factorised(next(kernel.parameters()).device)
-    if features > most and (product := ProductInference.of(data, draws, kernel)) is not None:
+    if features > MOST_DENSE and (product := ProductInference.of(data, draws, kernel)) is not None:
         return product
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
