@@ -24,11 +24,11 @@ from gp_orff.kernels.base import cholesky
 # with few cosines and sines c of time. With whitened features, G_s = Ψ_sᵀΨ_s = U diag(λ) Uᵀ and
 # G_t = Ψ_tᵀΨ_t = V diag(μ) Vᵀ,
 #
-#     A = ⎛ I + G_s⊗G_t    H   ⎞          (I + G_s⊗G_t)⁻¹ = (U⊗V) diag(1/(1 + λ_a μ_b)) (U⊗V)ᵀ ,
-#         ⎝     Hᵀ       A_ll ⎠ ,
+#     A = ⎛ I + G_s⊗G_t    H   ⎞ ,        (I + G_s⊗G_t)⁻¹ = (U⊗V) diag(1/(1 + λ_a μ_b)) (U⊗V)ᵀ ,
+#         ⎝      Hᵀ       A_ll ⎠
 #
 # and H, whose column l is Ψ_sᵀz_l ⊗ Ψ_tᵀc_l, is never written out. The Schur complement
-# S = A_ll − Hᵀ(I + G_s⊗G_t)⁻¹H is as small as the tides are few, and log|A| = Σ log(1 + λμ) + log|S|.
+# S = A_ll − Hᵀ(I + G_s⊗G_t)⁻¹H is as small as the tides are few, log|A| = Σ log(1 + λμ) + log|S|.
 #
 # 1. `Grid` has waves cos⟨k, x⟩ and sin⟨k, x⟩ of space and time together. Those of (k_s, ±k_t) are
 #    rotated to products of a wave of space and one of time (`Products`). This is possible if all
@@ -77,7 +77,8 @@ class Waves(NamedTuple):
 class Products:
     """Features of a lattice as an orthogonal transform of products of two waves.
 
-    Feature f is Σ_i weights[f, i] · (product number places[f, i]), of at most two products.
+    Feature f is Σ_i weights[f, i] · (product number places[f, i]), of at most two products, whose
+    number is that of the wave of space times that of all waves of time, plus that of time.
     """
 
     space: Waves
@@ -103,60 +104,49 @@ class Products:
             is_time: the inputs of time.
         """
         columns, label = _labels(phi, draws)
-        if not torch.equal(columns, expansion.columns[: len(columns)]):
+        count = len(columns)
+        if not torch.equal(columns, expansion.columns[:count]):
             return None
         k, sine = phi.indices[columns % len(phi.indices)], columns >= len(phi.indices)
         (space, sigma), (time, s) = _canonical(k * ~is_time), _canonical(k * is_time)
         root = (1.0 + (sigma * s != 0).double()).sqrt().unsqueeze(-1)
-        # cos(σa + sb) = cos a cos b − σs sin a sin b ,  sin(σa + sb) = σ sin a cos b + s cos a sin b
+        # cos(σa + sb) = cos a cos b − σs sin a sin b
+        # sin(σa + sb) = σ sin a cos b + s cos a sin b
         cosines = torch.stack([torch.ones_like(s), -sigma * s], dim=-1)
         signs = torch.where(sine.unsqueeze(-1), torch.stack([sigma, s], dim=-1), cosines)
         turned = torch.stack([sine, ~sine], dim=-1)  # whether the wave of space is a sine
         wave, of_wave = torch.cat([label, space], dim=-1).unique(dim=0, return_inverse=True)
-        present = (signs != 0).flatten()
-        both = [
-            torch.stack([of_wave.unsqueeze(-1).expand(-1, 2), turned], dim=-1),
-            torch.cat(
-                [
-                    time.unsqueeze(1).expand(-1, 2, -1),
-                    (turned ^ sine.unsqueeze(-1)).long().unsqueeze(-1),
-                ],
-                dim=-1,
-            ),
-        ]
-        of_space, of_time = (part.flatten(0, 1) for part in both)
-        rows, u = of_space[present].unique(dim=0, return_inverse=True)
-        moments, v = of_time[present].unique(dim=0, return_inverse=True)
-        if len(rows) * len(moments) != len(columns):
+        present = signs != 0
+        rows, u = torch.stack([of_wave.unsqueeze(-1).expand(-1, 2), turned.long()], dim=-1)[
+            present
+        ].unique(dim=0, return_inverse=True)
+        shifted = (turned ^ sine.unsqueeze(-1)).long().unsqueeze(-1)  # likewise of time
+        moments, v = torch.cat([time.unsqueeze(1).expand(-1, 2, -1), shifted], dim=-1)[
+            present
+        ].unique(dim=0, return_inverse=True)
+        if len(rows) * len(moments) != count:
             return None
-        directions = expansion.directions[: len(columns)] * root
-        size = directions.norm(dim=-1)
-        largest = torch.zeros(len(wave)).to(size).scatter_reduce(0, of_wave, size, "amax")
-        order = (size == largest[of_wave]).nonzero().squeeze(-1)
-        unit = torch.zeros(len(wave), directions.shape[-1]).to(size)
-        unit[of_wave[order]] = directions[order] / size[order].unsqueeze(-1).clamp_min(_TINY)
-        along = (directions * unit[of_wave]).sum(-1)
-        turn = torch.where(along < 0, -1.0, 1.0)
-        amplitudes = torch.full((len(rows), len(moments)), torch.nan).to(size)
-        amplitudes[u, v] = along.abs().repeat_interleave(2)[present]
-        at = divmod(int(amplitudes.nan_to_num().argmax()), len(moments))
-        largest = amplitudes[at]
-        left, right = amplitudes[:, at[1]], amplitudes[at[0]] / largest
-        error = (amplitudes - left[:, None] * right).abs().max()
-        if not (error <= _ROUNDING * largest and (size - along.abs()).max() <= _ROUNDING * largest):
+        vectors = root * expansion.directions[:count]
+        unit = _units(vectors, of_wave, len(wave))
+        along = (vectors * unit[of_wave]).sum(-1)  # of both signs: B(−ω) may be −B(ω)
+        amplitudes = torch.full((len(rows), len(moments)), torch.nan).to(along)
+        amplitudes[u, v] = along.abs().unsqueeze(-1).expand(-1, 2)[present]
+        row, column = divmod(int(amplitudes.nan_to_num().argmax()), len(moments))
+        largest = amplitudes[row, column]
+        left, right = amplitudes[:, column], amplitudes[row] / largest
+        errors = (
+            (amplitudes - left.unsqueeze(-1) * right).abs().max(),
+            (vectors.norm(dim=-1) - along.abs()).max(),
+        )
+        if not all(error <= _ROUNDING * largest for error in errors):
             return None
-        places = torch.full((2 * len(columns),), -1, device=size.device)
-        places[present] = u * len(moments) + v
-        places = places.unflatten(0, (-1, 2))
-        places = torch.where(places < 0, places.flip(-1), places)  # of weight zero
-        weights = signs * turn.unsqueeze(-1) / root
+        places = torch.zeros_like(signs).masked_scatter(present, u * len(moments) + v)
+        places = torch.where(present, places, places.flip(-1))  # any, where the weight is zero
+        weights = signs * torch.where(along < 0, -1.0, 1.0).unsqueeze(-1) / root
         number = rows[:, 0]
+        directions = unit[number] * left.unsqueeze(-1)
         return cls(
-            Waves(
-                wave[number, label.shape[-1] :],
-                rows[:, 1].bool(),
-                unit[number] * left.unsqueeze(-1),
-            ),
+            Waves(wave[number, label.shape[-1] :], rows[:, 1].bool(), directions),
             Waves(moments[:, :-1], moments[:, -1].bool(), right.unsqueeze(-1)),
             places,
             weights,
@@ -182,6 +172,18 @@ class Products:
 
 _TINY = 1e-300
 _ROUNDING = 1e-8  # of amplitudes, over the largest one
+
+
+def _units(
+    vectors: Float[Tensor, "F p"], group: Int[Tensor, "F"], count: int
+) -> Float[Tensor, "G p"]:
+    """The direction of the longest vector of every group."""
+    sizes = vectors.norm(dim=-1)
+    longest = torch.zeros(count).to(sizes).scatter_reduce(0, group, sizes, "amax")
+    chosen = (sizes == longest[group]).nonzero().squeeze(-1)
+    units = torch.zeros(count, vectors.shape[-1]).to(sizes)
+    units[group[chosen]] = vectors[chosen] / sizes[chosen].unsqueeze(-1).clamp_min(_TINY)
+    return units
 
 
 def _labels(

@@ -578,8 +578,9 @@ def _peak(
 # What the field does there else is learned as noise. Predictions of left-out observations then have
 # the right coverage, as their noise is large, but the field has not. Residuals show it: those of
 # neighbours, where each axis counts by its extent, are correlated. With normal scores e of the
-# residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard normal if they are independent.
-# Given all data, residuals of a calibrated model are correlated by less than their noise is.
+# residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard normal if they are
+# independent. Given all data, residuals of a calibrated model are correlated by less than their
+# noise is.
 #
 # Neighbours of a sample are farther from each other in a long record than eddies live. Along an
 # axis of lines the sample is therefore one stretch of it, whose length is the extent.
