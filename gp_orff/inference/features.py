@@ -595,10 +595,10 @@ class ProductInference(FeatureInference):
     @classmethod
     def of(cls, data: Data, draws: Sequence[Draw], kernel: Kernel) -> "ProductInference | None":
         """The inference; None for other frequencies, or for data that are no such product."""
-        found = families(draws[0].shared_columns())
-        if found is None or not data.revisitable or data.tracks or data.symbol_data:
+        pair = families(draws[0].shared_columns())
+        if pair is None or not data.revisitable or data.tracks or data.symbol_data:
             return None
-        observations, (lattice, lines) = data.observations, found
+        observations, (lattice, lines) = data.observations, pair
         if not whole_vectors(observations):
             return None
         site = Site.of(observations[0].x, lines.nu.any(0), lattice.origin)

@@ -323,8 +323,8 @@ class ProductPosterior(GeneralPosterior):
         # Of lines alone: their weights have the covariance S⁻¹.
         lattice, lines = expansion.phi.families
         columns = expansion.columns[count:] - lattice.num_columns
-        own = FeatureExpansion(lines, expansion.directions[count:], columns)
-        return PrimalPosterior(own, self.theta[count:], self.response[count:], self.system.root)
+        part = FeatureExpansion(lines, expansion.directions[count:], columns)
+        return PrimalPosterior(part, self.theta[count:], self.response[count:], self.system.root)
 
 
 def _negligible(directions: Float[Tensor, "F p"], count: int) -> bool:

@@ -618,9 +618,9 @@ def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | No
         return None
     space = space_of(state.kernel, data.num_inputs)
     for axis in inputs_of_lines(state.kernel):
-        found = _correlation(state, prior_mean, sorted({*space, axis}), axis)
-        if found is not None:
-            return found
+        correlation = _correlation(state, prior_mean, sorted({*space, axis}), axis)
+        if correlation is not None:
+            return correlation
     return None
 
 
