@@ -26,12 +26,10 @@ from gp_orff.features.chunked import Box, box_of, contains, corners, far_message
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import MOST_DENSE, Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError, lengthscales
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
 from gp_orff.inference.features import (
     FeatureInference,
     Inference,
-    IterativeInference,
     feature_inference,
     most_factorised,
 )
@@ -93,7 +91,7 @@ class Kept:
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
         """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
-        lattices = isinstance(phi, LatticeColumns) and isinstance(wide, LatticeColumns)
+        lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
             return None
         inside = all(m <= most for m, most in zip(phi.modes, wide.modes, strict=True))
@@ -111,7 +109,7 @@ _SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance i
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
 _SHARE_OF_LEARNED = 0.1  # of a learned spectrum, whose short waves the data do not tell of
 _SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
-_MARGIN_OF_LEARNED = 0.25  # in the place of the lengthscale of a learned spectrum, in extents
+_MARGIN_OF_LEARNED = 0.25  # instead of the lengthscale of a learned spectrum, in extents
 
 
 @dataclass(frozen=True)
@@ -137,8 +135,8 @@ class Resolution:
 
         It is the rule's own where the noise variance is a thousandth of the signal variance, and
         tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features. Of learned spectra,
-        whose shortest waves always have some of the variance, it is 10 %.
+        noise variance: the data have no more information on the truncated features. Of learned
+        spectra, whose shortest waves always have some of the variance, it is 10 %.
         """
         signal = self.signal
         if not signal > 0:
@@ -160,7 +158,7 @@ class Resolution:
 
     def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
         """The tolerance that truncates a share of the posterior variance, which the number of
-        features of a grid of the tolerance `counted` tells."""
+        features of a grid of the tolerance `counted` gives."""
         coarse = grid_for(rule, self.rounded_box, None, counted)
         coarse = replace(coarse, max_features=COARSE_FEATURES)
         counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
@@ -223,19 +221,19 @@ def grid_for(
     return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
 
 
-# The exact kernel in the place of a grid: where it has few numbers, or few sites.
+# The exact kernel instead of a grid: where it has few numbers, or few sites.
 
 
 MUCH_TRUNCATED = 0.1  # variance, over that of the noise
 _SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
-_MOST_ONCE = 16_384  # numbers whose covariance is factorised once, in the place of iterations
+_MOST_ONCE = 16_384  # numbers whose covariance is factorised once, instead of iterations
 MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
-MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
+MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
 _LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
 _LESS_THAN_WAVES = 1.0  # likewise, over what decaying waves truncate
-_MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of a reading
-_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with readings; even ones leave none empty
+_MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of an observation
+_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with observations; even ones leave none empty
 
 
 @torch.no_grad()
@@ -244,13 +242,13 @@ def exact_instead(
 ) -> tuple[ExactInference, str] | None:
     """Inference by the exact kernel, and why it is better than that on a grid; else None.
 
-    Iterations make every variance anew, and take thousands of products where the noise is small;
+    Iterations make every variance again, and take thousands of products where the noise is small;
     one factorisation of the covariance of some thousand numbers serves all of them, and truncates
-    nothing. Where these are not few enough, means over sites are, if the field hardly changes
+    nothing. Where these are not few enough, means over sites are, if the field barely changes
     within them. The arguments are those of `on_few_sites`.
     """
     data = inference.data
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     once = min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
     tried = iterative and data.num_values <= MOST_REPEATED * once
     if not (tried and has_covariance(kernel, data)):
@@ -262,7 +260,7 @@ def exact_instead(
         return on_few_sites(inference, kernel, noises, most, weighs)
     features = num_features(kernel, inference.draws)
     return exact, (
-        f"exact kernel: the covariance of {exact.size:.0f} numbers takes one factorisation, "
+        f"exact kernel: the covariance of {exact.size:.0f} values needs one factorisation, "
         f"{features} features would take iterations"
     )
 
@@ -270,7 +268,7 @@ def exact_instead(
 def _on_sites_of_one_value(
     kernel: Kernel, noises: Noises, data: Data, most: float
 ) -> ExactInference | None:
-    """Inference on at most so many numbers at sites within which the field hardly changes; None
+    """Inference on at most so many numbers at sites within which the field barely changes; None
     where these are more."""
     if not _merges(data):
         return None
@@ -285,31 +283,31 @@ def on_few_sites(
 ) -> tuple[ExactInference, str] | None:
     """Inference by the exact kernel on sites, and why it is better than that on a grid; else None.
 
-    What a grid truncates is returned as white noise of each reading. It is correlated over its
-    wavelengths, so that dense readings do not average it out, and error bars near them are too
-    small. Sites are better where readings leave much of the box empty, and the field changes by
-    half as much within them, or less: their covariance is complete. Even readings average out what
-    is truncated, as white noise.
+    What a grid truncates is returned as white noise of each observation. It is correlated over its
+    wavelengths, so that dense observations do not average it out, and error bars near them are too
+    small. Sites are better where observations leave much of the box empty, and the field changes by
+    half as much within them, or less: their covariance is complete. Even observations average out
+    what is truncated, as white noise.
 
-    Under Student-t noise, readings of a site among which the field changes by more than the noise
-    would pass for outliers: then one reading of each site is kept, and the others are left out.
-    Decaying waves that would truncate more than the noise give way to every few readings, in given
-    order, of even ones too: shallow sources, which waves cannot hold, would pass for noise, and the
-    field be smoother than from fewer readings.
+    Under Student-t noise, observations of a site among which the field changes by more than the
+    noise would pass for outliers: then one observation of each site is kept, and the others are
+    left out. Decaying waves that would truncate more than the noise give way to every few
+    observations, in given order, of even ones too: shallow sources, which waves cannot represent,
+    would be treated as noise, and the field would be smoother than from fewer observations.
 
     Args:
         inference: on the grid.
         kernel: the prior.
         noises: Σ by the label of the group.
         most: the largest number of means at sites.
-        weighs: whether Student-t noise weighs the readings.
+        weighs: whether Student-t noise weighs the observations.
     """
     data = inference.data
     waves = any(draw.decays for draw in inference.draws)
     if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
     shallow = waves and cut > _MUCH_CHANGE
     even = not shallow and _share_of_box(data) > _EVEN
@@ -337,21 +335,23 @@ def on_few_sites(
 
 def _merges(data: Data) -> bool:
     """Whether positions that differ may be merged: no distance is given, and no tracks."""
-    return isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
+    return data.revisitable and data.repeats.distance is None and not data.tracks
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
-    """Every so many readings one, in given order, with their weights: no more than `most` numbers.
+    """Every so many observations one, in given order, with their weights: no more than `most`
+    numbers.
 
-    Unlike the readings of sites they are as close to each other, here and there, as all are, and
-    tell what lines differ by where they cross.
+    Unlike the observations of sites they are as close to each other, here and there, as all are,
+    and show how much lines differ where they cross.
     """
     step = math.ceil(data.num_values / most)
     return _kept(data, lambda part: torch.arange(0, len(part), step))
 
 
 def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
-    """The reading of each site that is nearest to the middle of its readings, with its weight."""
+    """The observation of each site that is nearest to the middle of its observations, with its
+    weight."""
     return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
 
 
@@ -377,7 +377,8 @@ def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.nda
 
 
 def _share_of_box(data: Dataset) -> float:
-    """The share of cells with readings, where there are eight even readings for each cell."""
+    """The share of cells with observations, where there are eight even observations for each
+    cell."""
     x = torch.cat([part.x for part in data.observations]).cpu().numpy()
     x = x[:, np.ptp(x, axis=0) > 0]
     count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
@@ -430,7 +431,7 @@ class Representation:
     def _choose(self, auto: Auto) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
@@ -467,9 +468,9 @@ class Representation:
 
     @property
     def mended(self) -> "Representation":
-        """The exact kernel in the place of iterations, or on few sites, within which the field
-        changes by less than what the grid truncates, where that is much; else the same.
-        Statistics have no readings for a covariance."""
+        """The exact kernel instead of iterations, or on few sites, within which the field changes
+        by less than what the grid truncates, where that is much; else the same. Statistics have no
+        observations for a covariance."""
         auto = self.requested
         if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
             return self
@@ -602,14 +603,14 @@ class Representation:
     def statistics_only(self) -> StatisticsOnly:
         """Statistics that serve other lengthscales and a larger domain; one visit."""
         data, rule = self.data, self.rule
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             return data
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "statistics expect frequencies that serve all lengthscales, got those of a "
-                "HarmonicKernel, which serve one range of depths, or of a PeriodicKernel or tides, "
-                "which serve one period; save() the model, which keeps the data"
+                "statistics expect frequencies that are valid for all lengthscales, got those of a "
+                "HarmonicKernel, valid for one range of depths, or of a PeriodicKernel or tides, "
+                "valid for one period; save() the model, which keeps the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
@@ -647,7 +648,8 @@ class Representation:
     @torch.no_grad()
     def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
         """δ/(σ² + δ) on lattices of a search, the share of the noise that it learns which is
-        truncated variance, as the root mean square over the readings; 1 where no lattice serves.
+        truncated variance, as the root mean square over the observations; 1 where no lattice
+        serves.
 
         δ is the share of the variance for which the lattice was made: what waves of its period
         alias is of that size too.
@@ -684,13 +686,13 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """The data without a few points far from all others, which would use up the frequencies of a
     grid, and notes that say so."""
     near = data.survey.distances.near
-    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    fixed = not data.revisitable or data.tracks or not _spans(requested, data)
     if near is None or fixed:
         return data, []
     inside = data.within(near)
     count = data.survey.num_points - inside.survey.num_points
     text = (
-        f"points far from all others are left out: {count}; one frequency grid cannot represent "
+        f"points far from all others are omitted: {count}; one frequency grid cannot represent "
         "both groups; drop these points if they are errors, or fit them separately"
     )
     warnings.warn(text, DataWarning, stacklevel=2)
@@ -698,12 +700,12 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
 
 
 def warn_of_left_out(given: Data, kept: Data) -> None:
-    """Warn if readings close to others were left out, where neither features nor the exact kernel
-    hold all."""
+    """Warn if observations close to others were omitted because neither features nor the exact
+    kernel can represent all."""
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(
-            f"{count} of {given.survey.num_points} observations are left out, because they are "
+            f"{count} of {given.survey.num_points} observations are omitted, because they are "
             "close to others: neither features nor the exact kernel can represent all of them, and "
             "their means would determine less than single observations. Fit parts of the region, "
             "or choose observations with gp_orff.thin",
