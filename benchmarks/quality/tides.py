@@ -246,7 +246,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
             "error": error(name, constituent),
             "ratio": error(name, constituent) / error("harmonic analysis", constituent),
         }
-        if name != "harmonic analysis":
+        if name != "harmonic analysis" and len(records) > 1:
             shares = [scores[name][f"inside, {constituent}"] for scores in records]
             found[constituent]["inside"] = mean_and_standard_error(shares)
     for cost in ("features", "conditioning", "learning", "warned"):
