@@ -47,7 +47,7 @@ TIDE, EDDY = 0.5, 0.15  # lengthscales
 TURNING = 0.7  # share of the variance
 PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
 FASTEST = 0.9  # radians per hour: the waves of eddies, beyond those of M2 and S2
-CUT = 3.5  # the shortest waves of eddies, in inverse lengthscales
+CUT, MOST = 3.5, 16  # the shortest waves of eddies, in inverse lengthscales; and their number
 QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
 
 
@@ -176,6 +176,7 @@ def product_grid(radar: Radar, model: gp_orff.VectorFieldGP) -> gp_orff.Grid:
     periods = 1 + 4.5 * max(lengths), box[2][1] + 4 * decay
     space, hours = CUT / shortest * periods[0], FASTEST * periods[1]
     count = [round(number / (2 * math.pi)) for number in (space, space, hours)]
+    count[:2] = (min(number, MOST) for number in count[:2])
     return gp_orff.Grid(
         data=box,
         domain=box,
@@ -256,7 +257,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (20, 2), "others": (4, 1), "places": (500, 6), "days": (30, 1)}
+    sizes = {"records": (20, 1), "others": (4, 1), "places": (500, 6), "days": (30, 1)}
     sizes["learned"] = (1200, 60)
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()

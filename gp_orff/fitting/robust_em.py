@@ -359,7 +359,7 @@ def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
         candidate.search.coordinates.set(candidate.u)
         tails.set(candidate.tails)
 
-    for initial in starts(kernel, distances):
+    for initial in starts(kernel, distances, subset.observations):
         tails.set(at_first)
         start(kernel, likelihoods, subset.observations, distances, initial)
         candidates.append(few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))

@@ -269,8 +269,12 @@ class FeatureMap:
         Raises:
             ValueError: they are outside the domain of the rule.
         """
-        ends = torch.tensor(self.box, dtype=torch.float64).mT
-        check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
+        check_domain(self.kernel.base_kernel, self.kernel.frequencies, self._ends, x)
+
+    @cached_property
+    def _ends(self) -> Float[Tensor, "2 d"]:
+        """The lowest and the highest corner of the box."""
+        return torch.tensor(self.box, dtype=torch.float64).mT
 
     def covered(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
         """Which of the points these features serve; `widened` ones serve the others.
