@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 1. A velocity field with error bars
 #
-# From 4977 vectors behind the tip of a wing, some of them wrong and none with an error bar, follow
-# the flow, its vorticity, and error bars of both.
+# We estimate a flow and its vorticity, with error bars, from 4977 vectors of which some are wrong.
 #
-# The vectors are from particle image velocimetry (PIV). Which prior describes such a flow? Are its
-# error bars right, also in the core of the vortex, where the measurement lost its particles? What
-# is a physical prior worth if there are few vectors? The lines to copy:
+# The vectors are from particle image velocimetry (PIV) behind the tip of a wing, and have no error
+# bars. Which prior describes such a flow? Are its error bars right, also in the core of the vortex,
+# where the measurement lost its particles? What is a physical prior worth if there are few vectors?
+# The lines to copy:
 #
 # ```python
 # kernels = {"Helmholtz": gp_orff.HelmholtzKernel(num_dims=2)}
@@ -56,7 +56,7 @@ import gp_orff
 from gp_orff.plotting import STYLE, plot_field, plot_map, title_panels
 
 learned_from = 829  # vectors
-draws = {50: 20, 100: 20, 200: 5}  # by the number of vectors
+draws = {50: 10, 100: 10, 200: 10}  # by the number of vectors
 processes = min(max(2, cpu_count()), 8)
 output = Path("output")
 
@@ -216,9 +216,9 @@ assert arguments.smoke or all(0.87 < row[-1] < 0.98 for row in scores)
 # %% [markdown]
 # The held-out squares prefer the Helmholtz kernel: the divergence-free one has an NLPD that is 0.34
 # nats higher, since some of the flow crosses the light sheet. The coverage is 0.96 in the wake and
-# 0.89 in the core. These are intervals of *vectors*, and show that the noise is right. The field
-# itself has error bars in the core that follow from its smoothness in the wake, and no vector in
-# the core can confirm them.
+# 0.89 in the core. These are intervals of *vectors*, and show that the noise is right. In the core,
+# the error bars of the field follow from its smoothness in the wake. No vector in the core can
+# confirm them.
 #
 # ## What a physical prior is worth
 #
@@ -269,12 +269,12 @@ np.savetxt(file, table, "%.6g", delimiter=",", header=names, comments="")
 #
 # In panel a, dots mark outliers: given all other vectors, the probability of a difference at least
 # as large is below 0.001. The circle is the core. Panel d shows the row of vectors through the
-# middle of the core, with the 95 % intervals of the field and of a vector, noise included.
+# middle of the core, with 95 % intervals of the field and of a vector. The latter include noise.
 
 # %%
 p_value = model.leave_one_out(x, y, group=group).p_value
 outliers = every[p_value < 1e-3]
-row = (position[:, 1] - middle[1]).abs() < 6.0  # rows are 16 pixels apart
+row = (position[:, 1] - middle[1]).abs() < 8  # of 16 pixels between rows
 noise = [model.likelihoods[name].noise[1].item() for name in part[row]]
 scale = (sd[row, 1].square() + torch.tensor(noise)).sqrt()
 

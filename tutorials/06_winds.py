@@ -197,10 +197,12 @@ assert rest < 0.6 * whole
 # ## The errors of a plane without a map
 #
 # We fit the model again with two simplifications. The first omits the scale of the map. The second
-# has no map, but a plane of longitude and latitude with x = R cos(35°) (lon − 140°) and
-# y = R (lat − 35°). The vorticity on the sphere has a term u tan(lat) / R, and the divergence a
-# term −v tan(lat) / R, which such a plane neglects. It magnifies lengths from west to east by
-# cos(35°) / cos(lat).
+# replaces the map by a plane of longitude and latitude:
+#
+#     x = R cos(35°) (lon − 140°)        y = R (lat − 35°)
+#
+# The vorticity on the sphere has a term u tan(lat) / R, and the divergence a term −v tan(lat) / R.
+# Such a plane neglects both. It magnifies lengths from west to east by cos(35°) / cos(lat).
 
 # %%
 lat = degrees[:, 1:].deg2rad()
