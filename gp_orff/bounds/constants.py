@@ -927,7 +927,7 @@ class Problem:
             ValueError: another kernel; the message names `others`, the bounds that it has.
         """
         factors = [term.factor for term, _ in self.terms]
-        if not all(isinstance(factor, Mixing) for factor in factors):
+        if not all(factor.is_constant for factor in factors):
             raise ValueError(
                 f"{self.name} expects a scalar or separable kernel, got one whose spectral matrix "
                 f"varies with the frequency; use {others}"

@@ -20,7 +20,7 @@ from gp_orff.features.chunked import Box
 from gp_orff.features.phases import FastfoodProjection
 from gp_orff.features.random import Measure
 from gp_orff.kernels.spectra import Gaussian
-from gp_orff.kernels.tree import Mixing, leaf_dims
+from gp_orff.kernels.tree import leaf_dims
 
 # Theorems on the error of random features, for every kernel of the package.
 #
@@ -496,7 +496,7 @@ def fastfood(
     problem = Problem.of("fastfood", kernel, domain, "trace", num_dims)
     (term, spectrum), *others = problem.terms
     leaves = [leaf.spectrum for leaf in spectrum.leaves]
-    single = not others and len(leaves) == 1 and isinstance(term.factor, Mixing)
+    single = not others and len(leaves) == 1 and term.factor.is_constant
     if not single or not isinstance(leaves[0], Gaussian):
         raise ValueError(
             "fastfood expects one RBFKernel, scaled or not, or a SeparableKernel or "
@@ -518,7 +518,7 @@ def _in_words(problem: Problem) -> str:
     """The terms of a kernel by their classes."""
     return " + ".join(
         " * ".join(
-            [type(term.factor).__name__] * (not isinstance(term.factor, Mixing))
+            [type(term.factor).__name__] * (not term.factor.is_constant)
             + [type(leaf.kernel).__name__ for leaf in term.leaves]
         )
         for term, _ in problem.terms

@@ -29,7 +29,6 @@ from gp_orff.data.track_reading import (
 from gp_orff.features.chunked import Box, contains, in_words, within_box
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.grid import Grid
-from gp_orff.features.lattice import LatticeColumns
 
 # Two kinds of data have one interface. A `Dataset` can visit its observations again: it refers to
 # arrays or chunks and stores only a survey of them, small data also as a copy. `StatisticsOnly` has
@@ -324,7 +323,7 @@ class StatisticsOnly(Data):
         return self.field_statistics.elbo_correction
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        if isinstance(phi, LatticeColumns):
+        if phi.on_lattice:
             return self.field_statistics.on(phi)
         differentiable = any(tensor.requires_grad for tensor in phi.tensors)
         if differentiable or not self.field_statistics.phi.same(phi):

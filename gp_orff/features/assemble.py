@@ -21,6 +21,7 @@ from gp_orff.features.draws import (
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
+    GradientExpansion,
     KroneckerExpansion,
     ScaledExpansion,
     side_by_side_scaled,
@@ -30,6 +31,7 @@ from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.lattice_sums import moments_near_zero, weight_at_zero
 from gp_orff.kernels.tree import (
     Factor,
+    Gradient,
     Mixing,
     Term,
     embedded,
@@ -171,14 +173,27 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
-    if isinstance(term.factor, Mixing):
+    if term.factor.is_constant:
         phi, variances = frequencies.columns(term, num_inputs)
         scales = positive_root(term.outputscale[..., None, None] * variances)
         return KroneckerExpansion(phi, scales, term.factor.matrix)
+    if frequencies.projected:
+        phi, variances = frequencies.columns(term, num_inputs)
+        if _is_gradient(term, num_inputs):
+            return GradientExpansion(
+                phi, positive_root(term.outputscale[..., None, None] * variances)
+            )
     omegas, weights = frequencies.nodes(spectra_of(term))
+    if not frequencies.projected:
+        phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
-    phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _is_gradient(term: Term, num_inputs: int) -> bool:
+    """Whether the directions of a term are the frequencies of its phases, in the same order."""
+    gradient = isinstance(term.factor, Gradient) and term.num_outputs == num_inputs
+    return gradient and [leaf.active_dims for leaf in term.leaves] == [term.factor.dims]
 
 
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
@@ -272,7 +287,7 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
     phi = TrigColumns.of(
         embedded(omega, term.leaves[0].active_dims, num_inputs), frequencies.sampled
     )
-    if len(scales) == 1 and isinstance(term.factor, Mixing):
+    if len(scales) == 1 and term.factor.is_constant:
         columns = phi.of_frequencies(scales[term.factor].unsqueeze(-1))
         return KroneckerExpansion(phi, columns, term.factor.matrix)
     rows = [(scale[..., None, None] * factor(omega)).mT for factor, scale in scales.items()]
@@ -298,7 +313,7 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
     if len(parts) == 1:
         return parts[0]
     phi, places = side_by_side([part.phi for part in parts])
-    if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
+    if all(p.is_kronecker and p.mixing is parts[0].mixing for p in parts):
         scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
@@ -348,7 +363,7 @@ class NearZero(Mixing):
 def with_cells(summands: Sequence[Term], draws: Sequence[Draw]) -> tuple[list[Term], list[Draw]]:
     """The terms and their draws, followed by those of the cells around ω = 0."""
     pairs = zip(summands, draws, strict=True)
-    cells = [pair for pair in pairs if isinstance(pair[1], LatticeDraw) and pair[1].cell]
+    cells = [pair for pair in pairs if pair[1].on_lattice and pair[1].cell]
     return (
         [*summands, *(_cell(term, draw) for term, draw in cells)],
         [*draws, *(draw.cell for _, draw in cells)],
@@ -364,7 +379,7 @@ def with_constants(
     """
     directions, axes = [], []
     for term, draw in zip(summands, draws, strict=True):
-        if isinstance(draw, LatticeDraw) and term.factor.degree and len(term.leaves) == 1:
+        if draw.on_lattice and term.factor.degree and len(term.leaves) == 1:
             dims = draw.dims[0]
             spacing = draw.lattice.spacing[list(dims)]
             weight = weight_at_zero(spectra_of(term)[0], spacing) / len(dims)

@@ -91,7 +91,9 @@ class Draw(nn.Module):
 
     sampled = True  # whether they are a random sample, whose halves can be compared
     decays = False  # whether the columns are waves that decay with height
+    projected = False  # whether frequencies are fast projections, which are not written out
     expands = False  # whether `expansion` makes the features of its term
+    on_lattice = False  # whether it is a `LatticeDraw`
 
     def __init__(
         self,
@@ -491,6 +493,8 @@ class LatticeDraw(GridDraw):
         cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
             `gp_orff.features.assemble`.
     """
+
+    on_lattice = True
 
     def __init__(
         self,

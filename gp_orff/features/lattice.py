@@ -73,6 +73,7 @@ class LatticeColumns(TrigColumns):
     spacing: Float[Tensor, "d"] = None  # h, in radians per unit of the inputs
     origin: Float[Tensor, "d"] = None  # x₀
     cache: GramCache = field(default_factory=GramCache, compare=False)
+    on_lattice = True
 
     @classmethod
     def of(

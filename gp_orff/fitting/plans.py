@@ -478,7 +478,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
     numbers, plans = data.num_values, []
-    exact = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
+    exact = data.revisitable and has_covariance(trainer.kernel, data)
     if exact:
         subsets = [size for size in SUBSETS if GAIN * size <= numbers]
         plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
@@ -505,7 +505,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = isinstance(data, Dataset) and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
     many = many and not has_weights(trainer, data)
     sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
     coarse, fine = Representation.coarse, Representation.fine

@@ -9,7 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.dataset import Data
 from gp_orff.data.track_reading import blocks_in_words
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
@@ -154,7 +154,7 @@ def _weak_priors(
 ) -> WeakPriors | None:
     """The weak priors of few observations under the exact kernel, whose posterior integrates the
     hyperparameters; None for others."""
-    few = isinstance(data, Dataset) and leave_much_open(data)
+    few = data.revisitable and leave_much_open(data)
     exact = isinstance(requested, Auto) and data.num_values <= requested.exact_values
     if not (few and exact and has_covariance(kernel, data)):
         return None

@@ -152,7 +152,7 @@ class Trainer:
         """The information of the data about the hyperparameters, None where it is not cheap, and
         what it is of: EM, which changes weights only, goes on with the curvature that it has."""
         parts = inference, self.kernel, self.likelihoods, search.coordinates
-        exact = isinstance(inference, ExactInference)
+        exact = inference.is_exact
 
         def information() -> Float[np.ndarray, "k k"] | None:
             if not exact and not inference.has_shared_columns:

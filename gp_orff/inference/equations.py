@@ -65,7 +65,6 @@ from gp_orff.inference.separable import (
     Solution,
 )
 from gp_orff.kernels.base import cholesky, size_of
-from gp_orff.symbols.base import Identity
 
 # The protocol of normal equations, and the evidence from their parts.
 #
@@ -165,7 +164,7 @@ class DenseRows:
     ) -> "DenseRows":
         """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
         points, symbol, space = observations.points, observations.symbol, observations.space
-        is_field = isinstance(symbol, Identity)
+        is_field = symbol.is_identity
         image = expansion if is_field else apply_symbol(symbol, expansion, space)
         features = observations.rows(less_reference(image.features, points, symbol, space))
         noise = observations.noise_covariance(noises, truncated)
@@ -698,7 +697,7 @@ def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) ->
 def has_blocks(expansion: Expansion) -> bool:
     """Whether K + I⊗Σ has blocks that are cheaper: one Cholesky factor of it takes (N p)³/3
     operations, the eigendecomposition of the blocks about 10 N³."""
-    return isinstance(expansion, KroneckerExpansion) and expansion.num_outputs > 2
+    return expansion.is_kronecker and expansion.num_outputs > 2
 
 
 def normal_equations(
@@ -709,7 +708,7 @@ def normal_equations(
     The Kronecker form applies to whole vectors with one noise and without dense rows.
     """
     one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
-    if one_noise and isinstance(expansion, KroneckerExpansion):
+    if one_noise and expansion.is_kronecker:
         return Kronecker(expansion, groups[0])
     return Primal(expansion, groups, dense_rows)
 

@@ -292,7 +292,7 @@ class ExactPosterior(InChunks):
 
     @property
     def _is_field(self) -> bool:
-        return isinstance(self.symbol, Identity)
+        return self.symbol.is_identity
 
     @property
     def _width(self) -> int:
@@ -417,9 +417,9 @@ def prior_covariance(
     Raises:
         NotImplementedError: a symbol has no closed form under this kernel.
     """
-    if isinstance(left, Identity) and isinstance(right, Identity):
+    if left.is_identity and right.is_identity:
         return to_dense(kernel(x, z))
-    with _closed_form(right if isinstance(left, Identity) else left):
+    with _closed_form(right if left.is_identity else left):
         return SymbolCovariance(kernel, left, right, tuple(space)).relative(x, z)
 
 
@@ -484,6 +484,7 @@ class ExactInference(Inference):
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
     changes: Changes | None = None  # of the field within the sites; None: they are negligible
+    is_exact = True
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":

@@ -228,7 +228,7 @@ class IterativePosterior(GeneralPosterior):
 
     def _estimates(self, x: Float[Tensor, "n d"]) -> bool:
         """Never on columns that are no single lattice."""
-        lattice = isinstance(self.expansion.phi, LatticeColumns)
+        lattice = self.expansion.phi.on_lattice
         return lattice and self.estimates(len(x) * self.num_outputs)
 
     def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:

@@ -221,7 +221,7 @@ class WithMean(FieldDistribution):
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         image = replace(self, distribution=self.distribution.apply(symbol, space))
-        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
+        symbol = symbol if self.symbol.is_identity else symbol @ self.symbol
         return replace(image, symbol=symbol, space=tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:

@@ -26,12 +26,10 @@ from gp_orff.features.chunked import Box, box_of, contains, corners, far_message
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import MOST_DENSE, Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError, lengthscales
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
 from gp_orff.inference.features import (
     FeatureInference,
     Inference,
-    IterativeInference,
     feature_inference,
     most_factorised,
 )
@@ -93,7 +91,7 @@ class Kept:
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
         """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
-        lattices = isinstance(phi, LatticeColumns) and isinstance(wide, LatticeColumns)
+        lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
             return None
         inside = all(m <= most for m, most in zip(phi.modes, wide.modes, strict=True))
@@ -250,7 +248,7 @@ def exact_instead(
     within them. The arguments are those of `on_few_sites`.
     """
     data = inference.data
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     once = min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
     tried = iterative and data.num_values <= MOST_REPEATED * once
     if not (tried and has_covariance(kernel, data)):
@@ -309,7 +307,7 @@ def on_few_sites(
     if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
         return None
     cut = max(inference.truncation_ratios(kernel, noises).values())
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
     shallow = waves and cut > _MUCH_CHANGE
     even = not shallow and _share_of_box(data) > _EVEN
@@ -337,7 +335,7 @@ def on_few_sites(
 
 def _merges(data: Data) -> bool:
     """Whether positions that differ may be merged: no distance is given, and no tracks."""
-    return isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
+    return data.revisitable and data.repeats.distance is None and not data.tracks
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
@@ -433,7 +431,7 @@ class Representation:
     def _choose(self, auto: Auto) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
@@ -605,7 +603,7 @@ class Representation:
     def statistics_only(self) -> StatisticsOnly:
         """Statistics that serve other lengthscales and a larger domain; one visit."""
         data, rule = self.data, self.rule
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             return data
         require_none(data.tracks)
         if not self.on_lattice:
@@ -688,7 +686,7 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """The data without a few points far from all others, which would use up the frequencies of a
     grid, and notes that say so."""
     near = data.survey.distances.near
-    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    fixed = not data.revisitable or data.tracks or not _spans(requested, data)
     if near is None or fixed:
         return data, []
     inside = data.within(near)

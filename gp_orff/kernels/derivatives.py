@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.spectra import RadialKernel, registered
-from gp_orff.kernels.tree import Mixing, Term
+from gp_orff.kernels.tree import Term
 
 
 @singledispatch
@@ -213,6 +213,6 @@ def polynomial(
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     """K(0), the covariance of one term at lag zero."""
     scale, factor = term.outputscale[..., None, None], term.factor
-    if isinstance(factor, Mixing):
+    if factor.is_constant:
         return scale * factor.matrix @ factor.matrix.mT
     return scale * factor.variance(term.leaves[0].spectrum)

@@ -445,6 +445,7 @@ class HarmonicFactor:
     degree = 1
     rank = 1
     closed_form = decays = True
+    is_constant = False
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
         """K(x, x) at the mean height of the observations."""

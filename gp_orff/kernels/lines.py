@@ -99,9 +99,24 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
+def is_line(density: Spectrum) -> bool:
+    """Whether a spectrum is lines and no density."""
+    return isinstance(density, LineSpectrum)
+
+
 def has_lines(term: Term) -> bool:
     """Whether a term is a product with kernels of lines."""
-    return any(isinstance(leaf.spectrum, LineSpectrum) for leaf in term.leaves)
+    return any(is_line(leaf.spectrum) for leaf in term.leaves)
+
+
+def inputs_of_lines(kernel: Kernel) -> list[int]:
+    """The inputs along which a kernel tree varies, and in all terms by kernels of lines alone."""
+    lines, others = set(), set()
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            is_line = isinstance(leaf.spectrum, LineSpectrum)
+            (lines if is_line else others).update(leaf.active_dims or ())
+    return sorted(lines - others)
 
 
 _ROUNDING = 1e-15  # of the variance

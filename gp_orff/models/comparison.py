@@ -18,7 +18,6 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.cross_validation import CrossValidation, blocks_of
 from gp_orff.models.report import integration_over_spectra, table
@@ -371,7 +370,7 @@ def compare_with_exact(
         results.append((distribution.mean(points), sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
-    if isinstance(inference, FeatureInference):
+    if not inference.is_exact:
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(

@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
@@ -417,8 +416,8 @@ def redundancy(
 ) -> Redundancy:
     """What the target loses without each station; as `FieldPosterior.redundancy`."""
     data = snapshot.inference.data
-    if not isinstance(data, Dataset) or data.tracks:
-        what = "observations along tracks" if isinstance(data, Dataset) else "statistics"
+    if not data.revisitable or data.tracks:
+        what = "observations along tracks" if data.revisitable else "statistics"
         raise NotImplementedError(f"expected observations that can be left out, got {what}")
     parts, r = list(data.visit()), region_of(region, snapshot)
     every = torch.cat([part.x for part in parts])

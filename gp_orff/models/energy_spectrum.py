@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.frozen_model import Snapshot
@@ -227,7 +226,7 @@ def _cut_off(snapshot: Snapshot) -> float:
     if not isinstance(distribution, WeightPosterior):
         return math.inf
     phi = distribution.expansion.phi
-    if not isinstance(phi, LatticeColumns):
+    if not phi.on_lattice:
         return math.inf
     largest = phi.indices.abs().amax(0).to(phi.spacing) * phi.spacing
     return largest[list(snapshot.space)].min().item()

@@ -312,7 +312,7 @@ class Sample:
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
     """Whether observations are so few that they leave a learned spectrum open."""
-    few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
+    few = inference.is_exact and inference.num_values <= MOST_SAMPLED
     return few and has_learned_spectrum(kernel, trained=True)
 
 
@@ -530,7 +530,7 @@ def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
 
 
 def _check(inference: Inference) -> None:
-    exact = isinstance(inference, ExactInference)
+    exact = inference.is_exact
     size = inference.size if exact else inference.num_values
     if not exact or size > _LARGEST:
         raise ValueError(

@@ -220,7 +220,7 @@ class Snapshot(KernelOfField, ABC):
         try:
             image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
-            exact = not isinstance(inference, FeatureInference)
+            exact = inference.is_exact
             features = self.feature_inference(points) if exact else None
             if features is None:
                 raise

@@ -17,7 +17,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
@@ -32,8 +32,7 @@ from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.trainer import MOST_SEARCHED
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference, log_marginal_likelihood
+from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
@@ -57,7 +56,7 @@ class Approximation:
     def of(cls, snapshot: ModelSnapshot) -> "Approximation":
         """The representation that a model with data uses."""
         inference, kernel = snapshot.inference, snapshot.kernel
-        if not isinstance(inference, FeatureInference):
+        if inference.is_exact:
             return cls("exact")
         features = inference.num_features(kernel)
         if any(draw.sampled for draw in inference.draws):
@@ -111,7 +110,7 @@ def data_attributes(data: Data) -> dict[str, object]:
     return {
         "points": data.survey.num_points,
         "numbers": data.num_values,
-        "held": "statistics" if isinstance(data, StatisticsOnly) else "data",
+        "held": "data" if data.revisitable else "statistics",
         "observed": dict(observed),
         "skipped": data.survey.skipped,
     }
@@ -380,7 +379,7 @@ class Curvature:
     ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
         """Those of degrees of freedom, from the weights of observations in memory."""
         data = self.snapshot.representation.data
-        if not (isinstance(data, Dataset) and data.weights and data.is_small):
+        if not (data.revisitable and data.weights and data.is_small):
             return {}
         found = EStep(kernel, likelihoods, None).stored(data)
         errors = Tails(likelihoods, scaled=True).standard_errors(found)
@@ -390,7 +389,7 @@ class Curvature:
     def _learned_elsewhere(self) -> bool:
         """Whether no search has seen the evidence of all numbers."""
         inference = self.snapshot.inference
-        return isinstance(inference, ExactInference) and inference.size > MOST_SEARCHED
+        return inference.is_exact and inference.size > MOST_SEARCHED
 
     @property
     def _likelihoods(self) -> Mapping[str, Likelihood]:

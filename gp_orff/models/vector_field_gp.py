@@ -26,7 +26,7 @@ from gp_orff.data.checks import (
     warn_of_values,
 )
 from gp_orff.data.copies import without_copies
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
@@ -41,7 +41,6 @@ from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
 from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
 from gp_orff.fitting.robust_em import EStep
@@ -316,10 +315,10 @@ class VectorFieldGP(GP):
         """
         if x is None:
             data = self._held.data
-            if isinstance(data, StatisticsOnly):
+            if not data.revisitable:
                 remedy = "fit(x, y) on the observations, which are no longer stored"
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
-            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            warm_start, read = warm_start or not data.revisitable, lambda: data
             units = nullcontext()
             scale_noise = scale_noise or None  # as before
         else:
@@ -616,9 +615,8 @@ class VectorFieldGP(GP):
         has gradients unless the model stores only statistics of random features.
         """
         state = self.state
-        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
-            state.data.field_statistics.phi, LatticeColumns
-        )  # random frequencies move with the lengthscales, their statistics do not
+        # Random frequencies move with the lengthscales, their statistics do not.
+        frozen = not state.data.revisitable and not state.data.field_statistics.phi.on_lattice
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return state.log_marginal_likelihood()
 
@@ -1212,7 +1210,7 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
     """Whether the observations are all of the data, in their order."""
-    held, read = data.observations if isinstance(data, Dataset) else [], join(read)
+    held, read = data.observations if data.revisitable else [], join(read)
     return len(read) == len(held) and all(
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)

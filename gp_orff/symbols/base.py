@@ -77,6 +77,7 @@ class Symbol(ABC):
     outputs: int | None = None  # q, if it does not depend on p
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
+    is_identity = False
 
     @property
     def is_absolute(self) -> bool:
@@ -251,7 +252,7 @@ class VectorFieldSymbol(Symbol):
 class Identity(Symbol):
     """The field itself: Q = I."""
 
-    homogeneous = True
+    homogeneous = is_identity = True
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return torch.eye(p, dtype=torch.complex128, device=omega.device).expand(len(omega), p, p)
