@@ -70,8 +70,8 @@ if arguments.smoke:
 # along them are therefore not the partial derivatives of a potential. We use the axes at one
 # centre, in South America, for all positions.
 #
-# Let E be the matrix whose rows are east, north and up at a position r, and let E0 and r0 be those
-# of the centre. Then x = E0 (r − r0) and B = E0 Eᵀ B_local. Latitudes are geocentric, and heights
+# Let E be the matrix whose rows are east, north and up at a position r. Let E0 and r0 be those of
+# the centre. Then x = E0 (r − r0) and B = E0 Eᵀ B_local. Latitudes are geocentric, and heights
 # are above a sphere with a radius of 6371.2 km.
 
 # %%

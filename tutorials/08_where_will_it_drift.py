@@ -147,9 +147,9 @@ for lake in lakes:
     cases.append((lake, x, y, fields))
 
 # %% [markdown]
-# The table has the rms error of a component inside the lake (cm/s), the rms posterior standard
-# deviation (sd, cm/s), the coverage of the 95 % intervals, and the rms mean velocity across the
-# shore (cm/s). The latter is a quarter of the way from one point of the shore to the next.
+# The first columns of the table are the rms error of a component inside the lake and the rms
+# posterior standard deviation (sd), both in cm/s. Next is the coverage of the 95 % intervals. The
+# last column is the rms mean velocity across the shore (cm/s), between the observed points.
 
 # %%
 inside = side * torch.rand(2000, 2, **drawn)
@@ -226,9 +226,9 @@ print(f"\nthe lattice moves an arrival by {change:.0f} m in the median")
 assert change < 100
 
 # %% [markdown]
-# The table has, as medians over the starts, the distance (km) between the true arrival and that in
-# the mean current, and the rms distance (km) of the arrivals in a cloud from their centre. Next is
-# the fraction of particles that were outside the lake at some hour.
+# The first columns are medians over the starts, in km: the distance between the true arrival and
+# that in the mean current, and the rms distance of the arrivals in a cloud from their centre. Next
+# is the fraction of particles that were outside the lake at some hour.
 #
 # The last columns are the coverage: the fraction of starts for which the true arrival is in the
 # inner 50 % and 95 % of its cloud, by Mahalanobis distance.

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 9. A kernel of your own, and how many features it takes
 #
-# A new kernel takes one function of the frequency, whose parameters are learned from the data; a
-# grid of features then meets the tolerance that you set.
+# A new kernel takes one function of the frequency, and a fit learns the parameters of this function
+# from the data.
 #
-# Large eddies of the ocean hardly diverge, and small internal waves do. At 40 to 100 km, in the
+# Large eddies of the ocean barely diverge, and small internal waves do. At 40 to 100 km, in the
 # interior of most gyres, one gives way to the other (Qiu et al. 2018, J. Phys. Oceanogr. 48). No
 # kernel of this package has that wavelength. Can you write one that learns it from drifters? And
 # how many features does it take? The lines to copy:
@@ -200,10 +200,11 @@ def current(x, normal):
 # case, and keep the one with the largest evidence. Ours start at wavelengths of 40, 80 and 160 km,
 # with the lengthscale of the separable model and the variance of the data.
 #
-# The table has the difference of the evidence from that of our kernel, in nats. For the current and
-# for its divergent part, it has the negative log predictive density (NLPD, nats per component) and
-# the root mean square error (cm/s) at 1000 held-out positions. All are means over three currents.
-# The currents are drawn from our kernel, so the table shows the loss by the other two.
+# The table has the difference of the evidence from that of our kernel, in nats. The other columns
+# are the negative log predictive density (NLPD, nats per component) and the root mean square error
+# (cm/s) at 1000 held-out positions. They are for the current, then for its divergent part. All are
+# means over three currents. The currents are drawn from our kernel, so the table shows the loss by
+# the other two.
 
 
 # %%

@@ -110,8 +110,8 @@ def curl_free(lengthscale):
 #
 #     minimise  Σ |f(x_n) − y_n|²  +  alpha |θ|²  +  w fᵀ M f
 #
-# The sum is over outcrops, θ are the weights of the features, and M is the Laplacian of the graph
-# of all points (Minh 2016, Equations 67 and 74). M is scaled such that fᵀ M f is the mean squared
+# The sum is over outcrops, and θ are the weights of the features. M is the Laplacian of the graph
+# of all points (Minh 2016, Equations 67 and 74). It is scaled such that fᵀ M f is the mean squared
 # slope of f between neighbours, times the squared size of the data. A weight w then means the same
 # for 100 and for 10 000 points, and in any unit of length.
 
@@ -152,8 +152,8 @@ def hills(x, rng):
 # information, and the penalty is wrong.
 #
 # The table has the error with the weight w over that without the penalty. The error is the root
-# mean square (RMSE) of a component at 500 other points, and the ratio is the geometric mean over
-# five sets of data.
+# mean square (RMSE) of a component at 500 other points. The ratio is the geometric mean over five
+# sets of data.
 
 # %%
 num_labelled, noise = 20, 0.05
@@ -459,8 +459,8 @@ assert 0.85 < np.mean(inside) <= 1
 #
 # ## Points with and without a label
 #
-# Panels (a) and (b) show the length of the error of the gradient at 500 held-out points of the
-# fold, in the first of five sets of data. The arrows are the observations. In panel (c), thick
+# Panels (a) and (b) show the error of the gradient, a vector, by its length at 500 held-out points
+# of the fold. The arrows are the observations of the first set of data. In panel (c), thick
 # lines are geometric means over the sets of data, and thin lines are single sets.
 
 # %%
