@@ -246,8 +246,8 @@ print(f"conditioning on them {whole:.2f} s")
 # Panel (a) has the probabilities of labels with `Fastfood`, and exact binomial 95 % intervals of
 # the fraction that is right. Bins with fewer than five images are omitted. Panel (b) shows the
 # images with the smallest probability of the best digit. Above each are its true digit, and the
-# best digit with its probability, in orange if it is wrong. Panel (c) has the CPU time of the phases
-# of one image, with four frequencies for each pixel.
+# best digit with its probability, in orange if it is wrong. Panel (c) has the CPU time of the
+# phases of one image, with four frequencies for each pixel.
 
 # %%
 plt.style.use(STYLE)
