@@ -448,7 +448,7 @@ energies.set(xlabel="wavelength (km)", ylabel="energy per octave (cm²/s²)")
 ticks = [20, 40, 60, 100, 200]
 energies.set_xticks(ticks, ticks)
 energies.xaxis.set_minor_locator(NullLocator())
-energies.legend(loc="center right")
+energies.legend(loc="upper right")
 
 axis = torch.linspace(0, side, 61, dtype=torch.float64)
 raster, part = torch.cartesian_prod(axis, axis), gp_orff.CurlFreePart()

@@ -483,8 +483,8 @@ axes[0].set_ylabel("height (m)")
 plot_colorbar(axes[1], points, "|estimate − truth|", extend="max")
 curves = {
     "road": (weights, "#D55E00", (4.5, 1.45)),
-    "fold": (weights, "#0072B2", (1.5e-3, 0.81)),
-    "instruments": (agreement, "#009E73", (0.05, 0.56)),
+    "fold": (weights, "#0072B2", (1.1e-3, 0.73)),
+    "instruments": (agreement, "#009E73", (0.03, 0.55)),
 }
 for name, (weight, color, place) in curves.items():
     single = (errors[name] / errors[name][:, :1])[:, 1:]
