@@ -41,6 +41,7 @@ from gp_orff.fitting.search import MOST_EVALUATIONS, Search
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.inference.price import BUDGET, aim, cubic, loss_of_share
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
     FINE_FACTOR,
@@ -49,9 +50,6 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-NATS = 1.0  # of loss, with which a search may end
-NATS_OF_A_NUMBER = 1e-4  # likewise, for each of many observed numbers
-BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
 UNLIKE = 10.0  # times the loss of rows that are like all others: it is often more
 GAIN = 2.0  # by which a plan on the way has to lower the loss
 RATIO = 8.0  # of the price of a plan over that of one on the way to it
@@ -248,7 +246,7 @@ class OnLattice(Plan):
     def loss(self) -> float:
         """That of its columns, and of its rows."""
         numbers = self.representation.data.num_values
-        columns = 0.25 * self.of * self.representation.misread_share(self.level) ** 2
+        columns = loss_of_share(self.representation.misread_share(self.level), self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
     def search(self, search: Search, evaluations: int) -> None:
@@ -319,11 +317,6 @@ class OfCurves(OnLattice):
             self.trainer.journal.note(f"curves are not extrapolated: {error}")
 
 
-def cubic(size: float) -> float:
-    """Operations of a Cholesky factor, an inverse and products of matrices of a size."""
-    return 2.0 * size**3
-
-
 def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     """About the operations of an evaluation on features, with its gradient."""
     with torch.no_grad():
@@ -341,11 +334,6 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     """k/2 (M/m − 1), and more for data that differ from place to place."""
     return UNLIKE * 0.5 * trainer.num_learned * max(of / numbers - 1.0, 0.0)
-
-
-def aim(num_values: float) -> float:
-    """The loss with which a search may end."""
-    return max(NATS, NATS_OF_A_NUMBER * num_values)
 
 
 class Priced(NamedTuple):
