@@ -17,6 +17,8 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_design",
     "mathml",
     "plain_docstrings",
     "tutorial_pages",
@@ -27,18 +29,20 @@ ELSEWHERE = {
     "torch": "https://docs.pytorch.org/docs/stable/",
     "gpytorch": "https://docs.gpytorch.ai/en/stable/",
 }
-inventories = Path(__file__).parent / "inventories"  # NAME.inv: links to NAME, read from here only
+# NAME.inv: links to NAME, read from here only
+inventories = Path(__file__).parent / "inventories"
 intersphinx_mapping = {
     name: (address, str(inventories / f"{name}.inv"))
     for name, address in ELSEWHERE.items()
     if (inventories / f"{name}.inv").exists()
 }
 
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["build", "inventories"]
 
 default_role = "py:obj"
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autodoc_typehints_format = "short"
@@ -47,5 +51,15 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 
 html_math_renderer = "mathml"
+html_title = project
 html_theme = "pydata_sphinx_theme"
-html_theme_options = {"show_toc_level": 2, "navigation_with_keys": False}
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "navbar_align": "left",
+    "navigation_depth": 2,
+}
+WIDE = ("index", "tutorials/index")  # these pages have no sidebars
+html_sidebars = {page: [] for page in (*WIDE, "search", "_modules/**")}
+html_static_path = ["static"]
+html_css_files = ["site.css"]

@@ -33,27 +33,28 @@ from botorch.sampling.base import MCSampler  # noqa: E402
 
 
 class Standardize(transforms.Standardize):
-    """Outcomes with mean zero, all divided by the same number.
+    """Shift outcomes to mean zero, and divide all of them by the same number.
 
-    BoTorch's transform divides each output by the standard deviation of that output. A field
-    without divergence, or curl, would get some. This one divides all of them by the root of the
-    mean of their variances.
+    BoTorch's transform divides each output by its standard deviation, so that a divergence-free or
+    curl-free field loses this property. This transform divides all outputs by the root of the mean
+    of their variances.
 
     Args:
         m: the number of outputs p.
-        outputs: None; a field has to keep the proportions of all.
-        batch_shape: of the observations.
-        min_stdv: the number is 1 if it would be smaller, as for constant outcomes.
+        outputs: None. All components of a field must be scaled together.
+        batch_shape: the batch shape of the observations.
+        min_stdv: if the divisor would be smaller, as for constant outcomes, it is 1.
 
     Raises:
-        ValueError: some of the outputs are chosen.
+        ValueError: `outputs` is not None.
 
     Example:
         >>> import torch
         >>> from gp_orff.botorch import Standardize
         >>> y = torch.tensor([[1.0, 30.0], [3.0, 10.0]], dtype=torch.float64)
         >>> standardized, _ = Standardize(2)(y)
-        >>> (standardized[:, 1] / standardized[:, 0]).tolist()  # as the deviations 10 and 1 are
+        >>> # as the deviations 10 and 1 are
+        >>> (standardized[:, 1] / standardized[:, 0]).tolist()
         [-10.0, -10.0]
     """
 
@@ -77,8 +78,8 @@ class Standardize(transforms.Standardize):
         Yvar: Float[Tensor, "*b n p"] | None = None,
         X: Float[Tensor, "*b n d"] | None = None,
     ) -> tuple[Float[Tensor, "*b n p"], Float[Tensor, "*b n p"] | None]:
-        """The outcomes and their noise variances in the scale of the model; in training, the means
-        and the number are those of these outcomes."""
+        """Return the outcomes and their noise variances in the scale of the model. In training, the
+        means and the divisor are computed from these outcomes."""
         if not self.training:
             return super().forward(Y, Yvar, X)
         super().forward(Y, Yvar, X)
@@ -93,15 +94,16 @@ class Standardize(transforms.Standardize):
 
 
 class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
-    """A Gaussian process of vectors with a kernel of this package, as a model of BoTorch.
+    """A vector-valued Gaussian process with a kernel of this package, as a BoTorch model.
 
-    All acquisition functions take it: `posterior` is joint over points and components,
-    `condition_on_observations` and `fantasize` add observations, `subset_output` gives some of the
-    components, and a `ModelListGP` may contain it. Fit it by `botorch.fit.fit_gpytorch_mll`, and
-    condition a `gp_orff.VectorFieldGP` where there are more than some thousand observations.
+    It works with all acquisition functions. `posterior` is joint over points and components.
+    `condition_on_observations` and `fantasize` add observations, `subset_output` selects
+    components, and a `ModelListGP` may contain the model. Fit it with
+    `botorch.fit.fit_gpytorch_mll`. If there are more than some thousand observations, condition a
+    `gp_orff.VectorFieldGP` instead.
 
-    Positions are to be those of space, or divided by one number: scaled axis by axis, a field
-    without divergence would have some. So there is no `input_transform`.
+    Pass positions unscaled, or scale all axes by the same factor: separate factors would break the
+    divergence-free constraint. There is therefore no `input_transform`.
 
     Args:
         train_X: points (n, d).
@@ -109,17 +111,17 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         kernel: any kernel that `ORFFKernel` accepts; it is wrapped in a `ScaleKernel` if it has no
             amplitude.
         train_Yvar: known variances (n, p) of the noise of train_Y, before any transform.
-        likelihood: as of an `ExactGP`, in the scale of the outcome transform; if None, Gaussian
-            with one noise variance, which is learned, or with `train_Yvar`.
-        mean_module: of p outputs; if None, a constant for each.
-        frequencies: a rule, such as `Grid.for_data(box)` of the whole box of the search, by which
-            the kernel is approximated; None for the exact kernel.
-        outcome_transform: a transform of BoTorch; "standardize" for `Standardize`, which divides
-            all components by the same number; None for none.
+        likelihood: a likelihood as for an `ExactGP`, in the scale of the outcome transform. If
+            None, a Gaussian likelihood with one learned noise variance, or with `train_Yvar`.
+        mean_module: a mean with p outputs; if None, a constant for each output.
+        frequencies: the rule that approximates the kernel, such as `Grid.for_data(box)` with the
+            complete search domain; None for the exact kernel.
+        outcome_transform: a transform of BoTorch, or "standardize" for `Standardize`, which divides
+            all components by the same number. No transform if None.
 
     Raises:
         ImportError: BoTorch is not installed; `pip install gp_orff[botorch]`.
-        ValueError: shapes that do not fit each other or the kernel, or a single output; both
+        ValueError: shapes that do not fit each other or the kernel; a single output; both
             `train_Yvar` and a likelihood; noise in a likelihood with an outcome transform.
         botorch.exceptions.InputDataError: NaN in train_X or train_Y.
 
@@ -127,8 +129,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         >>> import gp_orff, gpytorch, torch
         >>> from botorch.fit import fit_gpytorch_mll
         >>> from gp_orff.botorch import FieldGP
-        >>> x = torch.rand(12, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> x = torch.rand(
+        ...     12, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> model = FieldGP(
+        ...     x,
+        ...     torch.sin(6 * x.flip(-1)),
+        ...     gp_orff.DivergenceFreeKernel(num_dims=2),
+        ... )
         >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
         >>> _ = fit_gpytorch_mll(mll)
         >>> model.posterior(x[:4]).mean.shape
@@ -187,7 +195,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     @property
     def num_outputs(self) -> int:
-        """The number of components, of those that `subset_output` has chosen."""
+        """The number of components, or of the components that `subset_output` selected."""
         return self._num_outputs if self._outputs is None else len(self._outputs)
 
     def posterior(
@@ -202,10 +210,10 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         Args:
             X: points (*b, q, d).
             output_indices: the components; all if None.
-            observation_noise: True for the distribution of observations, with the mean of the
-                noise of the data where it is known; or variances (*b, q, p) in the scale of the
-                outcome transform, as for BoTorch's models.
-            posterior_transform: of BoTorch.
+            observation_noise: True for the distribution of observations. If the noise of the data
+                is known, its mean is used. Or variances (*b, q, p) in the scale of the outcome
+                transform, as for BoTorch's models.
+            posterior_transform: a posterior transform of BoTorch.
         """
         self.eval()
         with gpt_posterior_settings():
@@ -224,13 +232,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         noise: Tensor | None = None,
         **kwargs: Any,
     ) -> "FieldGP":
-        """This model with further observations of all components, and the same hyperparameters.
+        """Return this model with further observations of all components, and the same
+        hyperparameters.
 
         Args:
             X: points (*b, n, d).
             Y: vectors (*b, n, p), before any transform.
             noise: their known variances (*b, n, p), the same in each batch, in the scale of the
-                outcome transform, as for BoTorch's models; with `train_Yvar` only.
+                outcome transform, as for BoTorch's models. Pass it only with `train_Yvar`.
         """
         if self._outputs is not None:
             raise NotImplementedError(
@@ -253,14 +262,14 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         observation_noise: Float[Tensor, "*b n p"] | None = None,
         **kwargs: Any,
     ) -> "FieldGP":
-        """Models with further observations, which are drawn from the posterior at X. Where the
-        noise of the data is known, that of the new ones is its mean."""
+        """Return models with further observations, which are drawn from the posterior at X. If the
+        noise of the data is known, new observations have its mean."""
         if observation_noise is None and self._mean_noise is not None:
             observation_noise = self._mean_noise.expand(X.shape[-2], self._num_outputs)
         return super().fantasize(X, sampler, observation_noise, **kwargs)
 
     def subset_output(self, idcs: Sequence[int]) -> "FieldGP":
-        """A copy whose `posterior` is that of some components, in this order."""
+        """Return a copy whose `posterior` has the selected components, in this order."""
         chosen = self._chosen(idcs)
         subset = deepcopy(self)
         subset._outputs = chosen
@@ -301,7 +310,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         """The observations (n, p) and their known variances, as `load_state_dict` transforms them
-        anew."""
+        again."""
         if isinstance(self.likelihood, KnownNoiseLikelihood):
             return self.train_targets, self.likelihood.noise
         return self.train_targets, None

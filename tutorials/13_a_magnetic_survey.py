@@ -210,5 +210,5 @@ for (name, pit), color in zip(probabilities.items(), ("#D55E00", "#0072B2"), str
 panels[3].legend(loc="lower right", frameon=False)
 panels[3].set(title="do the lines held out agree?", ylabel="share of readings inside")
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "magnetic_survey.png", dpi=110)
-print(f"\nfigure: {arguments.output}/magnetic_survey.png")
+figure.savefig(arguments.output / "a_magnetic_survey.png", dpi=110)
+print(f"\nfigure: {arguments.output}/a_magnetic_survey.png")

@@ -7,6 +7,7 @@ formula, set as it stands.
 import re
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import signature, stringify_signature
 
 QUOTED = re.compile(r"(``.*?``|`[^`]*`)")
 CHARACTERS = re.compile(r"\||(?<![*\w])\*(?=\w\b)|(?<=\w)\*(?=[\w(])|(?<=\w)_(?=[\s.,;:)]|$)")
@@ -43,6 +44,13 @@ def prepare(app: Sphinx, what: str, name: str, obj: object, options: object, lin
     lines[:] = prepared(lines)
 
 
+def sign(app: Sphinx, what: str, name: str, obj: object, options: object, arguments: str, _: str):
+    """The arguments of `__init__`, where a metaclass of gpytorch's hides them."""
+    if what == "class" and (arguments or "").startswith("(*args"):
+        own = signature(obj.__init__, bound_method=True)
+        return stringify_signature(own, unqualified_typehints=True), ""
+
+
 def skip(app: Sphinx, what: str, name: str, obj: object, skipped: bool, options: object):
     """Leave out what scikit-learn adds to estimators, and gpytorch's `forward`."""
     return True if SKIPPED.fullmatch(name) else None
@@ -50,5 +58,6 @@ def skip(app: Sphinx, what: str, name: str, obj: object, skipped: bool, options:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", prepare, priority=100)  # before napoleon
+    app.connect("autodoc-process-signature", sign)
     app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}

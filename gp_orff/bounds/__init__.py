@@ -25,12 +25,17 @@ for 82 501 frequencies for an error of 5 % of the variance, which is 1, and 4000
 >>> import gp_orff, torch
 >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
 >>> kernel.base_kernel.lengthscale = 1.0
->>> gp_orff.bounds.brault(kernel, box).num_frequencies(error=0.05, confidence=0.95)
+>>> gp_orff.bounds.brault(kernel, box).num_frequencies(
+...     error=0.05, confidence=0.95
+... )
 82501
->>> lags = torch.cartesian_prod(*[torch.linspace(-2, 2, 21)] * 2)  # x − z, for x and z in the box
+>>> # x − z, for x and z in the box
+>>> lags = torch.cartesian_prod(*[torch.linspace(-2, 2, 21)] * 2)
 >>> features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(4000, seed=0))
 >>> zero = torch.zeros(1, 2)
->>> error = (features(lags, zero).to_dense() - kernel(lags, zero).to_dense()).reshape(-1, 2, 2)
+>>> error = (
+...     features(lags, zero).to_dense() - kernel(lags, zero).to_dense()
+... ).reshape(-1, 2, 2)
 >>> bool(torch.linalg.matrix_norm(error, 2).max() < 0.05)
 True
 """

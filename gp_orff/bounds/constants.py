@@ -121,16 +121,16 @@ class Logarithmic:
 class Bound(ABC):
     """A bound of the probability that random features have a larger error than ε, with inverses.
 
-    The functions of `gp_orff.bounds` return it; you need not build one. Any one of three numbers
+    The functions of `gp_orff.bounds` return it; you need not build one. Each of three numbers
     follows from the other two:
 
     - D, as in `MonteCarlo(D)`, by `num_frequencies(error, confidence)`;
     - the error ε of the kernel, by `error(num_frequencies, confidence)`;
     - the probability of a larger error, by `probability(num_frequencies, error)`.
 
-    The error is a norm of K̃(x, z) − K(x, z), K̃ being the kernel of D random frequencies, at
-    one pair of points or the largest over all x and z in a box. It is absolute, in units of the
-    kernel, which are those of the outputs squared: for 5 %, take 0.05 times the norm of K(0).
+    The error is a norm of K̃(x, z) − K(x, z), where K̃ is the kernel of D random frequencies. It
+    refers to one pair of points, or it is the largest error over all x and z in a box. It is
+    absolute, in the squared units of the outputs: for 5 %, pass 0.05 times the norm of K(0).
 
     Example:
         >>> import gp_orff
@@ -149,25 +149,26 @@ class Bound(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """An error of the size of that of one frequency, where a search begins."""
+        """The typical error of one frequency, at which a search starts."""
 
     @abstractmethod
     def log_probability(self, num_frequencies: int, error: float) -> float:
-        """The logarithm of the bound, which decreases in both arguments; positive ones say nothing.
+        """The logarithm of the bound, which decreases in both arguments. A positive value is no
+        bound.
 
         Args:
-            num_frequencies: D, of each term of a sum.
-            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+            num_frequencies: D, for each term of a sum.
+            error: ε > 0, in the squared units of the outputs.
         """
 
     def probability(self, num_frequencies: int, error: float) -> float:
-        """A probability that is not exceeded: that of an error of at least `error`.
+        """An upper bound of the probability that the error is at least `error`.
 
-        It is 1 where the bound says nothing.
+        It is 1 if the theorem gives no bound.
 
         Args:
             num_frequencies: D, the number in `MonteCarlo(D)`, of each term of a sum.
-            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+            error: ε > 0, in the squared units of the outputs.
 
         Raises:
             ValueError: fewer frequencies than one, or an error that is not positive and finite.
@@ -184,7 +185,7 @@ class Bound(ABC):
             confidence: the probability, between 0 and 1: 0.95 for 95 %.
 
         Returns:
-            ε, in units of the kernel, which are those of the outputs squared.
+            ε, in the squared units of the outputs.
 
         Raises:
             ValueError: fewer frequencies than one, or a confidence that is not between 0 and 1.
@@ -199,7 +200,7 @@ class Bound(ABC):
         """The number of frequencies that suffice for an error below `error`, by this bound.
 
         Args:
-            error: ε > 0, in units of the kernel, which are those of the outputs squared.
+            error: ε > 0, in the squared units of the outputs.
             confidence: the probability that the error stays below, between 0 and 1.
 
         Returns:
@@ -926,7 +927,7 @@ class Problem:
             ValueError: another kernel; the message names `others`, the bounds that it has.
         """
         factors = [term.factor for term, _ in self.terms]
-        if not all(isinstance(factor, Mixing) for factor in factors):
+        if not all(factor.is_constant for factor in factors):
             raise ValueError(
                 f"{self.name} expects a scalar or separable kernel, got one whose spectral matrix "
                 f"varies with the frequency; use {others}"

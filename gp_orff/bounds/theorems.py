@@ -20,7 +20,7 @@ from gp_orff.features.chunked import Box
 from gp_orff.features.phases import FastfoodProjection
 from gp_orff.features.random import Measure
 from gp_orff.kernels.spectra import Gaussian
-from gp_orff.kernels.tree import Mixing, leaf_dims
+from gp_orff.kernels.tree import leaf_dims
 
 # Theorems on the error of random features, for every kernel of the package.
 #
@@ -54,7 +54,7 @@ def hoeffding(
     For a scalar kernel with k(0) = 1 this is 2 exp(−Dε²/2). In general the kernel is a sum of terms
     k_q(x − z) L_q L_qᵀ. Then a = Σ_q ‖K_q(0)‖₂, and Q is the number of different L_q: 1 for a
     scalar kernel, for one `SeparableKernel` and for one `MultitaskKernel`. In a spectral mixture
-    kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest of them.
+    kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest weight.
 
     Hoeffding's inequality, as in Rahimi & Recht 2007, Section 3.
 
@@ -70,8 +70,8 @@ def hoeffding(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: a curl-free or divergence-free kernel, for which there is `minh_pointwise`; a
-            batch of kernels, or an unknown measure.
+        ValueError: a curl-free or divergence-free kernel (use `minh_pointwise`); a batch of
+            kernels; an unknown measure.
         NotImplementedError: a kernel whose moments are not known; an `LCMKernel`, whose terms
             share frequencies.
 
@@ -101,12 +101,12 @@ def rahimi_recht(
 
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,    r = σ a l/ε .
 
-    l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral density; a
-    and Q are those of `hoeffding`. For several terms, σ a is the sum of their own. `brault` usually
-    asks for fewer frequencies.
+    Here l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral
+    density. The constants a and Q are defined at `hoeffding`. For several terms, σ a is the sum
+    over the terms. `brault` usually requires fewer frequencies.
 
     Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1. The last step
-    of the proof enlarges a factor only if r ≥ 1; for r < 1 the factor of the step before is used.
+    of the proof enlarges a factor only if r ≥ 1. For r < 1 the factor of the previous step is used.
 
     Args:
         kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
@@ -114,16 +114,16 @@ def rahimi_recht(
         domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
             and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
-        num_dims: d, the number of inputs; that of `domain` if None.
+        num_dims: d, the number of inputs; derived from `domain` if None.
 
     Returns:
         A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: a curl-free or divergence-free kernel, for which there are `brault` and `minh`;
-            E‖ω‖² = ∞, as for a Matérn kernel with ν ≤ 1; a domain that is no finite box of the
-            inputs; a batch of kernels, or an unknown measure.
+        ValueError: a curl-free or divergence-free kernel (use `brault` or `minh`); E‖ω‖² = ∞, as
+            for a Matérn kernel with ν ≤ 1; a domain that is not a finite box of the inputs; a batch
+            of kernels; an unknown measure.
         NotImplementedError: as for `hoeffding`.
 
     Example:
@@ -152,8 +152,7 @@ def brault(
 ) -> Bound:
     """Bound the largest error of any kernel over a box, in the spectral norm.
 
-    The largest error is over all x and z in the box, which has the diagonal l; p is the number of
-    outputs:
+    The largest error is over all x and z in the box. With the diagonal l of the box and p outputs:
 
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε)
             ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) ,
@@ -164,43 +163,44 @@ def brault(
 
         σ_p² = E ‖ω‖² ‖W‖₂² ,    b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ .
 
-    t depends on whether W is bounded. If it is, as for "trace" and for separable kernels,
+    The value of t depends on whether W is bounded. If it is, as for "trace" and for separable
+    kernels,
 
         2t = ε²/(4b + 2Uε/3) ,    U = sup‖W‖₂ + ‖K(0)‖₂ .
 
-    If it is not, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ takes the place of its
-    supremum:
+    If it is not, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ replaces its supremum:
 
         2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or else ε/((e − 1)ū) ,
         ū = m log(2m²/b + 1) ,    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 .
 
-    b is found by a search where the kernel is isotropic and has a closed form, and is bounded by
-    ‖E W²‖₂ elsewhere.
+    If the kernel is isotropic and has a closed form, a search finds b. Otherwise b is bounded by ‖E
+    W²‖₂.
 
-    A `SpectralMatrixKernel` has W = v A(ω), complex or not, v being the importance weight of a
-    `sampler` and else 1, for either measure. Its constants are integrals over polar nodes of the
-    spectral density, up to 10⁶ times its scale, or with a `sampler` means over 2¹⁴ frequencies of
-    it, of which the largest W is taken for the supremum.
+    A `SpectralMatrixKernel` has W = v A(ω), real or complex, for both measures. The weight v is the
+    importance weight of its `sampler`, or 1 without one. The constants are integrals of the
+    spectral density over polar nodes, up to 10⁶ times its scale. With a `sampler` they are means
+    over 2¹⁴ of its frequencies, and the largest W replaces the supremum.
 
     Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
-    B.2. ū, p^{2/(d+2)} and 2σ_p are printed otherwise: see the errata of "From paper to name".
+    B.2. The paper prints ū, p^{2/(d+2)} and 2σ_p differently: see the errata of "From paper to
+    name".
 
     Args:
-        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
         domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
             and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`.
-        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
 
     Returns:
         A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: W has no Orlicz norm, as with "base" that of a curl-free or divergence-free
-            kernel of a Matérn or rational quadratic one; σ_p = ∞, as for those of a Matérn kernel
-            with ν ≤ 2; a domain that is no finite box of the inputs; a batch of kernels, or an
-            unknown measure.
+        ValueError: W has no Orlicz norm, as with "base" for curl-free and divergence-free kernels
+            with a Matérn or rational quadratic base kernel; σ_p = ∞, as for curl-free and
+            divergence-free Matérn kernels with ν ≤ 2; a domain that is not a finite box of the
+            inputs; a batch of kernels; an unknown measure.
         NotImplementedError: a kernel whose moments are not known, such as a `SpectralMatrixKernel`
             of more than 3 inputs without a sampler; an `LCMKernel`, whose terms share frequencies;
             "trace" for a field over a spectral mixture.
@@ -209,7 +209,9 @@ def brault(
         >>> import gp_orff
         >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
         >>> kernel.base_kernel.lengthscale = 1.0
-        >>> round(gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3)
+        >>> round(
+        ...     gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3
+        ... )
         0.403
     """
     problem = Problem.of("brault", kernel, domain, measure, num_dims)
@@ -242,13 +244,13 @@ def minh_pointwise(
 
         P(‖K̃(x, z) − K(x, z)‖_F ≥ ε) ≤ 2 exp(−(Dε/4M) log(1 + 2Mε/σ²)) .
 
-    M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for `brault`.
-    It has to be bounded.
+    Here M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for
+    `brault`. W must be bounded.
 
     Minh 2016, Theorem 11, with 2M for M, the bound of cos⟨ω, x − z⟩ W − K(x, z).
 
     Args:
-        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
         domain: not needed; the bound is the same for every pair of points.
         measure: "trace" or "base", as for `MonteCarlo`.
         num_dims: d, the number of inputs; not needed.
@@ -258,8 +260,8 @@ def minh_pointwise(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: unbounded features, such as those of a curl-free or divergence-free kernel with
-            "base"; a batch of kernels, or an unknown measure.
+        ValueError: unbounded features, as for a curl-free or divergence-free kernel with "base"; a
+            batch of kernels; an unknown measure.
         NotImplementedError: as for `brault`.
 
     Example:
@@ -289,27 +291,28 @@ def minh(
             ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) ,
         a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) .
 
-    M and σ² are those of `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F, which is the same for both measures.
-    The norm is never smaller than the spectral norm of `brault`, which usually asks for fewer.
+    M and σ² are defined at `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F is the same for both measures. The
+    norm is never smaller than the spectral norm of `brault`, which usually requires fewer
+    frequencies.
 
     Minh 2016, Theorem 12, for the set of lags x − z, whose diameter is 2l, and with 2M for M as in
     `minh_pointwise`.
 
     Args:
-        kernel: any kernel that `ORFFKernel` takes, at its present hyperparameters.
+        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
         domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
             and z are in it.
         measure: "trace" or "base", as for `MonteCarlo`.
-        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
 
     Returns:
         A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: unbounded features, such as those of a curl-free or divergence-free kernel with
-            "base"; m₁ = ∞, as for those of a Matérn kernel with ν ≤ 3/2; a domain that is no
-            finite box of the inputs; a batch of kernels, or an unknown measure.
+        ValueError: unbounded features, as for a curl-free or divergence-free kernel with "base";
+            m₁ = ∞, as for curl-free and divergence-free Matérn kernels with ν ≤ 3/2; a domain that
+            is not a finite box of the inputs; a batch of kernels; an unknown measure.
         NotImplementedError: as for `brault`.
 
     Example:
@@ -450,24 +453,24 @@ def fastfood(
         V = κ ½(1 − e^{−s})² ,    κ = 1 + 2(1 − 1/d) + 3(1 − 2(1 − 1/d)/(m − 1))/(m + 1) ,
         t² + t log(D + m − 1) = Dε²/(4cs) ,    c = m/(m − 1) + (D + m − 1)/(Dm) .
 
-    a²V/D bounds the variance, and κ ≤ 3.03 compares it with that of independent frequencies. For
-    d = 1, κ = c = 1. The three bounds are Chebyshev's inequality, Bernstein's for the blocks, and
-    that of Lipschitz functions of Gaussians, for few blocks and small probabilities. V and s
-    increase with the lag: the bound for a box is that of its diagonal. In the box
-    ((0, |x₁ − z₁|), …) it is that of one pair.
+    The variance is at most a²V/D, which is κ ≤ 3.03 times the variance with independent
+    frequencies. For d = 1, κ = c = 1. The three bounds are Chebyshev's inequality, Bernstein's
+    inequality for the blocks, and concentration of Lipschitz functions of Gaussians. The last one
+    is for few blocks and small probabilities. V and s increase with the lag, so that the bound for
+    a box is the bound for its diagonal. Pass the box ((0, |x₁ − z₁|), …) for one pair of points.
 
-    Le et al. 2013, Corollary 10 and Theorem 11. Corollary 10 has V = ½(1 − e^{−s})² +
-    6s²(e^{−s} + s/3), which allows 14 to 270 times the variance of independent frequencies at lags
-    of 0.5 to 2 lengthscales. The variance here comes from the same proof with E ρ² as it is.
-    Theorem 11 is for one block, D = m, without S: it has 2δ = 4e^{−t} with c = 1 and D for
-    D + m − 1. The radii of `Fastfood`, S = r/‖G‖_F, need c > 1, which is 1.0015 for D = m = 2048.
+    Le et al. 2013, Corollary 10 and Theorem 11. Corollary 10 has V = ½(1 − e^{−s})² + 6s²(e^{−s} +
+    s/3). At lags of 0.5 to 2 lengthscales, this is 14 to 270 times the variance with independent
+    frequencies. The variance here comes from the same proof with the exact E ρ². Theorem 11 is for
+    one block, D = m, without S. It has 2δ = 4e^{−t} with c = 1, and D instead of D + m − 1. The
+    radii of `Fastfood`, S = r/‖G‖_F, need c > 1, for example 1.0015 for D = m = 2048.
 
     Args:
         kernel: one `RBFKernel`, scaled or not, or a `SeparableKernel` or `MultitaskKernel` of it,
             at its present hyperparameters.
         domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
-            and z are in it. If None, the bound is for all pairs of points; t is then 0.
-        num_dims: d, the number of inputs; what the kernel or `domain` says if None.
+            and z are in it. If None, the bound is for all pairs of points, and t is 0.
+        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
 
     Returns:
         A `Bound`. Its D is the number of frequencies in `Fastfood(D)`. It also has
@@ -475,9 +478,8 @@ def fastfood(
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: another kernel than RBF, sums and products of kernels, and fields; a number of
-            inputs that is not known; a domain that is no finite box of the inputs; a batch of
-            kernels.
+        ValueError: a kernel that is not RBF, a sum, a product or a field kernel; an unknown number
+            of inputs; a domain that is not a finite box of the inputs; a batch of kernels.
         NotImplementedError: an `LCMKernel` or another kernel whose moments are not known.
 
     Example:
@@ -494,7 +496,7 @@ def fastfood(
     problem = Problem.of("fastfood", kernel, domain, "trace", num_dims)
     (term, spectrum), *others = problem.terms
     leaves = [leaf.spectrum for leaf in spectrum.leaves]
-    single = not others and len(leaves) == 1 and isinstance(term.factor, Mixing)
+    single = not others and len(leaves) == 1 and term.factor.is_constant
     if not single or not isinstance(leaves[0], Gaussian):
         raise ValueError(
             "fastfood expects one RBFKernel, scaled or not, or a SeparableKernel or "
@@ -516,7 +518,7 @@ def _in_words(problem: Problem) -> str:
     """The terms of a kernel by their classes."""
     return " + ".join(
         " * ".join(
-            [type(term.factor).__name__] * (not isinstance(term.factor, Mixing))
+            [type(term.factor).__name__] * (not term.factor.is_constant)
             + [type(leaf.kernel).__name__ for leaf in term.leaves]
         )
         for term, _ in problem.terms

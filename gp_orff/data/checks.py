@@ -386,7 +386,7 @@ def _finite(values: Sequence[object]) -> list[float]:
 
 
 def _without(variable: "xarray.Variable", fills: Sequence[float]) -> "xarray.Variable":
-    """A variable of floats with NaN in the place of some values."""
+    """A variable of floats with NaN instead of some values."""
     valid = np.ones((), dtype=bool)
     for fill in fills:
         valid = valid & (variable != np.asarray(fill).astype(variable.dtype))

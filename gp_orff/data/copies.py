@@ -51,14 +51,15 @@ def without_copies(data: Dataset) -> Dataset:
     One place is what lies within `data.repeats.distance`; if that is None, within 10⁻⁵ of the
     extent of most points along each axis. If it is 0, nothing changes.
 
-    Continuous noise never gives equal values: such records are copies, and would tell that there is
-    no noise. Values are equal that differ by less than their unit, which is the smallest difference
-    between values of that column, or 10⁻⁵ of the range between their 5 % and 95 % quantiles if that
-    is more; values of a copy that was rounded differently differ by one unit. Rounding gives equal
-    values to independent records too, such as the readings of a platform at rest. Records are
-    copies only if 95 % of the pairs that agree cannot be explained in this way, by the number of
-    pairs that differ by a few units, or that are equal at different places. Of copies, the record
-    of largest weight remains. A `DataWarning` gives the number of records that were left out.
+    Continuous noise never gives equal values: such records are copies, and would suggest that there
+    is no noise. Values are equal that differ by less than their unit, which is the smallest
+    difference between values of that column, or 10⁻⁵ of the range between their 5 % and 95 %
+    quantiles if that is more; values of a copy that was rounded differently differ by one unit.
+    Rounding gives equal values to independent records too, such as the observations of a platform
+    at rest. Records are copies only if 95 % of the pairs that agree cannot be explained in this
+    way, by the number of pairs that differ by a few units, or that are equal at different places.
+    Of copies, the record of largest weight remains. A `DataWarning` gives the number of records
+    that were left out.
 
     Args:
         data: observations in memory.
@@ -260,38 +261,40 @@ def _units(y: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "v"]:
 def thin(
     x: object, distance: float | Sequence[float], *, group: object = None, seed: int = 0
 ) -> Int[Tensor, "m"]:
-    """Return rows of x at least a distance apart, near which all others lie.
+    """Return rows of x that are at least a distance from each other and near all other rows.
 
-    Errors of readings that follow each other closely, along a track or in a cluster, are often
-    nearly the same: of a sensor that drifts, or of positions. A model that takes them as
-    independent has error bars that are too small, the smaller the denser the readings. Readings
-    further apart have errors of their own, and cost less. Where the readings of a track are known,
-    `fit(track=)` learns their correlation and keeps them all.
+    Use this function if observations are close together, along a track or in a cluster, and their
+    errors are nearly equal. Such errors come from a sensor that drifts, or from positions. A model
+    that treats them as independent has error bars that are too small. Observations that are further
+    from each other have independent errors, and a fit to them costs less. If you know the tracks of
+    the observations, use `fit(track=)` instead, which learns the correlation and keeps all
+    observations.
 
-    The rows are a largest set, in random order, of which no two positions x, z have
+    The rows are chosen greedily in random order, until no row can be added. No two positions x, z
+    of the result have
 
         Σ_j ((x_j − z_j) / distance_j)² ≤ 1 .
 
-    Of several distances, take the one at which `cross_validate` by tracks, paths or days has the
-    smallest `nlpd`, and a `coverage` near 0.95.
+    Try several distances. Use the distance for which `cross_validate` by tracks, paths or days has
+    the smallest `nlpd`, and a `coverage` near 0.95.
 
     Args:
         x: points (N, d).
-        distance: in units of x; or one for each column of x, as for space and time.
-        group: a label for each point, of an instrument or a path: points with different labels
-            have errors of their own, and stay, however close they are. None for one group.
-        seed: of the random order.
+        distance: the distance in units of x, or one for each column of x, as for space and time.
+        group: a label for each point, for example its instrument or path. Points with different
+            labels have independent errors, and are kept even if they are close. None for one group.
+        seed: the seed of the random order.
 
     Returns:
-        The rows that remain, increasing, for x, y and labels alike.
+        The indices of the remaining rows, increasing, for x, y and labels.
 
     Raises:
-        TypeError: points that are no real numbers.
+        TypeError: points that are not real numbers.
         ValueError: distances that are not positive and finite, or not one for each column; labels
             of another length.
 
     Example:
-        Two thousand readings along four passes, whose errors change slowly:
+        Two thousand observations along four passes, whose errors change slowly:
 
         >>> import gp_orff, torch
         >>> generator = torch.Generator().manual_seed(0)

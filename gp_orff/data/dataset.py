@@ -29,7 +29,6 @@ from gp_orff.data.track_reading import (
 from gp_orff.features.chunked import Box, contains, in_words, within_box
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.grid import Grid
-from gp_orff.features.lattice import LatticeColumns
 
 # Two kinds of data have one interface. A `Dataset` can visit its observations again: it refers to
 # arrays or chunks and stores only a survey of them, small data also as a copy. `StatisticsOnly` has
@@ -49,7 +48,7 @@ class Data(ABC):
     elbo_correction: float  # the term of the ELBO that comes from learned weights
     symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
     repeats = BY_THE_PRIOR  # what is done about repeated positions
-    tracks: tuple[TrackObservations, ...] = ()  # block means of readings along tracks, in memory
+    tracks: tuple[TrackObservations, ...] = ()  # block means along tracks, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
@@ -150,7 +149,7 @@ class Dataset(Data):
 
     @property
     def overflows(self) -> bool:
-        """Whether the data hold more numbers in memory than `MOST_KEPT`."""
+        """Whether the data store more numbers in memory than `MOST_KEPT`."""
         return self.numbers_in_memory > MOST_KEPT
 
     @classmethod
@@ -324,14 +323,14 @@ class StatisticsOnly(Data):
         return self.field_statistics.elbo_correction
 
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        if isinstance(phi, LatticeColumns):
+        if phi.on_lattice:
             return self.field_statistics.on(phi)
         differentiable = any(tensor.requires_grad for tensor in phi.tensors)
         if differentiable or not self.field_statistics.phi.same(phi):
             raise RuntimeError(
                 "expected the data, since these random frequencies move with the hyperparameters, "
-                "got statistics: the data are no longer held. Call fit or condition on the data, "
-                "or use gp_orff.Grid, whose statistics serve other hyperparameters"
+                "got statistics: the data are no longer stored. Call fit or condition on the data, "
+                "or use gp_orff.Grid, whose statistics are valid for others"
             )
         return self.field_statistics
 
@@ -357,7 +356,7 @@ class StatisticsOnly(Data):
         if self.domain is not None and not contains(self.domain, box):
             raise ValueError(
                 f"expected observations in the domain {in_words(self.domain)} of the statistics, "
-                f"got some in {in_words(box)}, and the data are no longer held; condition on all "
+                f"got some in {in_words(box)}, and the data are no longer stored; condition on all "
                 "data, or give the region of interest beforehand, as Auto(domain=...)"
             )
 

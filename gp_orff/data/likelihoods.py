@@ -42,10 +42,11 @@ from gp_orff.data.pointwise import Pointwise, by_points
 from gp_orff.data.validation import as_real
 from gp_orff.kernels.base import as_real_tensor
 
-# Noise that comes with the readings: an absolute variance or covariance of each.
+# Noise that comes with the observations: an absolute variance or covariance of each.
 #
-# A reading y = f + ε, ε ~ N(0, R), tells the same as its components along the axes u_k of
-# R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance λ_k.
+# An observation y = f + ε, ε ~ N(0, R), has the same information as its components along the axes
+# u_k of R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance
+# λ_k.
 
 
 _ASYMMETRY = 1e-5  # over √(R_ii R_jj): beyond rounding in single precision
@@ -55,14 +56,14 @@ _SINGULAR = 100 * torch.finfo(torch.float64).eps  # the least eigenvalue, over t
 def given_noise(
     noise: object, count: int, num_values: int, observed: Bool[Tensor, "N v"] | None = None
 ) -> Float[Tensor, "N ..."]:
-    """The noise of N readings of v values: variances (N,) or (N, v), or covariances (N, v, v).
+    """The noise of N observations of v values: variances (N,) or (N, v), or covariances (N, v, v).
 
     What belongs to values that were not observed is neither checked nor used.
 
     Args:
         noise: (N,), (N, v) or (N, v, v), in squared units of y.
         count: N.
-        num_values: v, the components of a reading; 1 for readings along directions.
+        num_values: v, the components of an observation; 1 for observations along directions.
         observed: whether each value was observed; None if all were.
 
     Raises:
@@ -95,10 +96,10 @@ def given_noise(
 
 
 def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[Observations]:
-    """The components of readings along the axes of their noise covariances, axis by axis.
+    """The components of observations along the axes of their noise covariances, axis by axis.
 
     Args:
-        part: readings of some components of vectors.
+        part: observations of some components of vectors.
         covariance: their noise, as `given_noise` returns it.
     """
     # The columns of `axes` are the directions u_k. In these coordinates the noise is independent,
@@ -188,8 +189,8 @@ class HeavyTails(Likelihood):
         prior: Prior | None = None,
     ) -> None:
         """Register ν, its constraint and its prior, by default a log-normal one of ν − 2 with its
-        mode at 2: it keeps ν near 4 where readings do not tell, from 2, where the noise has no
-        variance, and from growing without bound under noise that is Gaussian.
+        mode at 2: It keeps ν near 4 if observations do not determine it, above 2, where the noise
+        has no variance, and finite if the noise is Gaussian.
 
         Raises:
             ValueError: ν of at most 2, or one that the constraint does not allow.
@@ -295,14 +296,14 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
     return {part.raw_deg_free for part in tails if part.has_deg_free}
 
 
-# `KnownNoiseLikelihood`: noise that is given with each reading.
+# `KnownNoiseLikelihood`: noise that is given with each observation.
 
 
 class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     r"""Noise with a known covariance for each observation: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
 
-    `VectorFieldGP.fit(x, y, noise=R)` makes one for each group of such observations. By default
-    s = 1. With `scale_noise=True`, s is learned by evidence.
+    `VectorFieldGP.fit(x, y, noise=R)` creates this likelihood for each group of such observations.
+    By default s = 1. With `scale_noise=True`, s is learned by evidence.
 
     In an `ExactGP`, `KnownNoiseLikelihood(num_tasks=p, noise=R)` extends
     `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` to several outputs: it has the noise of the
@@ -327,21 +328,32 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
             covariances (N, p, p), in squared units of y. For `VectorFieldGP`, pass it to `fit`.
         deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
         learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
-        noise_scale_constraint, noise_scale_prior: of s; positive by default, without a prior.
+        noise_scale_constraint, noise_scale_prior: constraint and prior of s; positive by default,
+            without a prior.
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     80, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> noise = 0.1 ** torch.linspace(1, 4, 80).double()
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> errors = torch.randn(80, 2, generator=torch.Generator().manual_seed(1))
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> model = model.fit(x, y + noise.sqrt()[:, None] * errors, noise=noise, progress=False)
+        >>> model = model.fit(
+        ...     x, y + noise.sqrt()[:, None] * errors, noise=noise, progress=False
+        ... )
         >>> model.likelihood.noise_scale.item()
         1.0
         >>> field = model.posterior()(x[:2])
         >>> observation = model.likelihood(field, noise=noise[:2])
-        >>> bool(torch.allclose(observation.variance - field.variance, noise[:2, None]))
+        >>> bool(
+        ...     torch.allclose(
+        ...         observation.variance - field.variance, noise[:2, None]
+        ...     )
+        ... )
         True
     """
 
@@ -380,7 +392,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
 
     @property
     def noise_scale(self) -> Float[Tensor, "1"]:
-        """The factor s of the noise that is given, a tensor (1,)."""
+        """The factor s of the given noise, a tensor (1,)."""
         return self.raw_noise_scale_constraint.transform(self.raw_noise_scale)
 
     @noise_scale.setter
@@ -397,8 +409,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> torch.distributions.Distribution:
-        """New readings with the noise `noise`, given values of the field, `function_samples`
-        (*b, n, p), or (*b, n) if p = 1."""
+        """Return the distribution of new observations with the noise `noise`, given values of the
+        field, `function_samples` (*b, n, p), or (*b, n) if p = 1."""
         count = function_samples.shape[-1 if self.num_tasks == 1 else -2]
         blocks = self._given(count, args, noise).to(function_samples)
         if self.num_tasks == 1:
@@ -412,8 +424,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> MultivariateNormal:
-        """The distribution of observations with the noise `noise`, from that of the field, which is
-        `function_dist` at n points."""
+        """Return the distribution of observations with the noise `noise`, if `function_dist` is the
+        distribution of the field at n points."""
         if noise is None and not self._has_noise_of(function_dist.event_shape[0], args):
             warnings.warn(
                 "expected noise=, the noise of new observations, (n,), (n, p) or (n, p, p), got "
@@ -428,7 +440,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         blocks = to_linear_operator(blocks.expand(*function_dist.batch_shape, -1, -1, -1))
         if not isinstance(function_dist, MultitaskMultivariateNormal):
             return function_dist.__class__(mean, covariance + BlockDiagLinearOperator(blocks))
-        interleaved = function_dist._interleaved  # reading by reading, not component by component
+        interleaved = function_dist._interleaved  # point by point, not component by component
         kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
         return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
 
@@ -461,8 +473,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     def get_fantasy_likelihood(
         self, *, noise: Float[Tensor, "m ..."] | None = None, **kwargs
     ) -> "KnownNoiseLikelihood":
-        """The likelihood of the training data and of new observations, whose noise is `noise`, as
-        `get_fantasy_model` asks for it.
+        """Return the likelihood of the training data and of new observations with the noise
+        `noise`, for `get_fantasy_model`.
 
         Raises:
             ValueError: no noise of the training data or of the new observations.
@@ -532,12 +544,12 @@ def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
 
 
 class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
-    r"""Student-t noise of vectors, for data with outliers: ε ~ t_ν(0, Σ) in p dimensions.
+    r"""Student-t noise for vectors with outliers: ε ~ t_ν(0, Σ) in p dimensions.
 
     The noise of each point is N(0, Σ/w) with w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor 1989,
-    *Robust statistical modeling using the t distribution*). All components of a vector share one
-    weight w. `VectorFieldGP` computes the field, the weights and the hyperparameters by variational
-    EM with the E-step
+    *Robust statistical modeling using the t distribution*). All components of a vector have the
+    same weight w. `VectorFieldGP` computes the field, the weights and the hyperparameters by
+    variational EM with the E-step
 
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
@@ -549,15 +561,15 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
 
     the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
     distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do not change
-    ν. A search stays above 2.5, unless it starts lower: with gross outliers, the evidence is
-    largest near ν = 2, where the map is worse and its error bars are too small.
+    ν. A search stays above 2.5, unless it starts lower. With gross outliers, the evidence is
+    largest near ν = 2, but the map is worse and its error bars are too small.
 
     In variational models of gpytorch, `expected_log_prob` (for `VariationalELBO`) and
     `log_marginal` (for `PredictiveLogLikelihood`) average t_ν(y − f; 0, Σ) over the joint
-    distribution of all outputs of a point. They use quadrature in one dimension, to ten digits.
-    Calling this likelihood on a distribution adds Gaussian noise of the same covariance, νΣ/(ν−2),
-    which carries no information about ν. Calling it on values of a field returns their Student-t
-    distribution. An `ExactGP` does not accept it.
+    distribution of all outputs of a point. They use quadrature in one dimension, to ten digits. If
+    you call this likelihood on a distribution, it adds Gaussian noise of the same covariance,
+    νΣ/(ν−2), which carries no information about ν. If you call it on values of a field, it returns
+    their Student-t distribution. An `ExactGP` does not accept it.
 
     Args:
         num_tasks: p, the number of outputs.
@@ -567,10 +579,10 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. A learned
             ν describes the distribution of observations best. ν = 4 gives the better map if there
             are few observations, or few and gross outliers.
-        deg_free_constraint: of ν; greater than 2 by default.
-        deg_free_prior: of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its mode at 4.
-            This prior keeps ν near 4 if the data do not determine it, above 2, and finite if the
-            noise is Gaussian.
+        deg_free_constraint: the constraint of ν; greater than 2 by default.
+        deg_free_prior: the prior of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its
+            mode at 4. This prior keeps ν near 4 if the data do not determine it, above 2, and
+            finite if the noise is Gaussian.
         has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
             for the default `rank` of 0.
         kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
@@ -585,11 +597,15 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> y[:5] += 10  # outliers
         >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
         >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
-        >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(x, y, progress=False)
+        >>> model = gp_orff.VectorFieldGP(kernel, likelihood=robust).fit(
+        ...     x, y, progress=False
+        ... )
         >>> (model.posterior().mean(x[5:]) - y[5:]).abs().max() < 0.2
         tensor(True)
     """
@@ -692,7 +708,7 @@ class NamedLikelihoods(nn.Module, MutableMapping):
 
 
 def default_likelihood(num_outputs: int) -> Likelihood:
-    """A Gaussian likelihood with one noise variance, bounded below by 0 only, which has no unit."""
+    """A Gaussian likelihood with one positive noise variance, without gpytorch's lower bound."""
     if num_outputs == 1:
         return GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     return MultitaskGaussianLikelihood(
@@ -700,7 +716,7 @@ def default_likelihood(num_outputs: int) -> Likelihood:
     )
 
 
-# `TrackLikelihood`: noise that readings of one track share.
+# `TrackLikelihood`: noise that observations of one track share.
 
 
 _NAMES = (
@@ -724,17 +740,18 @@ class TrackLikelihood(Likelihood):
 
     independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
     of the Brownian motion*). Dense observations are averaged over blocks that are short compared
-    with τ. The observations of a block share e_i ~ N(0, σ_e²), which is independent between blocks.
+    with τ. All observations of a block have the same error e_i ~ N(0, σ_e²), which is independent
+    between blocks.
 
     With `noise=`, the known variance of an observation is added to σ², which is then the variance
     in excess of the stated errors. The mean of a block has equal weights.
 
-    `VectorFieldGP.fit(x, y, track=, time=)` makes one for each group of observations along tracks
-    and learns its parameters by evidence. Without times, t is the length of the path.
+    `VectorFieldGP.fit(x, y, track=, time=)` creates this likelihood for each group of observations
+    along tracks and learns its parameters by evidence. Without times, t is the length of the path.
 
     Called on the distribution of a field, it returns the distribution of new observations, each on
-    a new track. With parameters that you set, this adds the variance v + σ_e² + σ² to that of the
-    field, where v = σ_b² + σ_r².
+    a new track. With parameters that you set, this adds the variance v + σ_e² + σ² to the variance
+    of the field, where v = σ_b² + σ_r².
 
     A small number of tracks leaves v uncertain: three tracks give two independent differences of
     offsets in each component. After `fit`, predictions therefore integrate over v, given all data
@@ -745,44 +762,54 @@ class TrackLikelihood(Likelihood):
 
     where B assigns observations to tracks, and H is the effect of the constant mean. The
     distribution of a new observation is then a mixture of Gaussians. If the offsets of T tracks are
-    known precisely, it is Student's t distribution with p (T − 1) degrees of freedom (Box & Tiao
+    known precisely, it is a Student-t distribution with p (T − 1) degrees of freedom (Box & Tiao
     1973, *Bayesian inference in statistical analysis*). `quantile` returns its quantiles. The
     likelihood returns the Gaussian distribution with the same central 95 % interval.
 
     If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
-    of v if `raw_offset_variance` is frozen, after you set a parameter, if the group has more than
-    400 offsets, and if the data contain no difference of offsets: a single track does not determine
-    the offset of another.
+    of v in four cases. The parameter `raw_offset_variance` is frozen; you set a parameter; the
+    group has more than 400 offsets; or the data contain no difference of offsets, because a single
+    track does not determine the offset of another.
 
     Args:
         num_tasks: p, the number of outputs.
-        noise_constraint, noise_prior: of σ², in squared units of y; positive by default, without a
-            prior, as all of them.
-        offset_variance_constraint, offset_variance_prior: of σ_b².
-        correlated_variance_constraint, correlated_variance_prior: of σ_r².
-        correlation_time_constraint, correlation_time_prior: of τ, in units of time or length.
-        block_variance_constraint, block_variance_prior: of σ_e².
+        noise_constraint, noise_prior: constraint and prior of σ², in squared units of y. All
+            parameters are positive by default, without a prior.
+        offset_variance_constraint, offset_variance_prior: constraint and prior of σ_b².
+        correlated_variance_constraint, correlated_variance_prior: constraint and prior of σ_r².
+        correlation_time_constraint, correlation_time_prior: constraint and prior of τ, in units of
+            time or length.
+        block_variance_constraint, block_variance_prior: constraint and prior of σ_e².
 
     Attributes:
-        span: the time of one block of readings, whose mean is one observation; 0 for blocks of
-            one reading. A fit chooses it.
+        span: the duration of one block, whose mean is one observation; 0 if blocks are single
+            observations. A fit chooses it.
         duration: the median duration (or length) of the tracks of the last fit; 0 before.
 
     Example:
         >>> import gp_orff, torch
         >>> time = torch.arange(60).double()
-        >>> x = torch.stack([torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1)
+        >>> x = torch.stack(
+        ...     [torch.sin(0.21 * time), torch.sin(0.13 * time)], dim=-1
+        ... )
         >>> offsets = torch.tensor([[0.4, -0.3], [-0.5, 0.2], [0.1, 0.3]]).double()
         >>> track = torch.arange(60) // 20
         >>> y = torch.sin(3 * x).flip(-1) + offsets[track]
-        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> y = y + 0.1 * torch.randn(
+        ...     60, 2, generator=torch.Generator().manual_seed(0)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> model = model.fit(x, y, track=track, time=time, progress=False)
         >>> type(model.likelihood).__name__
         'TrackLikelihood'
         >>> field = model.posterior()
         >>> reading = model.likelihood(field(x[:1]))  # of a new track
-        >>> bool((reading.variance > field.variance(x[:1]) + model.likelihood.noise).all())
+        >>> bool(
+        ...     (
+        ...         reading.variance
+        ...         > field.variance(x[:1]) + model.likelihood.noise
+        ...     ).all()
+        ... )
         True
         >>> upper = model.likelihood.quantile(field(x[:1]), 0.975)
         >>> torch.allclose(upper, reading.mean + 1.96 * reading.stddev, rtol=1e-4)
@@ -832,7 +859,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def noise(self) -> Float[Tensor, "1"]:
-        """The variance σ² of the white noise of one reading, a tensor (1,)."""
+        """The variance σ² of the white noise of one observation, a tensor (1,)."""
         return self._value("noise")
 
     @noise.setter
@@ -841,7 +868,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def offset_variance(self) -> Float[Tensor, "1"]:
-        """The variance σ_b² of the offset that all readings of a track share, a tensor (1,)."""
+        """The variance σ_b² of the common offset of all observations of a track, a tensor (1,)."""
         return self._value("offset_variance")
 
     @offset_variance.setter
@@ -859,7 +886,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def correlation_time(self) -> Float[Tensor, "1"]:
-        """The time (or length) τ over which correlated noise loses its memory, a tensor (1,)."""
+        """The correlation time (or length) τ of the correlated noise, a tensor (1,)."""
         return self._value("correlation_time")
 
     @correlation_time.setter
@@ -868,7 +895,7 @@ class TrackLikelihood(Likelihood):
 
     @property
     def block_variance(self) -> Float[Tensor, "1"]:
-        """The variance σ_e² of what readings of a block share, a tensor (1,); 0 without blocks."""
+        """The variance σ_e² of the common error of a block, a tensor (1,); 0 without blocks."""
         return self._value("block_variance") * (self.span > 0)
 
     @block_variance.setter
@@ -898,12 +925,12 @@ class TrackLikelihood(Likelihood):
         *,
         noise: Float[Tensor, "n ..."] | None = None,
     ) -> Float[Tensor, "n p"]:
-        """Return the quantiles (n, p) of new readings, each on a new track; (n,) for p = 1.
+        """Return the quantiles (n, p) of new observations, each on a new track; (n,) for p = 1.
 
         Args:
             function_dist: the distribution of the field at n points, such as `field(xs)`.
-            level: the probability of a smaller number, between 0 and 1.
-            noise: the known noise of the new readings, as for calling the likelihood.
+            level: the probability of a smaller value, between 0 and 1.
+            noise: the known noise of the new observations, as for calling the likelihood.
 
         Raises:
             ValueError: a level that is not between 0 and 1.
@@ -919,7 +946,8 @@ class TrackLikelihood(Likelihood):
         return field.mean + z
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
-        """New readings of new tracks, given values of the field, `function_samples` (n, p)."""
+        """Return the distribution of new observations on new tracks, given values of the field,
+        `function_samples` (n, p)."""
         slow, fast = self._slow_and_fast(function_samples)
         deviation = slow.matched(fast).sqrt()
         return torch.distributions.Independent(
@@ -933,8 +961,8 @@ class TrackLikelihood(Likelihood):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> MultivariateNormal:
-        """The distribution of new readings, each on a new track, from that of the field, which is
-        `function_dist` at n points; `noise`, their known noise, is added where it is given."""
+        """Return the distribution of new observations, each on a new track, if `function_dist` is
+        the distribution of the field at n points. Known noise is added if you pass `noise`."""
         field = self._with_known(function_dist, noise)
         covariance = field.lazy_covariance_matrix
         if self.slow_variance is None:
@@ -949,7 +977,7 @@ class TrackLikelihood(Likelihood):
     def _with_known(
         self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None
     ) -> MultivariateNormal:
-        """The distribution of the field with the known noise of new readings."""
+        """The distribution of the field with the known noise of new observations."""
         if noise is None:
             return function_dist
         return KnownNoiseLikelihood(self.num_tasks).marginal(function_dist, noise=noise)

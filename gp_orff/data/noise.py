@@ -50,13 +50,13 @@ _CHUNK = 2**16  # quantiles that are computed at once
 
 
 class TrackNoise(NamedTuple):
-    """Variances of the noise of one component of a reading, and a time along the track."""
+    """Variances of the noise of one component of an observation, and a time along the track."""
 
     noise: Float[Tensor, ""]  # white
-    offset_variance: Float[Tensor, ""]  # of the offset that all readings of a track share
+    offset_variance: Float[Tensor, ""]  # of the offset that all observations of a track share
     correlated_variance: Float[Tensor, ""]
     correlation_time: Float[Tensor, ""]  # τ: the correlation at a lag t is exp(−t/τ)
-    block_variance: Float[Tensor, ""]  # of what readings of one block share, and others do not
+    block_variance: Float[Tensor, ""]  # of what observations of one block share, and others do not
 
     @property
     def slow(self) -> Float[Tensor, ""]:
@@ -65,13 +65,13 @@ class TrackNoise(NamedTuple):
 
     @property
     def total(self) -> Float[Tensor, ""]:
-        """The variance of a new reading of a new track."""
+        """The variance of a new observation of a new track."""
         return self.noise + self.block_variance + self.slow
 
 
 @singledispatch
 def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
-    """The noise along tracks of a likelihood; None where readings are independent."""
+    """The noise along tracks of a likelihood; None where observations are independent."""
     return None
 
 
@@ -79,7 +79,7 @@ def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
 class SlowVariance:
     """The variance v of the offset and the correlated noise of a new track, integrated over.
 
-    It has the value v_j with the probability w_j, so that a reading of a new track has the
+    It has the value v_j with the probability w_j, so that an observation of a new track has the
     distribution Σ_j w_j N(m, s + v_j) about its mean m, with the variance s of all the rest.
     """
 
@@ -119,8 +119,8 @@ def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
 
 
 class NoisesOfGroups(dict[str, Tensor]):
-    """Σ of one reading by the label of the group; the noise along tracks of some groups, and what
-    is known of its variance on new tracks."""
+    """Σ of one observation by the label of the group; the noise along tracks of some groups, and
+    what is known of its variance on new tracks."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ from gp_orff.threads import fixed_threads
 # 4. `kept` stores the results of computations between passes, since a pass depends on them to the
 #    last bit, which another number of threads may change. They are numbered in the order of the
 #    call.
-# 5. The file is written again so seldom that this takes 5 % of the time, and always at the end of a
+# 5. The file is written again so rarely that this takes 5 % of the time, and always at the end of a
 #    pass or at an error.
 
 
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @classmethod
     def at(cls, path: str | os.PathLike, identity: str) -> "Checkpoint":
-        """What the file holds; nothing if there is none yet.
+        """The content of the file; nothing if there is none yet.
 
         Raises:
             ValueError: a file that is damaged, or of another model.
@@ -92,7 +92,7 @@ class Checkpoint:
         try:
             kind, known, *content = pickle.loads(path.read_bytes())
         except Exception as error:
-            raise ValueError(f"{path} is damaged, or is no checkpoint of gp_orff") from error
+            raise ValueError(f"{path} is damaged, or is not a checkpoint of gp_orff") from error
         if kind != _FORMAT:
             raise ValueError(f"expected {path} as a {_FORMAT}, got {kind!r}")
         if known != identity:
@@ -260,7 +260,7 @@ def num_points(chunk: object) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Reads chunks and summarises what they hold; values of different chunks add up."""
+    """Reads chunks and summarises their content; values of different chunks are added."""
 
     read: Callable[[object], Iterable]  # a chunk, loaded, to its observations
     summary: Callable[[Iterable, int], Any]  # observations and the number of their chunk
@@ -296,7 +296,7 @@ def loaded(chunk: object) -> object:
     if content is None:
         raise TypeError(
             f"expected a chunk that returns (x, y) or a mapping when it is called, got nothing "
-            f"from {chunk!r}: does it lack a return?"
+            f"from {chunk!r}: is a return missing?"
         )
     return content
 
@@ -560,7 +560,7 @@ def passes_on(
         executor: a `concurrent.futures.Executor`.
         retries: how often a chunk that fails is tried again.
         checkpoint: the path of a file for partial sums, deleted at the end of the block.
-        identity: what the partial sums depend on beside the columns and the chunks.
+        identity: what the partial sums depend on in addition to the columns and the chunks.
 
     Raises:
         TypeError: something else as an executor.
@@ -590,8 +590,8 @@ def kept(compute: Callable[[], Kept]) -> Kept:
     """What `compute` returns, or what it returned in the interrupted call that is resumed.
 
     What passes of the checkpoint were made for is then the same to the last bit, also with another
-    number of threads. Calls are told apart by their order. Without passes nothing is kept, since
-    only their chunks tell whether the data are the same.
+    number of threads. Calls are distinguished by their order. Without passes nothing is kept,
+    because only their chunks show whether the data are the same.
     """
     checkpoint = _call.passes.checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
@@ -608,7 +608,8 @@ def shares(values: Sequence) -> list[Sequence]:
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
     """The sum of what `work` makes of each chunk, in their order; None if there are no chunks.
 
-    `name` gives what tells the work from others of the same call; only a checkpoint asks for it.
+    `name` gives what distinguishes the work from others of the same call; only a checkpoint needs
+    it.
     """
     passes, of = _call.passes, len(chunks) if isinstance(chunks, Sized) else None
     checkpoint, chunks = passes.checkpoint, iter(chunks)
@@ -660,7 +661,7 @@ _ADDED = [
 def on_workers(method: Callable) -> Callable:
     """A method with further arguments `executor`, `retries` and `checkpoint`, as for `passes_on`.
 
-    They hold for this call; the model keeps none of them.
+    They are valid for this call; the model stores none of them.
     """
 
     @wraps(method)

@@ -71,7 +71,7 @@ class Components:
     def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
-        """H δ Hᵀ Σ_n w_n a_n / N: a variance δ without weights, in the place of one with weights.
+        """H δ Hᵀ Σ_n w_n a_n / N: a variance δ without weights, instead of one with weights.
 
         Exact where all weights are one. Otherwise δ is multiplied by the mean weight, so that the
         noise of all observations grows by one factor; `VectorFieldGP` takes grids for which this
@@ -138,7 +138,7 @@ class LineOfSight:
         if not torch.allclose(covariance, variance * eye, rtol=1e-6, atol=0):
             raise ValueError(
                 "expected noise that does not depend on direction for line-of-sight observations, "
-                f"got {covariance.detach().tolist()}; give them a group of their own (group=) or "
+                f"got {covariance.detach().tolist()}; give them a separate group (group=) or "
                 "use MultitaskGaussianLikelihood(..., has_task_noise=False)"
             )
         return variance

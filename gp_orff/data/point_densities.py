@@ -163,7 +163,9 @@ class MultivariateStudentT(Distribution):
     Example:
         >>> import torch
         >>> from gp_orff.data.point_densities import MultivariateStudentT
-        >>> law = MultivariateStudentT(torch.tensor(4.0), torch.zeros(3, 2), torch.eye(2))
+        >>> law = MultivariateStudentT(
+        ...     torch.tensor(4.0), torch.zeros(3, 2), torch.eye(2)
+        ... )
         >>> law.variance[0], law.rsample(torch.Size([5])).shape
         (tensor([2., 2.]), torch.Size([5, 3, 2]))
     """

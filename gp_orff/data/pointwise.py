@@ -29,20 +29,21 @@ _POINTS = 512  # of Sobol' points for more outputs, and their negatives
 
 
 class Pointwise(Likelihood):
-    r"""Any likelihood p(y_n | f(x_n)) of single points, by quadrature over all outputs of a point.
+    r"""Any pointwise likelihood p(y_n | f(x_n)), by quadrature over all outputs of a point.
 
-    Under the normal distribution q of the p outputs of each point, with their covariance,
+    For the normal distribution q of the p outputs of each point, with their covariance, it computes
 
         E_n = ∫ q(f) log p(y_n | f) df ,    log ∫ q(f) p(y_n | f) df .
 
-    Likelihoods of single outputs, such as `BernoulliLikelihood` or `PoissonLikelihood`, are those
-    of every output, and E_n is the sum over the outputs. All others, such as `SoftmaxLikelihood`,
-    depend on all outputs of a point. In train mode gpytorch draws these independently, and
-    posteriors become up to 35 % too narrow, without an error; here their covariance counts. NaN in
-    y are values that were not observed.
+    Likelihoods of single outputs, such as `BernoulliLikelihood` or `PoissonLikelihood`, apply to
+    every output, and E_n is the sum over the outputs. All others, such as `SoftmaxLikelihood`,
+    depend on all outputs of a point. In train mode gpytorch draws these outputs independently, so
+    that posteriors become up to 35 % too narrow, without an error. This class includes their
+    covariance. NaN in y are values that were not observed.
 
-    `VectorFieldGP(kernel, likelihood=...)` puts any likelihood that has no noise covariance into
-    a `Pointwise`, and computes the normal distribution q of the field that maximises the ELBO
+    `VectorFieldGP(kernel, likelihood=...)` wraps any likelihood without a noise covariance in a
+    `Pointwise`. It computes the normal distribution q of the field that maximises the evidence
+    lower bound (ELBO)
 
         Σ_n E_n − KL(q ‖ prior) .
 
@@ -51,15 +52,17 @@ class Pointwise(Likelihood):
 
     Args:
         base: a gpytorch likelihood.
-        nodes: Gauss–Hermite nodes along each output; 32, 16 or 10 for up to 3 outputs if None, and
-            512 Sobol' points with their negatives for more outputs.
+        nodes: the number of Gauss–Hermite nodes along each output. If None, 32, 16 or 10 nodes for
+            up to 3 outputs, and 512 Sobol points with their negatives for more outputs.
 
     Raises:
         TypeError: `base` is not a gpytorch likelihood.
 
     Example:
         >>> import gp_orff, gpytorch, torch
-        >>> x = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     200, 1, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> rate = torch.exp(1 + torch.sin(6 * x[:, 0]))
         >>> counts = torch.poisson(rate, generator=torch.Generator().manual_seed(1))
         >>> kernel = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
@@ -87,13 +90,14 @@ class Pointwise(Likelihood):
         return not isinstance(self.base, _OneDimensionalLikelihood)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> Distribution:
-        """The distribution of observations, given values of the field, `function_samples`
+        """Return the distribution of observations, given values of the field, `function_samples`
         (*b, n, p), or (*b, n) if p = 1."""
         return self.base.forward(function_samples, *args, **kwargs)
 
     def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> Distribution:
-        """The distribution of observations at points with the distribution `function_dist` of the
-        field: that of the base likelihood in closed form, or else given draws of the field."""
+        """Return the distribution of observations at points with the distribution `function_dist`
+        of the field. The base likelihood computes it in closed form, or else from draws of the
+        field."""
         if self.base.has_analytic_marginal:
             return self.base.marginal(function_dist, *args, **kwargs)
         draws = function_dist.rsample(torch.Size([num_likelihood_samples.value()]))
@@ -102,15 +106,15 @@ class Pointwise(Likelihood):
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """E_n of every point, (*b, n), from `observations` (*b, n, v) and the distribution
-        `function_dist` of the field there."""
+        """Return E_n of every point, (*b, n), from `observations` (*b, n, v) and the distribution
+        `function_dist` of the field."""
         return self.expected(observations, *moments_of(function_dist))
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """The logarithm of ∫ q(f) p(y_n | f) df of every point, (*b, n), from `observations` and
-        the distribution `function_dist` of the field there."""
+        """Return log ∫ q(f) p(y_n | f) df of every point, (*b, n), from `observations` and the
+        distribution `function_dist` of the field."""
         logs, weights = self._at_nodes(observations, *moments_of(function_dist))
         return (logs + weights.log()).logsumexp(-1)
 
@@ -124,8 +128,8 @@ class Pointwise(Likelihood):
 
         Args:
             y: observations (*b, n, v), or (*b, n) if there is one value a point.
-            mean: of the outputs of every point.
-            covariance: of them.
+            mean: the mean of the outputs of every point.
+            covariance: the covariance of the outputs.
         """
         if self.joint:
             logs, weights = self._at_nodes(y, mean, covariance)
@@ -148,8 +152,8 @@ class Pointwise(Likelihood):
 
         Args:
             y: observations.
-            mean: of the outputs of every point.
-            covariance: of them.
+            mean: the mean of the outputs of every point.
+            covariance: the covariance of the outputs.
         """
         mean, covariance = (t.detach().clone().requires_grad_() for t in (mean, covariance))
         expected = self.expected(y, mean, covariance)
@@ -163,7 +167,7 @@ class Pointwise(Likelihood):
         p = mean.shape[-1]
         nodes, weights = (t.to(mean) for t in _rule(p, self.nodes))
         root = covariance.clamp_min(0).sqrt() if p == 1 else cholesky(covariance)
-        # The nodes of a point are in the place of the points of a distribution: some likelihoods
+        # The nodes of a point are instead of the points of a distribution: some likelihoods
         # take p points with p outputs for another layout.
         f = mean.unsqueeze(-2) + nodes @ root.mT  # (*b, n, k, p)
         if y.dim() == mean.dim() and y.shape[-1] == 1:
@@ -208,7 +212,7 @@ def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor
 
 
 def _filled(y: Tensor) -> tuple[Tensor, Tensor]:
-    """y with an observed value in the place of every NaN, and where these were."""
+    """y with an observed value instead of every NaN, and where these were."""
     missing = y.isnan()
     if not missing.any():
         return y, missing
@@ -288,8 +292,8 @@ _STEPS = 30  # of Newton's method for this constant, at most
 def represented(
     parts: Sequence[Observations], likelihoods: Mapping[str, Likelihood], num_outputs: int
 ) -> list[Observations]:
-    """The observations, with pseudo-observations in the place of those of every group with a
-    `Pointwise` likelihood: the first ones, about the best constant field.
+    """The observations, with pseudo-observations instead of those of every group with a `Pointwise`
+    likelihood: the first ones, about the best constant field.
 
     Raises:
         ValueError: values to which the likelihood gives no probability; noise or variances with it,
@@ -326,7 +330,7 @@ def _check(part: Observations, likelihood: Pointwise) -> None:
     if part.weight is not None or part.key.known:
         raise ValueError(
             f"expected neither noise= nor variances= with {name}, which says how observations "
-            "vary; give Gaussian observations a group= of their own, with model.likelihoods[group] "
+            "vary; give Gaussian observations a separate group=, with model.likelihoods[group] "
             "= GaussianLikelihood()"
         )
     if part.direction is not None and likelihood.joint:

@@ -306,7 +306,7 @@ def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] 
 
 
 def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | None]]:
-    """Each label with its rows; None stands for all rows. Missing labels are those of readings
+    """Each label with its rows; None stands for all rows. Missing labels are those of observations
     without a group."""
     if group is None:
         return [(DEFAULT, None)]

@@ -23,9 +23,9 @@ class Repeats:
 
     Args:
         distance: positions that close are merged, in the units of x. None: those that the prior
-            cannot tell apart; 0: none.
+            does not distinguish; 0: none.
         copies: the records that were left out, since others have their place and their values.
-        width: the size of a site, over that of positions which the prior cannot tell apart.
+        width: the size of a site, over that of positions which the prior does not distinguish.
     """
 
     distance: float | None = None
@@ -55,8 +55,8 @@ class Repeats:
         if not self.copies:
             return ""
         return (
-            f"copies: {self.copies} records have the place and the values of others, and count "
-            "once with them; merge=0 counts all"
+            f"copies: {self.copies} records have the position and the values of others, and are "
+            "used once; merge=0 uses all"
         )
 
 
@@ -113,7 +113,7 @@ def numbered(labels: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
 
 
 def _scaled(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Float[np.ndarray, "n d"]:
-    """The positions in units of the reach; along an axis without one, numbers 2 apart."""
+    """The positions in units of the reach; along an axis without one, numbers that differ by 2."""
     columns = [
         column / length if length else 2.0 * np.unique(column, return_inverse=True)[1]
         for column, length in zip((x - x.mean(0)).T, reach, strict=True)
@@ -264,7 +264,7 @@ def merged(
 ) -> tuple[list[Observations], list[Scatter]]:
     """The means at the sites of every group, with the sums of their weights, and the scatter.
 
-    Records along different directions stay apart; those of sites with a reach may turn by a
+    Records along different directions stay separate; those of sites with a reach may turn by a
     thousandth, and have a mean direction. A group without repeated positions stays as it is, and
     has no scatter.
 
@@ -276,9 +276,16 @@ def merged(
         >>> import torch
         >>> from gp_orff.data.reading import Options, read
         >>> from gp_orff.data.sites import merged
-        >>> x, y = torch.tensor([[0.0], [1.0], [0.0]]), torch.tensor([1.0, 5.0, 3.0])
+        >>> x, y = (
+        ...     torch.tensor([[0.0], [1.0], [0.0]]),
+        ...     torch.tensor([1.0, 5.0, 3.0]),
+        ... )
         >>> (means,), (scatter,) = merged(read(x.double(), y, 1, Options()), (0.0,))
-        >>> means.y.flatten().tolist(), means.weight.tolist(), scatter.squares.item()
+        >>> (
+        ...     means.y.flatten().tolist(),
+        ...     means.weight.tolist(),
+        ...     scatter.squares.item(),
+        ... )
         ([2.0, 5.0], [2.0, 1.0], 2.0)
     """
     return merged_at(parts, [site_labels(part, reach) for part in parts])

@@ -36,7 +36,7 @@ class Summary(Protocol[Value]):
 
     @property
     def name(self) -> object:
-        """Plain values that tell this summary from others of the same data."""
+        """Plain values that distinguish this summary from others of the same data."""
 
 
 class Source(Protocol):
@@ -125,7 +125,7 @@ class ChunkReader:
     def __call__(self, chunk: object) -> Parts:
         x, y, options = in_units(self.units, *unpack(chunk, self.options))
         for part in chunks(x, y, options):
-            if len(part[0]):  # a block of land has no readings
+            if len(part[0]):  # a block of land has no observations
                 warn_of_positions(part[0])
                 yield from self.reader.read(*part)
 

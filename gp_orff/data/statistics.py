@@ -108,8 +108,14 @@ class Statistics:
         >>> import torch
         >>> from gp_orff.features.columns import TrigColumns
         >>> from gp_orff.data.statistics import Statistics
-        >>> phi, x, y = TrigColumns.of(torch.randn(3, 2)), torch.randn(10, 2), torch.randn(10, 2)
-        >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(x[4:], y[4:], phi)
+        >>> phi, x, y = (
+        ...     TrigColumns.of(torch.randn(3, 2)),
+        ...     torch.randn(10, 2),
+        ...     torch.randn(10, 2),
+        ... )
+        >>> parts = Statistics.of(x[:4], y[:4], phi) + Statistics.of(
+        ...     x[4:], y[4:], phi
+        ... )
         >>> total = Statistics.of(x, y, phi)
         >>> parts.count, torch.allclose(parts.gram, total.gram)
         (10, True)
@@ -251,7 +257,7 @@ class Statistics:
         return replace(self, phi=phi, moments=moments, cross=cross)
 
     def on(self, phi: LatticeColumns) -> "Statistics":
-        """The statistics on `phi`, whose frequencies are some of this lattice."""
+        """Return the statistics of columns `phi`, whose frequencies are part of this lattice."""
         moments = []
         for part in self.moments:
             gram = self.phi.crop(part.gram, phi)
@@ -465,7 +471,7 @@ def unpack_group(content: Mapping, phi: Columns) -> tuple[GroupKey, Statistics]:
 
 
 def _own(values: Tensor) -> Tensor:
-    """Values on the CPU with memory of their own: files hold the whole memory of a view."""
+    """Values on the CPU in separate memory: files store the complete memory of a view."""
     values = values.detach().cpu()
     whole = values.untyped_storage().nbytes() == values.nbytes
     return values if whole else values.clone()
@@ -487,21 +493,22 @@ _KIND = "gp_orff.FieldStatistics"
 
 @dataclass(frozen=True)
 class FieldStatistics:
-    """The sufficient statistics of observations: all that a posterior on fixed frequencies needs.
+    """The sufficient statistics of observations for a posterior with fixed frequencies.
 
-    `VectorFieldGP.statistics` and `VectorFieldGP.statistics_of` make them. Their size depends on
+    `VectorFieldGP.statistics` and `VectorFieldGP.statistics_of` return them. Their size depends on
     the number of frequencies, not on the number of observations. Statistics with the same
     frequencies combine exactly:
 
     - `a + b` and `sum(parts)` are the statistics of all observations;
     - `a - b` removes the observations of b from a;
-    - `0.9 * a` multiplies the weight of every observation by 0.9, to forget old ones gradually.
+    - `0.9 * a` multiplies the weight of every observation by 0.9, to discount old data gradually.
 
     Args:
         phi: the M cosine and sine functions φ(x) of the frequencies.
         groups: the sums over the observations of each group, in units of y: Σφφᵀ (M, M), Σφyᵀ
             (M, q), Σφ (M,), Σyyᵀ (q, q), Σy (q,), and their number N.
-        elbo_correction: what the learned weights of Student-t noise add to the ELBO, in nats.
+        elbo_correction: the contribution of the learned weights of Student-t noise to the ELBO, in
+            nats.
 
     Raises:
         TypeError: adding or subtracting something other than a `FieldStatistics`.
@@ -511,7 +518,9 @@ class FieldStatistics:
     Example:
         >>> import gp_orff, torch
         >>> x, y = torch.rand(300, 2).double(), torch.randn(300, 2).double()
-        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).condition(x, y)
+        >>> model = gp_orff.VectorFieldGP(
+        ...     gp_orff.CurlFreeKernel(num_dims=2)
+        ... ).condition(x, y)
         >>> first, second = (model.statistics_of(x[i::2], y[i::2]) for i in (0, 1))
         >>> (first + second).num_values
         600
@@ -542,7 +551,7 @@ class FieldStatistics:
         return sum(group.num_values for group in self.groups.values())
 
     def plain(self) -> dict[str, object]:
-        """Plain values from which `from_plain` restores these statistics; on the CPU."""
+        """Return plain values on the CPU from which `from_plain` restores these statistics."""
         return {
             "columns": self.phi.plain(),
             "groups": [pack_group(key, group) for key, group in self.groups.items()],
@@ -551,21 +560,22 @@ class FieldStatistics:
 
     @classmethod
     def from_plain(cls, content: Mapping) -> "FieldStatistics":
-        """The statistics from the `content` that `plain` gave."""
+        """Return the statistics from the `content` that `plain` returned."""
         phi = unpack_columns(content["columns"])
         groups = dict(unpack_group(group, phi) for group in content["groups"])
         return cls(phi, groups, content["bound"])
 
     def to_bytes(self) -> bytes:
-        """These statistics as bytes, for a file or another machine; pickles have the same size."""
+        """Return these statistics as bytes, for a file or another machine; pickles have the same
+        size."""
         return write_bytes(_KIND, self.plain())
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "FieldStatistics":
-        """The statistics that `to_bytes` wrote as `content`, on the CPU.
+        """Return the statistics that `to_bytes` wrote as `content`, on the CPU.
 
         Raises:
-            ValueError: bytes that are damaged, of something else, or of a newer version.
+            ValueError: the bytes are damaged, are not statistics, or come from a newer version.
         """
         return cls.from_plain(read_bytes(_KIND, content))
 
@@ -576,10 +586,10 @@ class FieldStatistics:
         return self  # a value, which no one changes
 
     def all_reduce(self, group: object = None) -> "FieldStatistics":
-        """The sum of the statistics of all processes of a `group` of `torch.distributed`.
+        """Return the sum of the statistics of all processes of a `group` of `torch.distributed`.
 
-        Every process calls it, and gets the same sum, on its own device. If `group` is None, all
-        processes. The frequencies have to be the same: those of one model, and of its copies.
+        Call it in every process. Each process gets the same sum, on its device. If `group` is None,
+        all processes are included. The frequencies must be the same, from one model and its copies.
 
         Raises:
             RuntimeError: `torch.distributed` has not been initialised.
@@ -594,7 +604,7 @@ class FieldStatistics:
         return FieldStatistics(self.phi.select(columns), groups, self.elbo_correction)
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
-        """The statistics on `phi`, whose frequencies are some of this lattice."""
+        """Return the statistics of columns `phi`, whose frequencies are part of this lattice."""
         groups = {key: group.on(phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
 
@@ -642,7 +652,7 @@ class FieldStatistics:
             )
 
     def to(self, device: torch.device) -> "FieldStatistics":
-        """These statistics on another `device`."""
+        """Return these statistics on another `device`."""
         phi = self.phi.to(device)
         groups = {key: group.to(device, phi) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, self.elbo_correction)
@@ -660,7 +670,7 @@ class FieldStatistics:
         return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
-        """These statistics of columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
+        """Return statistics of the columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
         groups = {}
         for key, group in self.groups.items():
             moments = tuple(

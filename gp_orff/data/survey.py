@@ -26,7 +26,7 @@ _CLOSE = 0.1  # the quantile of distances between neighbours that counts as the 
 
 
 class DataWarning(UserWarning):
-    """The data may not determine what is asked of them, or may not be what was meant.
+    """The data may not determine the result, or may contain mistakes.
 
     Example:
         Observations that are all the same do not determine any hyperparameter:

@@ -35,14 +35,14 @@ from gp_orff.data.tracks import (
 from gp_orff.data.validation import are_missing, as_matrix, is_single
 from gp_orff.features.columns import Columns
 
-# Block means of readings along tracks: linear observations of a field with correlated noise.
+# Block means of observations along tracks: linear observations of a field with correlated noise.
 #
 # From labels and times to the evidence:
 #
 # 1. `readings_along` sorts the observations by track and puts each into a block of one, with its
 #    time or its path length as the clock.
 # 2. `in_blocks` averages consecutive ones over a `span`. Means of observations along directions
-#    make sense only if the directions hardly turn within a block.
+#    make sense only if the directions barely turn within a block.
 # 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
 #    track and returns sums of the form that observations at points have, under unit noise, so that
 #    the normal equations need not know of tracks.
@@ -54,11 +54,11 @@ from gp_orff.features.columns import Columns
 _STRETCH = 16  # blocks of a sample
 _TURN = 0.1  # of a unit vector, from the mean direction of its block
 _FEW_NUMBERS = 8192  # along directions, which an exact kernel takes one by one
-_MOST_NODES = 1000  # numbers at readings, up to which the exact kernel averages over all of them
+_MOST_NODES = 1000  # values at observations, up to which the exact kernel averages over all
 
 
 class Places(NamedTuple):
-    """Positions with their blocks, and with directions if readings have them."""
+    """Positions with their blocks, and with directions if observations have them."""
 
     x: Float[Tensor, "n d"]
     block: Int[Tensor, "n"]
@@ -67,18 +67,18 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackObservations(LinearObservations):
-    """Block means of the readings of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b, or with
-    uᵢᵀ f(x_i) along a direction u_i for each reading."""
+    """Block means of the observations of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b, or with
+    uᵢᵀ f(x_i) along a direction u_i for each observation."""
 
     key: GroupKey
     tracks: tuple[Track, ...]
     timed: bool  # whether the clock is time, or the length of the path
     span: float  # of a block, along the clock
-    nodes: Places | None = None  # in the place of the readings
+    nodes: Places | None = None  # instead of the observations
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
-        """The positions of all readings."""
+        """The positions of all observations."""
         return torch.cat([track.x for track in self.tracks])
 
     @cached_property
@@ -88,14 +88,14 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def direction(self) -> Float[Tensor, "N p"] | None:
-        """The directions of all readings; None for readings of vectors."""
+        """The directions of all observations; None for observations of vectors."""
         if not isinstance(self.key.pattern, LineMeans):
             return None
         return torch.cat([track.direction for track in self.tracks])
 
     @cached_property
     def given(self) -> Float[Tensor, "N"] | None:
-        """The known noise variances of all readings; None where all noise is learned."""
+        """The known noise variances of all observations; None where all noise is learned."""
         if self.tracks[0].given is None:
             return None
         return torch.cat([track.given for track in self.tracks])
@@ -106,12 +106,12 @@ class TrackObservations(LinearObservations):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether every reading is a block of its own."""
+        """Whether every observation is a block of its own."""
         return len(self.x) == len(self.y)
 
     @property
     def num_averaged(self) -> int:
-        """The numbers of vectors that an exact kernel averages, of readings along directions in
+        """The numbers of vectors that an exact kernel averages, of observations along directions in
         blocks of several; 0 for others."""
         if self.direction is None or self.one_by_one:
             return 0
@@ -128,7 +128,7 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def times(self) -> BlockTimes:
-        """The times of the readings of every block."""
+        """The times of the observations of every block."""
         pairs = zip(self.tracks, self.blocks, strict=True)
         block = torch.cat([track.block + span.start for track, span in pairs])
         return BlockTimes(torch.cat([track.clock for track in self.tracks]), block)
@@ -145,9 +145,9 @@ class TrackObservations(LinearObservations):
         return block_means(values, self.times.block, len(self.y))
 
     def in_blocks(self, span: float | None) -> "TrackObservations":
-        """Readings, each in a block of its own, in blocks of about `span` along the clock; if None,
-        of what `block_span` chooses. Up to 8192 readings along directions stay as they are, and
-        more where directions turn within blocks."""
+        """Observations, each in a block of its own, in blocks of about `span` along the clock; if
+        None, of what `block_span` chooses. Up to 8192 observations along directions stay as they
+        are, and more where directions turn within blocks."""
         clock, sizes, chosen = self.times.clock, [len(track.x) for track in self.tracks], span
         if span is None and self.direction is not None and len(self.x) <= _FEW_NUMBERS:
             return self
@@ -164,7 +164,8 @@ class TrackObservations(LinearObservations):
 
     @property
     def turns(self) -> bool:
-        """Whether directions differ much within a block, so that its mean tells little."""
+        """Whether directions differ much within a block, so that its mean has little
+        information."""
         if self.direction is None:
             return False
         away = self.direction - self.means.direction[self.times.block]
@@ -201,12 +202,12 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def condensed(self) -> "TrackObservations":
-        """These observations for an exact kernel: two positions in the place of many of a block.
+        """These observations for an exact kernel: two positions instead of many of a block.
 
         They are at one standard deviation of its positions on both sides of their mean, along the
-        direction in which the positions extend most. Few readings stay as they are.
+        direction in which the positions extend most. Few observations stay as they are.
         """
-        count, width = len(self.y), self.key.pattern.num_outputs  # of vectors at the readings
+        count, width = len(self.y), self.key.pattern.num_outputs  # of vectors at the observations
         if len(self.x) * width <= _MOST_NODES or len(self.x) <= 2 * count:
             return self
         block = self.times.block
@@ -260,7 +261,7 @@ class TrackObservations(LinearObservations):
     def covariances(
         self, noises: Noises, truncated: Float[Tensor, "p p"] | None
     ) -> Iterator[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]:
-        """The blocks of tracks in batches, −1 in the place of those that a track lacks, and the
+        """The blocks of tracks in batches, −1 instead of those that a track lacks, and the
         covariances of their noise in one component; the features lack the variance `truncated`."""
         largest = 0.0 if truncated is None else truncated.diagonal().amax()
         noise = self.noise(noises, largest)
@@ -269,7 +270,7 @@ class TrackObservations(LinearObservations):
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
         """What the scatter within blocks adds to yᵀK⁻¹y, by component, and to log|K|.
 
-        About a line, white noise has the variance σ², known noise that of a mean reading of its
+        About a line, white noise has the variance σ², known noise that of a mean observation of its
         track, and r, over a block of length u τ, about σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
@@ -305,11 +306,11 @@ class TrackObservations(LinearObservations):
         return [rows.to(self.x.device) for rows in batches]
 
     def averages_along(self, phi: Columns) -> Float[Tensor, "k p*T"]:
-        """mean_i φ(x_i) u_i of every block, of readings along directions u."""
+        """mean_i φ(x_i) u_i of every block, of observations along directions u."""
         return averaged_along(phi, self.x, self.direction, self.times.block, len(self.y))
 
     def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
-        """[φ̄, ȳ, 1] of batches of tracks, with zeros in the place of blocks that a track lacks."""
+        """[φ̄, ȳ, 1] of batches of tracks, with zeros instead of blocks that a track lacks."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
         columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
         present = [(rows >= 0).unsqueeze(-1) for rows in self._batches]
@@ -391,7 +392,12 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
     Example:
         >>> import numpy
         >>> from gp_orff.data.track_reading import as_times
-        >>> as_times(numpy.array(["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"), 2)
+        >>> as_times(
+        ...     numpy.array(
+        ...         ["1970-01-01", "1970-01-02T00:00:00.5"], "datetime64[ms]"
+        ...     ),
+        ...     2,
+        ... )
         array([    0. , 86400.5])
     """
     seconds = None
@@ -594,7 +600,7 @@ def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[
 
 
 def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
-    """Raise ValueError where every track of a group has one reading only."""
+    """Raise ValueError where every track of a group has one observation only."""
     for part in parts:
         if all(len(track.x) == 1 for track in part.tracks):
             raise ValueError(
@@ -605,7 +611,7 @@ def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
 
 
 def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
-    """One piece for each group; readings of a track that come later are appended to it.
+    """One piece for each group; observations of a track that come later are appended to it.
 
     Raises:
         ValueError: times and path lengths in one group, or times that run backwards.
@@ -621,12 +627,12 @@ def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservati
     if held.timed != new.timed:
         raise ValueError(
             "expected times for all tracks of a group or for none, got both; give time=, or put "
-            "the others into a group of their own (group=)"
+            "the others into a separate group (group=)"
         )
     if (held.given is None) != (new.given is None):
         raise ValueError(
             "expected noise= for all tracks of a group or for none, got both; give noise=, or put "
-            "the others into a group of their own (group=)"
+            "the others into a separate group (group=)"
         )
     tracks = {track.label: track for track in held.tracks}
     for track in new.tracks:
@@ -734,7 +740,7 @@ def sampled(data: Data, most: int) -> Data:
 
 
 def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
-    """A sentence on readings along tracks whose means are taken; empty if there are none."""
+    """A sentence on observations along tracks whose means are taken; empty if there are none."""
     readings, means = (sum(map(len, own)) for own in ([t.x for t in tracks], [t.y for t in tracks]))
     if readings == means:
         return ""

@@ -20,23 +20,23 @@ from gp_orff.features.lattice import LatticeColumns
 
 # The covariance of block means under noise along tracks.
 #
-# With the times t_i of the n readings of a block, from t₁ to t_n, and the time τ,
+# With the times t_i of the n observations of a block, from t₁ to t_n, and the time τ,
 #
 #     c = mean_i exp(−(t_n − t_i)/τ) , a = mean_i exp(−(t_i − t₁)/τ) ,
 #     Cov[r̄_b, r̄_b′] = σ_r² c_b exp(−(t₁′ − t_n)/τ) a_b′ for b before b′ ,
 #
-# exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, what the readings of one block
-# share σ_e², and the offset σ_b² everywhere.
+# exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, what the observations of one
+# block share σ_e², and the offset σ_b² everywhere.
 #
-# The recursion over the readings runs for all blocks of all tracks at once: step i handles the i-th
-# reading of every block that has one. Blocks are sorted by their size, the largest first, so that
-# these are a prefix; those that end are put aside. All exponents are differences of successive
-# times, hence never positive, and nothing overflows however long a track is.
+# The recursion over the observations runs for all blocks of all tracks at once: step i handles the
+# i-th observation of every block that has one. Blocks are sorted by their size, the largest first,
+# so that these are a prefix; those that end are put aside. All exponents are differences of
+# successive times, hence never positive, and nothing overflows however long a track is.
 
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """The times of the readings of T blocks, track by track."""
+    """The times of the observations of T blocks, track by track."""
 
     clock: Float[Tensor, "N"]
     block: Int[Tensor, "N"]  # increasing
@@ -67,8 +67,8 @@ class BlockTimes:
 
     @cached_property
     def _steps(self) -> list[Float[Tensor, "k"]]:
-        """For every rank, the time since the reading before in the k blocks that have one; these
-        are the first in `_order`."""
+        """For every rank, the time since the observation before in the k blocks that have one;
+        these are the first in `_order`."""
         sizes = self.count[self._order].long()
         steps = []
         for rank in range(1, int(sizes[0])):
@@ -77,10 +77,11 @@ class BlockTimes:
         return steps
 
     def averages(self, time: Float[Tensor, ""]) -> tuple[Tensor, Tensor, Tensor]:
-        """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the readings."""
+        """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the
+        observations."""
         one = time.new_ones(len(self.count))
-        # `since` and `before` refer to the present reading; `first` and `pairs` add up over the
-        # readings.
+        # `since` and `before` refer to the present observation; `first` and `pairs` add up over the
+        # observations.
         since, before = one, one  # exp(−(t_i − t₁)/τ), and Σ_{j≤i} exp(−(t_i − t_j)/τ)
         first, pairs, ended = one, one, []
         for step in self._steps:
@@ -104,7 +105,7 @@ class BlockNoise:
     times: BlockTimes
     noise: TrackNoise
     white: Float[Tensor, ""]  # further variance of every block mean
-    given: Float[Tensor, "T"]  # the mean of the known noise variances of the readings of each
+    given: Float[Tensor, "T"]  # the mean of the known noise variances of the observations of each
 
     @classmethod
     def of(
@@ -115,7 +116,7 @@ class BlockNoise:
         given: Float[Tensor, "T"] | float = 0.0,
     ) -> "BlockNoise":
         """The noise in float64; the features lack the variance `white`, and `given` is the mean of
-        the known noise variances of the readings of each block."""
+        the known noise variances of the observations of each block."""
         noise = TrackNoise(*(value.double() for value in noise))
         white, given = (torch.as_tensor(value).to(noise.noise) for value in (white, given))
         return cls(times, noise, white, given.expand(len(times.count)))
@@ -133,7 +134,7 @@ class BlockNoise:
         return self.of_tracks(rows.unsqueeze(0)).squeeze(0)
 
     def of_tracks(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t t"]:
-        """The covariances of blocks of tracks, and rows of a unit matrix in the place of −1."""
+        """The covariances of blocks of tracks, and rows of a unit matrix instead of −1."""
         c, a, variance = (part[rows] for part in self._parts)
         present = rows >= 0
         both = present.unsqueeze(-1) & present.unsqueeze(-2)
@@ -159,7 +160,7 @@ class BlockNoise:
 #
 # Z = [φ̄, ȳ, 1] does not depend on hyperparameters on fixed frequencies; R does. The sums over
 # tracks are thus computed in every evaluation of the evidence, at the cost of block means instead
-# of readings.
+# of observations.
 
 
 _WIDER = 1.3  # the most blocks of a track over the fewest, in one batch
@@ -167,7 +168,7 @@ _ROWS = 2**13  # of a batch, about
 
 
 def batches_of(sizes: Sequence[int]) -> list[Int[Tensor, "b t"]]:
-    """The blocks of tracks in batches of similar numbers of blocks: −1 in the place of those that
+    """The blocks of tracks in batches of similar numbers of blocks: −1 instead of those that
     shorter tracks do not have.
 
     Args:
@@ -213,20 +214,21 @@ class WhitenedGram(Function):
         return grad_r, 2 * products
 
 
-# Columns φ averaged over blocks of readings, φ̄_b = mean_i φ(x_i).
+# Columns φ averaged over blocks of observations, φ̄_b = mean_i φ(x_i).
 #
 # For general columns φ(x) is computed in chunks and added up. On a lattice exp(i⟨k, θ⟩) is a
 # product over the axes of powers of d complex numbers, so the mean over a block is a product of two
 # matrices:
 #
-# 1. `_batches` collects blocks of about the same number n of readings, padded by weights of zero.
+# 1. `_batches` collects blocks of about the same number n of observations, padded by weights of
+#    zero.
 # 2. `_powers` computes exp(ikθ_j) of every axis by repeated multiplication, without sines.
 # 3. `_mean_waves` multiplies the powers of all axes but the last, and contracts the product with
-#    the weighted powers of the last axis over the n readings: this sum is the mean.
+#    the weighted powers of the last axis over the n observations: this sum is the mean.
 # 4. The columns of the lattice are read off by index; a frequency with k_d < 0 is the conjugate.
 
 
-_NUMBERS = 2**19  # of the readings of some blocks and their waves, at once
+_NUMBERS = 2**19  # of the observations of some blocks and their waves, at once
 
 
 def block_means(
@@ -241,7 +243,7 @@ def block_means(
 def averaged(
     phi: Columns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int
 ) -> Float[Tensor, "T M"]:
-    """φ̄ of `count` blocks of readings at x; `block`, that of each, increases."""
+    """φ̄ of `count` blocks of observations at x; `block`, that of each, increases."""
     return _means(phi, lambda rows: phi.values(x[rows]), x, phi.num_columns, block, count)
 
 
@@ -252,7 +254,7 @@ def averaged_along(
     block: Int[Tensor, "N"],
     count: int,
 ) -> Float[Tensor, "M p*T"]:
-    """mean_i φ(x_i) u_i of `count` blocks of readings at x along directions u."""
+    """mean_i φ(x_i) u_i of `count` blocks of observations at x along directions u."""
 
     def products(rows: slice) -> Float[Tensor, "n p*M"]:
         return (direction[rows].unsqueeze(-1) * phi.values(x[rows]).unsqueeze(1)).flatten(1)
@@ -305,8 +307,8 @@ def _(
 def _batches(
     block: Int[Tensor, "N"], count: int, width: int
 ) -> Iterator[tuple[Int[Tensor, "b"], Int[Tensor, "b n"], Float[Tensor, "b n"]]]:
-    """Blocks of about the same size, the rows of their readings, and 1/n, or 0 in the place of
-    readings that they do not have."""
+    """Blocks of about the same size, the rows of their observations, and 1/n, or 0 instead of
+    observations that they do not have."""
     size = torch.bincount(block, minlength=count)
     start, order, done = size.cumsum(0) - size, size.argsort(descending=True), 0
     while done < count:
@@ -347,25 +349,26 @@ def _powers(
     return powers
 
 
-# Blocks of consecutive readings of tracks, and how long they should be.
+# Blocks of consecutive observations of tracks, and how long they should be.
 #
-# A track may have 10⁵ readings with correlated noise, whose covariance cannot be factorised. Means
-# over short blocks contain almost all that the readings say of the field and of slow noise; the
-# scatter within blocks, about a line in time, contains what they say of white noise. `block_span`
-# chooses the length: 500 blocks in all, or shorter blocks if the means of neighbours would differ
-# by more than a tenth of the variance beyond what white noise explains.
+# A track may have 10⁵ observations with correlated noise, whose covariance cannot be factorised.
+# Means over short blocks contain almost all that the observations say of the field and of slow
+# noise; the scatter within blocks, about a line in time, contains what they say of white noise.
+# `block_span` chooses the length: 500 blocks in all, or shorter blocks if the means of neighbours
+# would differ by more than a tenth of the variance beyond what white noise explains.
 
 
-_FEW = 1000  # readings, up to which each is a block of its own
-_BLOCKS = 500  # of more readings
-_SHORTEST = 3  # readings of a block: two are on a line, whose scatter tells no white noise
+_FEW = 1000  # observations, up to which each is a block of its own
+_BLOCKS = 500  # of more observations
+_SHORTEST = 3  # observations of a block: two are on a line, whose scatter has no white noise
 _SMOOTH = 0.1  # of the variance: what the means of neighbouring blocks may differ by
-_LARGEST = 256  # readings of a block
+_LARGEST = 256  # observations of a block
 
 
 @dataclass(frozen=True)
 class Track:
-    """The readings of one track in blocks: block means ȳ, and the scatter about lines in time."""
+    """The observations of one track in blocks: block means ȳ, and the scatter about lines in
+    time."""
 
     label: str
     x: Float[Tensor, "n d"]
@@ -374,8 +377,8 @@ class Track:
     y: Float[Tensor, "t p"]  # the mean of every block
     squares: Float[Tensor, "p"]  # the sum of squares of all residuals about the lines
     degrees: int  # of freedom of the residuals of one component
-    direction: Float[Tensor, "n p"] | None = None  # of every reading, where it is a number
-    given: Float[Tensor, "n"] | None = None  # known noise variance of every reading
+    direction: Float[Tensor, "n p"] | None = None  # of every observation, where it is a number
+    given: Float[Tensor, "n"] | None = None  # known noise variance of every observation
 
     @classmethod
     def of(
@@ -386,7 +389,8 @@ class Track:
         clock: Float[Tensor, "n"],
         span: float,
     ) -> "Track":
-        """The track in blocks of about `span` along the clock; of one reading each if it is 0."""
+        """The track in blocks of about `span` along the clock; of one observation each if it is
+        0."""
         (track,) = tracks_in_blocks([label], [len(x)], x, y, clock, span)
         return track
 
@@ -405,10 +409,10 @@ class Track:
         return Track(self.label, *parts, squares, degrees, direction, given)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
-        """The track and its later readings; a path length goes on from the last position.
+        """The track and its later observations; a path length goes on from the last position.
 
         Raises:
-            ValueError: the later readings are not later.
+            ValueError: the later observations are not later.
         """
         clock = later.clock
         if not timed:
@@ -447,12 +451,12 @@ def tracks_in_blocks(
     direction: Float[Tensor, "N p"] | None = None,
     given: Float[Tensor, "N"] | None = None,
 ) -> tuple[Track, ...]:
-    """Tracks in blocks of about `span` along the clock; of one reading each if it is 0.
+    """Tracks in blocks of about `span` along the clock; of one observation each if it is 0.
 
     Args:
-        labels, sizes: of the tracks, whose readings follow each other in `x`, `y` and `clock`.
-        direction: of each reading, where it is the component along one.
-        given: the known noise variance of each reading.
+        labels, sizes: of the tracks, whose observations follow each other in `x`, `y` and `clock`.
+        direction: of each observation, where it is the component along one.
+        given: the known noise variance of each observation.
     """
     of_track = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(x.device)
     block = _divided(clock, of_track, span)
@@ -488,12 +492,12 @@ def tracks_in_blocks(
 def _divided(
     clock: Float[Tensor, "N"], of_track: Int[Tensor, "N"], span: float
 ) -> Int[Tensor, "N"]:
-    """The block of each reading; a last one less than half as long as the one before belongs to
+    """The block of each observation; a last one less than half as long as the one before belongs to
     that."""
     index = torch.arange(len(clock), device=clock.device)
     if not span > 0:
         return index
-    first = torch.searchsorted(of_track, of_track)  # the first reading of the track
+    first = torch.searchsorted(of_track, of_track)  # the first observation of the track
     # The factor keeps a time that is a multiple of the span up to rounding from falling below it.
     part = torch.floor((clock - clock[first]) / span * (1 + 1e-12)).long()
     start = torch.ones_like(part, dtype=torch.bool)
@@ -514,17 +518,18 @@ def _divided(
 def block_span(
     y: Float[np.ndarray, "N p"], clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"]
 ) -> float:
-    """The time of a block: that of 500 blocks of all readings, or shorter. Pauses do not count: it
-    is the median of the times that so many readings take.
+    """The time of a block: that of 500 blocks of all observations, or shorter. Pauses do not count:
+    it is the median of the times that so many observations take.
 
-    It is 0, for blocks of one reading, where there are at most 1000. Blocks have three readings at
-    least, whose scatter about lines tells the white noise. The means ȳ of neighbouring blocks of n
-    readings should differ little,
+    It is 0, for blocks of one observation, where there are at most 1000. Blocks have three
+    observations at least, whose scatter about lines determines the white noise. The means ȳ of
+    neighbouring blocks of n observations should differ little,
 
         ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.1 Var(y) + ½ E(y_{i+1} − y_i)² / n ,
 
     where the last term is that of white noise. Noise that is correlated over many blocks is learned
-    from these better than from all readings: the increments of few seconds tell little of it.
+    from these better than from all observations: the increments of few seconds have little
+    information on it.
 
     Args:
         y, clock: values and times, track by track.
@@ -549,7 +554,7 @@ def block_span(
 
 
 def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: int) -> float:
-    """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many readings; infinite where no track has two."""
+    """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many observations; infinite where no track has two."""
     first = np.searchsorted(of_track, of_track)
     starts = np.flatnonzero((np.arange(len(y)) - first) % size == 0)
     whole = np.diff(starts, append=len(y)) == size
@@ -558,24 +563,24 @@ def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: i
     return 0.5 * np.square(difference).mean() if difference.size else math.inf
 
 
-# Patterns of block means of readings along tracks.
+# Patterns of block means of observations along tracks.
 
 
 @dataclass(frozen=True)
 class BlockMeans(Components):
-    """All components of a mean over a block of readings of one track."""
+    """All components of a mean over a block of observations of one track."""
 
 
 @dataclass(frozen=True)
 class LineMeans(LineOfSight):
-    """The mean over a block of readings of one track, each along a direction of its own."""
+    """The mean over a block of observations of one track, each along a direction of its own."""
 
 
 MeansOfBlocks = BlockMeans | LineMeans
 
 
 def means_of(pattern: Pattern) -> MeansOfBlocks:
-    """The pattern of block means of readings with this pattern."""
+    """The pattern of block means of observations with this pattern."""
     if isinstance(pattern, LineOfSight):
         return LineMeans(pattern.num_outputs)
     return BlockMeans(pattern.columns, pattern.num_outputs)

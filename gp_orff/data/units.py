@@ -118,7 +118,7 @@ class Unit:
         return self.root is not None and self.root[2] == {"meter": 1.0}
 
     def in_metres(self) -> "Unit":
-        """This unit with metres in the place of all lengths, and m s-1 in that of knots."""
+        """This unit with metres instead of all lengths, and m s-1 in that of knots."""
         unit = Unit(self.scale, {})
         for symbol, power in self.powers.items():
             factor, _, root = _root(symbol) or (1.0, 0.0, frozenset())

@@ -39,29 +39,36 @@ _FORMS = {
 class WeightVariationalStrategy(_VariationalStrategy):
     r"""q(θ) = N(m, S) of the weights of features: f(x) = μ(x) + Φ(x)θ + e(x), θ ~ N(0, I).
 
-    There are no inducing points. With the truncated variance δ of a grid, e(x) ~ N(0, δ) is
-    independent from point to point, and counts in q(f):
+    There are no inducing points. The error e(x) ~ N(0, δ) has the truncated variance δ of a grid.
+    It is independent between points, and q(f) includes it:
 
         q(f(x)) = N(μ(x) + Φ(x)m, Φ(x) S Φ(x)ᵀ + δ) .
 
-    In train mode the covariance has the blocks of single points alone, which determine the ELBO of
-    every likelihood of single points; in eval mode it is that of all points.
+    In train mode the covariance has only the blocks of single points, which determine the ELBO of
+    every pointwise likelihood. In eval mode the full covariance of all points is returned.
 
     Args:
         model: a `gpytorch.models.ApproximateGP` whose `covar_module` is an `ORFFKernel`, and that
             has a `mean_module`.
-        variational_distribution: of gpytorch, of as many values as the kernel has features, such
-            as `NaturalVariationalDistribution(kernel.num_features, mean_init_std=0.0)`.
+        variational_distribution: a variational distribution of gpytorch, with as many values as the
+            kernel has features, such as `NaturalVariationalDistribution(kernel.num_features,
+            mean_init_std=0.0)`.
 
     Example:
         >>> import gp_orff, gpytorch, torch
-        >>> kernel = gp_orff.ORFFKernel(gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(50))
-        >>> q = gpytorch.variational.NaturalVariationalDistribution(100, mean_init_std=0.0)
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(50)
+        ... )
+        >>> q = gpytorch.variational.NaturalVariationalDistribution(
+        ...     100, mean_init_std=0.0
+        ... )
         >>> class Model(gpytorch.models.ApproximateGP):
         ...     def __init__(self):
         ...         super().__init__(gp_orff.WeightVariationalStrategy(self, q))
         ...         zero = gpytorch.means.ZeroMean()
-        ...         self.mean_module = gpytorch.means.MultitaskMean(zero, num_tasks=2)
+        ...         self.mean_module = gpytorch.means.MultitaskMean(
+        ...             zero, num_tasks=2
+        ...         )
         ...         self.covar_module = kernel
         >>> Model()(torch.rand(7, 2)).mean.shape
         torch.Size([7, 2])
@@ -143,9 +150,9 @@ class FeatureGP(ApproximateGP):
     r"""A normal distribution of feature weights, for any likelihood and training loop.
 
     It is a `gpytorch.models.ApproximateGP`: `VariationalELBO`, `PredictiveLogLikelihood`, `NGD`,
-    minibatches and `state_dict` work as with inducing points, and with vectors too. Where all data
-    fit in memory, `VectorFieldGP(kernel, likelihood=...)` reaches the same optimum in a few passes;
-    this class is for streams that end nowhere, and for parts of a larger model.
+    minibatches and `state_dict` work as with inducing points, and with vectors too. Use this class
+    for endless streams, and for parts of a larger model. If all data fit in memory, use
+    `VectorFieldGP(kernel, likelihood=...)` instead, which reaches the same optimum in a few passes.
 
     Computations are in float64.
 
@@ -166,14 +173,23 @@ class FeatureGP(ApproximateGP):
     Example:
         >>> import gp_orff, gpytorch, torch
         >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = (torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1) > 0).double()
+        >>> y = (
+        ...     torch.stack(
+        ...         [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ...     )
+        ...     > 0
+        ... ).double()
         >>> model = gp_orff.FeatureGP(
         ...     gp_orff.DivergenceFreeKernel(num_dims=2),
         ...     gp_orff.MonteCarlo(50),
         ...     likelihood=gpytorch.likelihoods.BernoulliLikelihood(),
         ... )
-        >>> elbo = gpytorch.mlls.VariationalELBO(model.likelihood, model, num_data=300)
-        >>> optimizer = gpytorch.optim.NGD(model.variational_parameters(), num_data=300, lr=0.5)
+        >>> elbo = gpytorch.mlls.VariationalELBO(
+        ...     model.likelihood, model, num_data=300
+        ... )
+        >>> optimizer = gpytorch.optim.NGD(
+        ...     model.variational_parameters(), num_data=300, lr=0.5
+        ... )
         >>> for rows in torch.arange(300).split(100) * 5:
         ...     optimizer.zero_grad()
         ...     loss = -elbo(model(x[rows]), y[rows])

@@ -677,7 +677,7 @@ class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
 def posterior_covariance(
     x: Float[Tensor, "*b n d"], distribution: FieldDistribution
 ) -> PosteriorCovariance | NoisyPosteriorCovariance:
-    """Cov[f(x) | y], with the white noise of the distribution kept apart."""
+    """Cov[f(x) | y], with the white noise of the distribution separate."""
     smooth, delta = distribution.split()
     latent = PosteriorCovariance(x, smooth)
     return latent if delta is None else NoisyPosteriorCovariance.of(latent, delta.to(x.dtype))

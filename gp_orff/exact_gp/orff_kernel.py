@@ -50,7 +50,7 @@ class ORFFKernel(WrapperKernel):
 
     Attributes:
         frequencies: a `ModuleList` with the frequencies of each term of the kernel. A sum of two
-            kernels has two terms; a kernel that is no sum is one term.
+            kernels has two terms. Any other kernel is one term.
         num_outputs: p, the number of outputs.
         num_features: F, the number of features.
 
@@ -159,7 +159,7 @@ class ORFFKernel(WrapperKernel):
         return covariance.diagonal() if diag else covariance
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """The feature matrix Φ(x) (N·p, F), dense, for few points or a linear model of your own.
+        """The dense feature matrix Φ(x) (N·p, F), for few points or your own linear model.
 
         Φ(x)θ with weights θ ~ N(0, I_F) is a draw of the field, and K̃(x, z) = Φ(x) Φ(z)ᵀ the
         covariance `kernel(x, z)` of this kernel. Ridge regression on Φ with the penalty σ²‖θ‖² has
@@ -189,7 +189,9 @@ class ORFFKernel(WrapperKernel):
             >>> phi = kernel.features(x)
             >>> phi.shape
             torch.Size([10, 128])
-            >>> torch.allclose(phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5)
+            >>> torch.allclose(
+            ...     phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5
+            ... )
             True
         """
         return self.feature_operator(x).to_dense()
@@ -198,17 +200,17 @@ class ORFFKernel(WrapperKernel):
         """Φ(x) as a `LinearOperator`, for products without storing a matrix of N rows.
 
         It has the entries of `features(x)`. `phi @ theta` is (N·p, m) for `theta` (F, m), and
-        `phi.mT @ y` is (F, m) for `y` (N·p, m); iterative solvers need no more. Pass the vectors of
-        a field (N, p) as a column: `y.reshape(-1, 1)`.
+        `phi.mT @ y` is (F, m) for `y` (N·p, m). Iterative solvers need only these products. Pass
+        the vectors of a field (N, p) as a column: `y.reshape(-1, 1)`.
 
         A product computes the M cosines and sines of every point (M = 2D if no columns are shared),
-        and applies the directions of the features to their sums: N·M·p + F·p operations, or
-        N·M·p + M·r·p for separable kernels of rank r. On a grid, the first term is a fast Fourier
-        transform.
+        and applies the directions of the features to their sums. The cost is N·M·p + F·p
+        operations, or N·M·p + M·r·p for separable kernels of rank r. On a grid, a fast Fourier
+        transform computes the first term.
 
         Brault et al. 2016, Appendix D.1.2, Tables 1 and 2, where P is the p rows of one point. For
-        curl-free kernels, P* P there has ‖ω_k‖² in the place of ⟨ω_j, ω_k⟩, and likewise for
-        divergence-free kernels; `phi.mT @ (phi @ theta)` has all these terms.
+        curl-free kernels, P* P in the paper has ‖ω_k‖² instead of ⟨ω_j, ω_k⟩, and likewise for
+        divergence-free kernels. Here `phi.mT @ (phi @ theta)` has the correct terms.
 
         Args:
             x: points (*b, N, d).
@@ -235,7 +237,9 @@ class ORFFKernel(WrapperKernel):
             torch.Size([2000, 128])
             >>> right = phi.mT @ torch.cos(3 * x).flatten().unsqueeze(-1)
             >>> with torch.no_grad():
-            ...     theta = linear_cg(lambda v: phi.mT @ (phi @ v) + v, right, tolerance=1e-5)
+            ...     theta = linear_cg(
+            ...         lambda v: phi.mT @ (phi @ v) + v, right, tolerance=1e-5
+            ...     )
             >>> fitted = (phi @ theta).reshape(1000, 2)
         """
         self._check_inputs(x)
@@ -256,9 +260,9 @@ class ORFFKernel(WrapperKernel):
 
         Returns:
             (*b, N, D) in the dtype of x, computed in float64, differentiable in x and in the
-            lengthscales. The frequencies of the terms of a sum follow each other. A constant
-            term has one, ω = 0, which comes first; frequencies that terms share, as on a `Grid`,
-            are present once.
+            lengthscales. The frequencies of the terms of a sum follow each other. A constant term
+            has the frequency ω = 0, which comes first. Frequencies that several terms share, as on
+            a `Grid`, are present once.
 
         Raises:
             TypeError: inputs of another dtype than the hyperparameters.
@@ -278,22 +282,22 @@ class ORFFKernel(WrapperKernel):
         return expansion.phi.inner_products(x.double()).to(x.dtype)
 
     def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
-        """How good the frequencies are at the present hyperparameters, term by term.
+        """The accuracy of the frequencies at the present hyperparameters, for each term.
 
         Returns:
-            One entry for each term of the kernel, in order; what it is depends on the rule.
+            One entry for each term of the kernel, in order. The type depends on the rule:
 
-            - A grid: `GridAccuracy`, with shares of the variance of the term. `truncated` is the
-              variance beyond the largest frequencies of the grid, `aliasing` an estimate of the
-              error from its spacing, `tolerance` that of the grid, which `max_features` may have
-              raised.
+            - A grid: `GridAccuracy`, with fractions of the variance of the term. `truncated` is the
+              variance beyond the largest frequencies of the grid. `aliasing` is an estimate of the
+              error from the spacing. `tolerance` is the tolerance of the grid, which `max_features`
+              may have raised.
             - A random rule: `SampleAccuracy`, with `num_frequencies`, D, and
-              `effective_sample_size` (Σ v_k)²/Σ v_k², v_k being the variance that frequency k
-              carries. It is D if all carry the same. If it is far below D, few frequencies carry
-              most of the variance: use `measure="trace"`, or a `sampler` closer to S tr A. It is no
-              error of the kernel; for this see `gp_orff.compare_with_exact` and `gp_orff.bounds`.
-              If terms share their frequencies (`shared=True`, `LCMKernel`), it counts only those
-              drawn from the term itself.
+              `effective_sample_size` (Σ v_k)²/Σ v_k², where v_k is the variance of frequency k. It
+              is D if all variances are equal. If it is far below D, few frequencies have most of
+              the variance: use `measure="trace"`, or a `sampler` closer to S tr A. It is not an
+              error of the kernel; for the error see `gp_orff.compare_with_exact` and
+              `gp_orff.bounds`. If terms share their frequencies (`shared=True`, `LCMKernel`), only
+              frequencies drawn from the term itself are included.
             - `GaussHermite`: the list is empty.
         """
         return accuracy(self.base_kernel, self.frequencies)
@@ -301,9 +305,9 @@ class ORFFKernel(WrapperKernel):
     def redraw(self) -> "ORFFKernel":
         """Choose the frequencies again by the same rule, at the present hyperparameters.
 
-        Needed for a `Grid` after its lengthscales have left their range. A random rule has a fixed
-        seed and draws the same frequencies again; for a `DotProductKernel`, it chooses harmonics by
-        the present coefficients, which may have moved far in training.
+        Call this method after the lengthscales of a `Grid` have left their range. A random rule has
+        a fixed seed and draws the same frequencies again. For a `DotProductKernel`, it chooses
+        harmonics by the present coefficients, which training may have changed much.
 
         Returns:
             This kernel, changed in place.

@@ -78,7 +78,7 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
     """gpytorch's exact prediction for kernels with several outputs.
 
     gpytorch's own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for
-    every multitask model. Here the model is conditioned anew on all data.
+    every multitask model. Here the model is conditioned again on all data.
     """
 
     def get_fantasy_strategy(

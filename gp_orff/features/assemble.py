@@ -137,7 +137,7 @@ def require_separate(
         added = len(set(factors)) < len(factors) or rank > factors[0].num_outputs
         if added and 0 < len(set(members) & set(chosen)) < len(members):
             raise NotImplementedError(
-                "expected terms with features of their own, got random frequencies with "
+                "expected terms with separate features, got random frequencies with "
                 f"shared=True, whose {factors[0].num_outputs} features a column serve the sum of "
                 f"{len(members)} terms; use shared=False"
             )
@@ -171,7 +171,7 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
-    if isinstance(term.factor, Mixing):
+    if term.factor.is_constant:
         phi, variances = frequencies.columns(term, num_inputs)
         scales = positive_root(term.outputscale[..., None, None] * variances)
         return KroneckerExpansion(phi, scales, term.factor.matrix)
@@ -272,7 +272,7 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
     phi = TrigColumns.of(
         embedded(omega, term.leaves[0].active_dims, num_inputs), frequencies.sampled
     )
-    if len(scales) == 1 and isinstance(term.factor, Mixing):
+    if len(scales) == 1 and term.factor.is_constant:
         columns = phi.of_frequencies(scales[term.factor].unsqueeze(-1))
         return KroneckerExpansion(phi, columns, term.factor.matrix)
     rows = [(scale[..., None, None] * factor(omega)).mT for factor, scale in scales.items()]
@@ -298,7 +298,7 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
     if len(parts) == 1:
         return parts[0]
     phi, places = side_by_side([part.phi for part in parts])
-    if all(isinstance(p, KroneckerExpansion) and p.mixing is parts[0].mixing for p in parts):
+    if all(p.is_kronecker and p.mixing is parts[0].mixing for p in parts):
         scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
@@ -315,7 +315,8 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
     """Check that the frequencies represent the kernel at these points.
 
     Raises:
-        ValueError: points outside the domain of a grid, or too far apart for a quadrature.
+        ValueError: points outside the domain of a grid, or too far from each other for a
+            quadrature.
     """
     for term, frequencies in zip(terms(kernel), draws, strict=True):
         frequencies.check_domain(spectra_of(term), *points)
@@ -324,7 +325,7 @@ def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "
 # The cell around ω = 0 of a field with heavy tails: a constant over the domain.
 #
 # Correlations of a rational quadratic kernel fall like a power of the lag. The kernel of a lattice
-# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which hardly depends on τ as all
+# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which barely depends on τ as all
 # images are far. This is the variance of the frequencies in the cell around zero. The density may
 # be infinite there, but B(0) = 0, so that a lattice has no feature in it.
 #
@@ -347,7 +348,7 @@ class NearZero(Mixing):
 def with_cells(summands: Sequence[Term], draws: Sequence[Draw]) -> tuple[list[Term], list[Draw]]:
     """The terms and their draws, followed by those of the cells around ω = 0."""
     pairs = zip(summands, draws, strict=True)
-    cells = [pair for pair in pairs if isinstance(pair[1], LatticeDraw) and pair[1].cell]
+    cells = [pair for pair in pairs if pair[1].on_lattice and pair[1].cell]
     return (
         [*summands, *(_cell(term, draw) for term, draw in cells)],
         [*draws, *(draw.cell for _, draw in cells)],
@@ -363,7 +364,7 @@ def with_constants(
     """
     directions, axes = [], []
     for term, draw in zip(summands, draws, strict=True):
-        if isinstance(draw, LatticeDraw) and term.factor.degree and len(term.leaves) == 1:
+        if draw.on_lattice and term.factor.degree and len(term.leaves) == 1:
             dims = draw.dims[0]
             spacing = draw.lattice.spacing[list(dims)]
             weight = weight_at_zero(spectra_of(term)[0], spacing) / len(dims)

@@ -227,7 +227,7 @@ def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
     """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
     try:
         bounds = tuple((float(low), float(high)) for low, high in box)
-    except TypeError:  # numbers in the place of pairs
+    except TypeError:  # numbers instead of pairs
         bounds = ()
     if not bounds or not all(low <= high and math.isfinite(high - low) for low, high in bounds):
         raise ValueError(
@@ -281,7 +281,7 @@ def far_message(data: Box, requested: Box) -> str:
     (low, high), (first, last) = data[column], requested[column]
     return (
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
-        f"the data are between {low:.6g} and {high:.6g}: no frequency grid serves both; check the "
+        f"the data are between {low:.6g} and {high:.6g}: no frequency grid covers both; check the "
         "units and the order of the columns, or predict closer to the data"
     )
 

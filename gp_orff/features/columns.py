@@ -24,6 +24,7 @@ class Columns(ABC):
     device: torch.device
     sampled: bool  # whether the frequencies are a random sample, whose halves can be compared
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
+    on_lattice = False  # whether they are `LatticeColumns`
 
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":

@@ -92,6 +92,7 @@ class Draw(nn.Module):
     sampled = True  # whether they are a random sample, whose halves can be compared
     decays = False  # whether the columns are waves that decay with height
     expands = False  # whether `expansion` makes the features of its term
+    on_lattice = False  # whether it is a `LatticeDraw`
 
     def __init__(
         self,
@@ -312,7 +313,8 @@ class GridWarning(UserWarning):
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
         >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=1)
         >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
-        >>> kernel.base_kernel.lengthscale = 0.1  # it was 0.69 when the grid was built
+        >>> # it was 0.69 when the grid was built
+        >>> kernel.base_kernel.lengthscale = 0.1
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
         ...     _ = kernel(x).to_dense()
@@ -490,6 +492,8 @@ class LatticeDraw(GridDraw):
         cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
             `gp_orff.features.assemble`.
     """
+
+    on_lattice = True
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class Expansion(ABC):
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
     is_complex = False  # whether directions are
+    is_kronecker = False  # whether each column has the directions scales_c · L
 
     @property
     def num_columns(self) -> int:
@@ -212,7 +213,7 @@ class FeatureExpansion(Expansion):
         return self.directions.is_complex()
 
     def tilted(self) -> "FeatureExpansion":
-        """These features, with a tiny ω along its axis in the place of zero.
+        """These features, with a tiny ω along its axis instead of zero.
 
         Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
         tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.
@@ -278,6 +279,7 @@ class KroneckerExpansion(Expansion):
     phi: Columns
     scales: Float[Tensor, "*b M 1"]
     mixing: Float[Tensor, "*b p r"]  # L
+    is_kronecker = True
 
     @property
     def num_features(self) -> int:

@@ -55,7 +55,7 @@ from gp_orff.kernels.spectra import GRID_INPUTS
 #    budget allows, bisection gives the smallest tolerance for which it suffices. Then aliasing may
 #    be up to 300 times as large as truncation, because it concerns only pairs at the longest lags.
 # 4. All terms share one spacing, hence one lattice and one set of sums over the data. Along each
-#    axis the longest r of all terms determines it. A term that hardly varies would make the lattice
+#    axis the longest r of all terms determines it. A term that barely varies would make the lattice
 #    of all others very fine; if the tolerance is poor, r is limited to L, and the better result is
 #    taken.
 # 5. Every term has a separate cut-off, thus separate points. Their union is stored once, and every
@@ -89,9 +89,9 @@ class Grid:
 
     The truncated variance δ is known exactly. With `diagonal_correction` it is added to the noise
     and to the predictive variance, so that predictive variances are not too small. The evidence is
-    that of the truncated prior, with δ as independent noise. It may be many nats too low unless δ
-    is small compared with the noise variance. If δ exceeds the noise variance, `VectorFieldGP`
-    gives a `GridWarning`.
+    computed for the truncated prior, with δ as independent noise. It may be many nats too low
+    unless δ is small compared with the noise variance. If δ exceeds the noise variance,
+    `VectorFieldGP` gives a `GridWarning`.
 
     You get a `GridWarning` if a lengthscale leaves the range: call `ORFFKernel.redraw()` to build a
     new grid. The training of an `ExactGP` and `VectorFieldGP` do this automatically. An evaluation
@@ -117,16 +117,22 @@ class Grid:
         longest_period: the longest period 2π/h, in units of L, for any tolerance.
 
     Raises:
-        ValueError: none of `data`, `domain` and `spacing` is given; a bound is not finite, or low >
-            high; `tolerance` is outside (0, 1); `lengthscale_range` does not contain 1; a
+        ValueError: `data`, `domain` and `spacing` are all None; a bound is not finite, or
+            low > high; `tolerance` is outside (0, 1); `lengthscale_range` does not contain 1;
             `max_features`, `spacing` or `cutoff` is not positive; `longest_period` is not above 1.
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> x = torch.cartesian_prod(torch.linspace(0, 1, 9), torch.linspace(0, 1, 9))
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> x = torch.cartesian_prod(
+        ...     torch.linspace(0, 1, 9), torch.linspace(0, 1, 9)
+        ... )
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
         >>> kernel.base_kernel.lengthscale = 0.2
-        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-4))
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Grid.for_data(x, tolerance=1e-4)
+        ... )
         >>> kernel.num_features < 700
         True
         >>> print(kernel.accuracy()[0])
@@ -188,7 +194,8 @@ class Grid:
         Args:
             x: (N, d) inputs.
             tolerance: as for `Grid`, like all further arguments.
-            lengthscale_range: shortest and longest lengthscale, relative to those of the kernel.
+            lengthscale_range: shortest and longest lengthscale, as multiples of the kernel's
+                lengthscales.
             domain: (low, high) of every input; if None, the box of `x` with a margin.
             max_features: the largest number of features.
             diagonal_correction: whether to add the truncated variance to the noise.
@@ -290,7 +297,7 @@ class Grid:
                 "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
         tolerance, best = smallest_tolerance(lambda t: attempt(t, uneven(t), None), self.tolerance)
-        if best is None or tolerance > _POOR:  # a term that hardly varies may be the reason
+        if best is None or tolerance > _POOR:  # a term that barely varies may be the reason
             capped_tolerance, capped = smallest_tolerance(
                 lambda t: attempt(t, uneven(t)), self.tolerance
             )
@@ -340,7 +347,7 @@ class Grid:
                 strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
                 r = min(strict, _FARTHER * r)
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
-        if most_lags is not None:  # a term that hardly varies does not refine the others' grid
+        if most_lags is not None:  # a term that barely varies does not refine the others' grid
             radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
         radius = np.minimum(radius, most)
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
@@ -381,7 +388,7 @@ class Grid:
 
 # Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
 # truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
-# tolerance of _POOR a term that hardly varies may be the reason: r is limited to _LONGEST of L.
+# tolerance of _POOR a term that barely varies may be the reason: r is limited to _LONGEST of L.
 _UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
 _NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
 _FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
@@ -400,7 +407,7 @@ _RANDOM = 4096  # random features, by default
 
 @dataclass(frozen=True)
 class Auto:
-    """Choose the frequencies automatically: a grid if it is affordable, else quasi-random ones.
+    """Choose the frequencies automatically: a grid if the budget allows, else quasi-random points.
 
     The choice is made when the `ORFFKernel` is built, by the first line that applies:
 
@@ -408,14 +415,14 @@ class Auto:
       allow. Without `max_features`, an error is raised if a grid is possible for such data, because
       the predictive variance of random features is too small.
     - More than 4 inputs (three of space, and time), or a kernel without a grid: `QuasiMonteCarlo`.
-    - Otherwise: `Grid` with the given tolerance. If that needs more than `max_features` features,
-      8192 by default, the smallest tolerance is used for which they suffice.
+    - Otherwise: `Grid` with the given tolerance. If the grid needs more than `max_features`
+      features (8192 by default), the tolerance is raised until they suffice.
 
     `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough:
 
     - The exact kernel, without features, if the data have at most `exact_values` values (N·p). Up
-      to `max_features` values, the exact kernel is also used if a grid needs more features than
-      there are values, or truncates more variance than the noise of the data allows.
+      to `max_features` values, the exact kernel is also used in two cases: a grid needs more
+      features than there are values, or it truncates more variance than the noise allows.
     - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
       8192 features truncate too much. An iterative solver is then used.
     - For the posterior, the exact kernel on the means at sites, with up to `max_features` values,
@@ -424,15 +431,16 @@ class Auto:
       lose less.
 
     Args:
-        tolerance: of the grid, as a share of the variance; see `Grid`.
+        tolerance: the tolerance of the grid, as a fraction of the variance; see `Grid`.
         max_features: the largest number of features. If it does not suffice for `tolerance`, the
-            tolerance is raised. If None, the limits above.
+            tolerance is raised. If None, the limits above apply.
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
         domain: (low, high) of every input, as for `Grid`.
         data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
-            `VectorFieldGP` sets it itself.
+            `VectorFieldGP` sets it.
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
-        longest_period: of the grid, as for `Grid`; `VectorFieldGP` uses 2 for learned spectra.
+        longest_period: the longest period of the grid, as for `Grid`; `VectorFieldGP` uses 2 for
+            learned spectra.
 
     Raises:
         ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
@@ -441,8 +449,12 @@ class Auto:
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
-        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Auto().for_data(torch.rand(50, 2)))
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Auto().for_data(torch.rand(50, 2))
+        ... )
         >>> print(kernel.frequencies[0].reason)  # what was chosen, and why
         grid: 2 inputs, tolerance 1e-05 within 8192 features
     """
@@ -472,7 +484,7 @@ class Auto:
         """The rule for the spectra of `terms`, and the reason in words.
 
         Raises:
-            ValueError: neither data, nor a domain, nor a budget, where a grid is possible.
+            ValueError: data, domain and budget are all missing although a grid is possible.
         """
         box = self.domain or self.data
         if box is None:
@@ -525,7 +537,7 @@ class Auto:
             ranks = 1  # a separable kernel, whose cost follows from its columns
         if self.max_features is not None and self.max_features < 2 * ranks:
             raise ValueError(
-                f"expected max_features of at least {2 * ranks}, which hold one frequency of each "
+                f"expected max_features of at least {2 * ranks}, for one frequency of each "
                 f"term of the kernel, got Auto(max_features={self.max_features}); give more"
             )
         number = max(1, (self.max_features or _RANDOM) // (2 * ranks))

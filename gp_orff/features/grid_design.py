@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales, in_plane
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
-from gp_orff.kernels.lines import LineSpectrum
+from gp_orff.kernels.lines import is_line
 from gp_orff.kernels.spectra import ScaleMixture
 
 # From a tolerance to the points of a lattice. A grid has two errors, each with one parameter:
@@ -73,7 +73,7 @@ def half_space(
     `most`."""
     counts = np.zeros(len(spacing), dtype=int)
     for leaf, region in regions:
-        with np.errstate(divide="ignore"):  # correlations that hardly fall: a spacing of zero
+        with np.errstate(divide="ignore"):  # correlations that barely fall: a spacing of zero
             steps = region.level / region.radius(unit_steps(leaf, spacing))
         counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
     if largest_index is not None:
@@ -209,7 +209,7 @@ def axes_of(terms: Sequence[TermSpectrum]) -> Iterator[tuple[LeafSpectrum, int, 
     """Every axis of every leaf with a density: the leaf, the axis within it, the input column."""
     for term in terms:
         for leaf in term.leaves:
-            if isinstance(leaf.spectrum, LineSpectrum):  # which a lattice does not depend on
+            if is_line(leaf.spectrum):  # which a lattice does not depend on
                 continue
             for axis, dim in enumerate(leaf.dims):
                 yield leaf, axis, dim

@@ -73,6 +73,7 @@ class LatticeColumns(TrigColumns):
     spacing: Float[Tensor, "d"] = None  # h, in radians per unit of the inputs
     origin: Float[Tensor, "d"] = None  # x₀
     cache: GramCache = field(default_factory=GramCache, compare=False)
+    on_lattice = True
 
     @classmethod
     def of(
@@ -230,7 +231,7 @@ class LatticeColumns(TrigColumns):
         place = centre + (to.indices * torch.tensor(strides, device=flat.device)).sum(-1)
         if (sign[place] == 0).any():
             raise ValueError(
-                "expected a lattice with all frequencies of the other lattice, got one that lacks "
+                "expected a lattice with all frequencies of the other lattice, got one that omits "
                 "some of them; compute the statistics on the other lattice"
             )
         cos, sin = values.chunk(2)

@@ -34,7 +34,7 @@ from gp_orff.features.truncation import (
     image_variance,
     truncated_variance_of,
 )
-from gp_orff.kernels.lines import LineSpectrum, has_lines
+from gp_orff.kernels.lines import LineSpectrum, has_lines, is_line
 from gp_orff.kernels.tree import Term, spectra_of
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -276,7 +276,7 @@ class LineDraw(GridDraw):
     def weights(self, term: Term) -> Float[Tensor, "*b J"]:
         """w_j of every line of the term."""
         weights = 0.5 ** self.halvings.double()
-        spectra = [s for s in spectra_of(term) if isinstance(s, LineSpectrum)]
+        spectra = [s for s in spectra_of(term) if is_line(s)]
         for density, order in zip(spectra, self.numbers.mT, strict=True):
             weights = weights * density.lines(int(order.max()) + 1)[1][..., order]
         return weights
@@ -288,7 +288,7 @@ class LineDraw(GridDraw):
         phi, lattice = self.lattice.columns(), self.lattice.lattice.columns()
         parts = [expand_on_lattice(lattice, [_rest(term)], [draw.rest]) for term, draw in members]
         roots = [draw.weights(term).sqrt() for term, draw in members]
-        if len(parts) == 1 and isinstance(parts[0], KroneckerExpansion):
+        if len(parts) == 1 and parts[0].is_kronecker:
             return self._kronecker(phi, parts[0], roots[0])
         directions, columns = [], []
         for (_, draw), part, root in zip(members, parts, roots, strict=True):
@@ -336,13 +336,13 @@ class LineDraw(GridDraw):
 
     def ratio_outside_range(self, spectra) -> float | None:
         """The ratio of a period to that of the draw, if it has changed, or that of lengthscales."""
-        others = [density for density in spectra if not isinstance(density, LineSpectrum)]
+        others = [density for density in spectra if not is_line(density)]
         return self._ratio_of_lines(spectra, _MOVED) or self.rest.ratio_outside_range(others)
 
     def _ratio_of_lines(self, spectra, least: float) -> float | None:
         """The ratio of a period to that of the draw, or of the number of lines to that needed,
         if it differs by more than the `least`."""
-        lines = [density for density in spectra if isinstance(density, LineSpectrum)]
+        lines = [density for density in spectra if is_line(density)]
         counts = (self.numbers.amax(0) + 1).tolist()
         for density, count, built in zip(lines, counts, self.built, strict=True):
             present = density.lines(count)[0].detach().flatten()[-1].double()
@@ -373,7 +373,7 @@ _DISPLACED = 1e-3  # and more than that of a difference quotient
 
 def _rest(term: Term) -> Term:
     """A term without its lines."""
-    leaves = tuple(leaf for leaf in term.leaves if not isinstance(leaf.spectrum, LineSpectrum))
+    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
     return replace(term, leaves=leaves)
 
 
@@ -454,11 +454,11 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
 
 
 def _leaves(term: TermSpectrum) -> list[LeafSpectrum]:
-    return [leaf for leaf in term.leaves if isinstance(leaf.spectrum, LineSpectrum)]
+    return [leaf for leaf in term.leaves if is_line(leaf.spectrum)]
 
 
 def _without_lines(term: TermSpectrum) -> TermSpectrum:
-    leaves = tuple(leaf for leaf in term.leaves if not isinstance(leaf.spectrum, LineSpectrum))
+    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
     return replace(term, leaves=leaves)
 
 

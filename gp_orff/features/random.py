@@ -208,9 +208,10 @@ def as_measure(measure: str | Measure, owner: str) -> Measure:
 
 # Random frequencies of which many are high, with importance weights.
 #
-# A posterior between dense readings with little noise consists of frequencies that readings do not
-# resolve, which have a small share ε of the prior's variance. Of D frequencies of the prior's own
-# density only D ε are among them, and none if ε < 1/D. Here the level u of the quantile of ‖ω‖ is
+# A posterior between dense observations with little noise consists of frequencies that observations
+# do not resolve, which have a small share ε of the prior's variance. Of D frequencies of the
+# prior's own density only D ε are among them, and none if ε < 1/D. Here the level u of the quantile
+# of ‖ω‖ is
 #
 #     1 − u = (1 − v)³ ,    v uniform, with the weight du/dv = 3 (1 − u)^{2/3} ,
 #
@@ -397,9 +398,9 @@ class MonteCarlo(_RandomRule):
     r"""Independent random frequencies, as in random Fourier features (Rahimi & Recht 2007).
 
     The matrix-valued kernel has the spectral density A(ω) p(ω). Here p is the spectral density of
-    the scalar kernel, and A(ω) is a matrix: ωωᵀ for curl-free and ‖ω‖² I − ωωᵀ for divergence-free
-    kernels, constant for separable and scalar ones. `measure` is the density that ω is drawn from;
-    weights correct for the difference:
+    the scalar kernel, and A(ω) is a matrix. It is ωωᵀ for curl-free kernels, ‖ω‖² I − ωωᵀ for
+    divergence-free kernels, and constant for separable and scalar kernels. `measure` is the density
+    that ω is drawn from; weights correct for the difference:
 
     - `"trace"`: the density ∝ tr A(ω) p(ω), which is ∝ ‖ω‖² p(ω) for curl-free and divergence-free
       kernels (‖ℓω‖² p(ω) with ARD). Features are bounded (Minh 2016, Section 3.4, Example 4).
@@ -408,42 +409,43 @@ class MonteCarlo(_RandomRule):
       their error has a finite variance only if ν > 2.
 
     For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3), except
-    for dot-product kernels, see `DotProductKernel`. A `SpectralMatrixKernel` is drawn from S in
-    both, and with "trace" from its `sampler` if it has one.
+    for dot-product kernels, see `DotProductKernel`. For a `SpectralMatrixKernel`, ω is drawn from S
+    with both measures, and from its `sampler` with "trace" if it has one.
 
     Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
-    divided by the present lengthscales, so that gradients reach these. The approximate kernel is
-    unbiased over seeds, with a standard error of order D^(−1/2). Predictive variances, however, are
-    too small, most of all for spectra with heavy tails and for little noise. `Grid` avoids this.
+    divided by the present lengthscales, so that lengthscales have gradients. The approximate kernel
+    is unbiased over seeds, with a standard error of order D^(−1/2). Predictive variances, however,
+    are too small, above all for spectra with heavy tails and for little noise. `Grid` avoids this.
 
-    **Sums.** Each term of a sum has D frequencies of its own (Minh 2016, eq. 60). With
-    `shared=True`, the Q terms have D frequencies together, each of which serves all terms:
+    **Sums.** Each term of a sum has D separate frequencies (Minh 2016, eq. 60). With `shared=True`,
+    all Q terms use the same D frequencies:
 
-    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5): from each term as many
-      as its share tr K_q(0)/tr K(0) of the variance (eq. 58), at the hyperparameters at which the
-      `ORFFKernel` is built, in a batch by the mean variance, and at least one. If training changes
-      the shares much, call `ORFFKernel.redraw()`.
+    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5). The number of
+      frequencies from each term is proportional to its fraction tr K_q(0)/tr K(0) of the variance
+      (eq. 58), and at least one. The fractions are computed when the `ORFFKernel` is built, in a
+      batch from the mean variance. If training changes them much, call `ORFFKernel.redraw()`.
     - Its features are the columns of a root of Σ_q w_q A_q(ω), at most p of them. The w_q are the
       weights of the balance heuristic, which keep K̃ unbiased.
-    - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, take part.
-      Products keep frequencies of their own. An `LCMKernel` always shares, with D/Q of each term.
+    - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, share
+      frequencies. Products have separate frequencies. An `LCMKernel` always shares, with D/Q of
+      each term.
 
-    Share in sums of separable or of scalar kernels: for the same number of features the error is
-    smaller, or the same. Do not share in a `HelmholtzKernel`: its terms have features side by side,
-    so that nothing is saved. There the error is about the same, and larger with `QuasiMonteCarlo`.
-    The posterior of one term (`field.part`) exists only where features are side by side: if all A_q
-    differ, and their ranks sum to at most p.
+    Use `shared=True` for sums of separable or of scalar kernels: for the same number of features
+    the error is smaller, or the same. Do not use it for a `HelmholtzKernel`: its terms have
+    separate columns of features, so that nothing is saved. The error is then about the same, and
+    larger with `QuasiMonteCarlo`. The posterior of one term (`field.part`) exists only if terms
+    have separate columns. This is so if all A_q differ, and their ranks sum to at most p.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
             come a cosine and a sine, so that a scalar or a curl-free term has 2D features. With
             `shared=True`, D is the number of all terms together.
         measure: "trace" or "base", the density to draw from; `Trace()` and `Base()` of
-            `gp_orff.features` mean the same.
+            `gp_orff.features` are equivalent.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies on every
             machine. The global random state is neither read nor changed.
-        shared: whether the terms of a sum share D frequencies, drawn from one mixture. No effect
-            on a kernel that is no sum.
+        shared: whether the terms of a sum share D frequencies, drawn from one mixture. It has no
+            effect on other kernels.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
@@ -458,7 +460,10 @@ class MonteCarlo(_RandomRule):
         A sum of two separable kernels of two outputs, without and with shared frequencies:
 
         >>> from gpytorch.kernels import MultitaskKernel, RBFKernel
-        >>> one, other = (MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2) for _ in "12")
+        >>> one, other = (
+        ...     MultitaskKernel(RBFKernel(ard_num_dims=2), num_tasks=2)
+        ...     for _ in "12"
+        ... )
         >>> kernel = one + other
         >>> for shared in (False, True):
         ...     rule = gp_orff.MonteCarlo(256, shared=shared)
@@ -482,8 +487,8 @@ class Orthogonal(_RandomRule):
 
     The directions of d frequencies are the rows of one random rotation; their lengths ‖ω‖ are
     independent. Each frequency has the same distribution as with `MonteCarlo`. The approximate
-    kernel is therefore unbiased too, and has a smaller error (Yu et al. 2016, Theorem 1). When
-    frequencies are drawn, and how hyperparameters change them, is as for `MonteCarlo`.
+    kernel is therefore unbiased too, and has a smaller error (Yu et al. 2016, Theorem 1).
+    Frequencies are drawn, and follow the hyperparameters, as for `MonteCarlo`.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
@@ -499,7 +504,9 @@ class Orthogonal(_RandomRule):
     Example:
         >>> import gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.Orthogonal(256, measure="base")).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Orthogonal(256, measure="base")
+        ... ).num_features
         512
     """
 
@@ -515,8 +522,8 @@ class QuasiMonteCarlo(_RandomRule):
 
     The points of the sequence fill the unit cube evenly. Quantile functions map them to the
     directions and the lengths of ω. The approximate kernel is unbiased over seeds, and its error
-    falls faster with D than that of `MonteCarlo` (Avron et al. 2016, with Owen's scrambling).
-    Choose D as a power of two, since the sequence is most even there; other numbers work too.
+    falls faster with D than with `MonteCarlo` (Avron et al. 2016, with Owen's scrambling). Use a
+    power of two for D, for which the sequence is most even. Other numbers work too.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
@@ -555,5 +562,6 @@ class QuasiMonteCarlo(_RandomRule):
 
 
 def _coordinates(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
-    """Independent coordinates in (0, 1), as many as the spectrum needs beside a direction."""
+    """Independent coordinates in (0, 1), as many as the spectrum needs in addition to a
+    direction."""
     return uniform(number, leaf.spectrum.num_coordinates(leaf.num_dims), rng)

@@ -50,7 +50,7 @@ from gp_orff.symbols.base import Symbol
 
 _FEWEST, _MOST = 2, 400  # nodes of a panel
 _FIRST = 4.0  # |k|Z of the longest Z at the end of the first panel
-_FINER = 12  # further nodes of the rule that tells the error of another
+_FINER = 12  # further nodes of the rule that gives the error of another
 
 
 @dataclass(frozen=True)

@@ -197,32 +197,32 @@ class Fastfood(_StructuredRule):
     r"""Random frequencies for many inputs, in O(n log d) time and O(n) memory (Le et al. 2013).
 
     Frequencies come in blocks V = S H G Π H B / √d′ of d′ frequencies (eq. 33). H is the
-    Walsh–Hadamard matrix; B holds random signs, Π permutes, G holds normal numbers, and S gives
-    each frequency its length. d′ is the smallest power of two that is not below d, and inputs end
-    with d′ − d zeros. B, Π, G and S are stored, as four vectors for each block; V is not. ⟨ω, x⟩
-    then takes two fast Hadamard transforms, in the place of a product with a D × d matrix.
+    Walsh–Hadamard matrix and Π a random permutation. The other factors are diagonal: B has random
+    signs, G has normal random numbers, and S sets the lengths of the frequencies. The smallest
+    power of two that is not below d is d′, and inputs are padded with d′ − d zeros. Only B, Π, G
+    and S are stored, as four vectors for each block. Two fast Hadamard transforms then compute
+    ⟨ω, x⟩ instead of a product with a D × d matrix.
 
-    Each frequency has exactly the distribution that it has with `MonteCarlo`: S is r/‖G‖, and r a
+    Each frequency has exactly the same distribution as with `MonteCarlo`: S is r/‖G‖, where r is a
     radius of the kernel's spectral density in d′ dimensions. The approximate kernel is therefore
-    unbiased. Frequencies of a block depend on each other: at lags of 0.5 to 2 lengthscales, the
-    variance is up to 2.0 times that of independent frequencies, for dot-product kernels up to 3
-    times.
+    unbiased. Frequencies of a block depend on each other. At lags of 0.5 to 2 lengthscales, they
+    raise the variance of the kernel by a factor of up to 2.0, or 3 for dot-product kernels.
 
-    Use it with hundreds to thousands of inputs, where the product with the frequencies costs much:
-    in prediction, and in memory. Training in closed form is bound by the N F² operations of ΦᵀΦ and
-    gains nothing. For few inputs `QuasiMonteCarlo` is more accurate.
+    Use it with hundreds to thousands of inputs, to save time in prediction, and memory. Training in
+    closed form gains nothing, because the N F² operations of ΦᵀΦ dominate. For few inputs
+    `QuasiMonteCarlo` is more accurate.
 
-    Scalar and separable kernels whose spectral density is radial: `RBFKernel`, `MaternKernel`,
-    `GeneralMaternKernel`, `RQKernel` with or without ARD, `BesselKernel` in 2^k dimensions, their
-    sums and products, in `MultitaskKernel`, `SeparableKernel` and `LCMKernel`. The terms of a sum
-    are drawn apart; phases of a product add up. Dot-product kernels too: `LinearKernel`,
-    `PolynomialKernel` and power series for every d, Legendre series and projections if d is a power
-    of two.
+    The kernel must be scalar or separable, with a radial spectral density: `RBFKernel`,
+    `MaternKernel`, `GeneralMaternKernel` or `RQKernel`, with or without ARD, or `BesselKernel` in
+    2^k dimensions. Their sums and products are accepted too, also in `MultitaskKernel`,
+    `SeparableKernel` and `LCMKernel`. The terms of a sum are drawn separately, and the phases of a
+    product are added. Dot-product kernels also work: `LinearKernel`, `PolynomialKernel` and power
+    series for every d, Legendre series and projections if d is a power of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar term has 2D features. Any number; the last
-            block may be incomplete.
+            come a cosine and a sine, so that a scalar term has 2D features. The last block may be
+            incomplete.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
         measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
 
@@ -253,14 +253,14 @@ class StructuredOrthogonal(_StructuredRule):
 
     Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
     random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
-    kernel's spectral density in d′ dimensions; d′ is at least 32. The kernels and the cost are as
-    for `Fastfood`, with three transforms in the place of two.
+    kernel's spectral density in d′ dimensions, where d′ is at least 32. The kernels and the cost
+    are as for `Fastfood`, with three transforms instead of two.
 
-    The approximate kernel is slightly biased, since a direction has 2^{3d′} possible values and is
-    not exactly uniform: for an RBF kernel by at most 0.003 of the variance, between inputs that
-    differ in few coordinates. In return its variance is smaller, as with `Orthogonal`. Not so for
-    dot-product kernels of few inputs, whose vectors lie on a sphere of 32 dimensions: use
-    `Orthogonal` or `QuasiMonteCarlo` there.
+    The approximate kernel is slightly biased, because a direction has 2^{3d′} possible values and
+    is not exactly uniform. For an RBF kernel the bias is at most 0.003 of the variance, between
+    inputs that differ in few coordinates. In return its variance is smaller, as with `Orthogonal`.
+    For dot-product kernels of few inputs use `Orthogonal` or `QuasiMonteCarlo`, because vectors on
+    a sphere of 32 dimensions do not reduce their variance.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
@@ -274,7 +274,9 @@ class StructuredOrthogonal(_StructuredRule):
     Example:
         >>> import gp_orff, gpytorch
         >>> kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=64)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.StructuredOrthogonal(128)).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.StructuredOrthogonal(128)
+        ... ).num_features
         256
     """
 
@@ -286,14 +288,14 @@ class FourierFastfood(_StructuredRule):
 
     Directions are the rows of Π F B, with random signs B, the real Fourier (Hartley) matrix F, and
     a permutation Π (Le et al. 2013, Section 6.1, "FFT Fastfood", where F is complex). Lengths are
-    independent radii of the kernel's spectral density in d dimensions: nothing is padded.
+    independent radii of the kernel's spectral density in d dimensions, without padding.
 
-    This is a heuristic, in the paper too. All frequencies have entries of similar size, so that the
-    kernel of two inputs that differ in one coordinate is wrong: for an RBF kernel and many inputs,
-    it is about J₀(√2 r) at a distance of r lengthscales instead of exp(−r²/2), which is 0.33 too
-    low at r = 2. For a few coordinates, such as the first, it is about cos r: 0.55 too low. Between
-    inputs that differ in many coordinates the error is small. Use `Fastfood` or
-    `StructuredOrthogonal` unless a comparison asks for it.
+    Use `Fastfood` or `StructuredOrthogonal` instead, except for comparisons: this rule is a
+    heuristic, also in the paper. All frequencies have entries of similar size, so that the kernel
+    of two inputs that differ in one coordinate is wrong. For an RBF kernel with many inputs, it is
+    about J₀(√2 r) at a distance of r lengthscales instead of exp(−r²/2). This is 0.33 too low at
+    r = 2. For a few coordinates, including the first, it is about cos r, which is 0.55 too low.
+    Between inputs that differ in many coordinates the error is small.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.

@@ -25,14 +25,13 @@ from gp_orff.kernels.spectra import ScaleMixture, Spectrum, unit_sphere
 from gp_orff.kernels.tree import (
     Factor,
     Leaf,
-    Mixing,
     Term,
     embedded,
     spectra_of,
     terms,
     varies_in_space,
 )
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Symbol
 
 # The truncated variance δ: the variance of a field, or of Q f, that a frequency grid omits.
 #
@@ -81,10 +80,10 @@ def truncated_variance(
         NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
             kernel is no derivative.
     """
-    if not all(isinstance(draw, LatticeDraw) or draw.expands for draw in draws):
+    if not all(draw.on_lattice or draw.expands for draw in draws):
         return None
     every = list(zip(terms(kernel), draws, strict=True))
-    pairs = [(term, draw) for term, draw in every if isinstance(draw, LatticeDraw)]
+    pairs = [(term, draw) for term, draw in every if draw.on_lattice]
     others = [(term, draw) for term, draw in every if draw.expands]
     on_lattice = [term for term, draw in every if not draw.decays]
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t in on_lattice):
@@ -95,7 +94,7 @@ def truncated_variance(
         )
     if not all(draw.diagonal_correction for draw in draws):
         return None
-    if isinstance(symbol, Identity):
+    if symbol.is_identity:
         delta = sum(draw.truncated_variance(term) for term, draw in others)
         if pairs:
             cells = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
@@ -146,7 +145,7 @@ def clamp_eigenvalues(
     lift = (floor - values).clamp_min(0)
     # a function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
     # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j)
-    # Equal eigenvalues take the derivative f′ in the place of the divided difference.
+    # Equal eigenvalues take the derivative f′ instead of the divided difference.
     steps = values.unsqueeze(-1) - values.unsqueeze(-2)
     slopes = torch.where(
         steps.abs() > floor.unsqueeze(-1),
@@ -274,7 +273,7 @@ def truncated_variance_of(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "*b q q"]:
     """The variance of Q f, for one term, that a grid omits beyond its largest frequency."""
-    if isinstance(symbol, Identity):
+    if symbol.is_identity:
         return _truncated_field(list(zip(*with_cells([term], [draw]), strict=True)), None)
     return _truncated_term(symbol, term, draw, space)[0]
 
@@ -283,7 +282,7 @@ def image_variance(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "*b q q"]:
     """Var Q f of one term on its grid: Σ w Q A Q*."""
-    if isinstance(symbol, Identity):
+    if symbol.is_identity:
         return sum(grid_variance(*pair) for pair in zip(*with_cells([term], [draw]), strict=True))
     if term.leaves:
         return _second_moment(symbol, term, draw, *draw.nodes(spectra_of(term)), space)
@@ -401,9 +400,9 @@ def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | Sampl
         return [_sample_accuracy(term, draw) for term, draw in pairs]
     of_grids = [(term, draw) for term, draw in pairs if not draw.decays]
     return [
-        grid_accuracy(term, draw) if isinstance(draw, LatticeDraw) else draw.accuracy(term)
+        grid_accuracy(term, draw) if draw.on_lattice else draw.accuracy(term)
         for term, draw in of_grids
-        if isinstance(draw, LatticeDraw) or draw.expands
+        if draw.on_lattice or draw.expands
     ]
 
 
@@ -411,7 +410,7 @@ def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | Sampl
 def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
     if not term.leaves:
         return SampleAccuracy(1, 1.0)
-    if isinstance(term.factor, Mixing):
+    if term.factor.is_constant:
         variances = draw.sample_weights(spectra_of(term))  # times a constant, |L|²
     else:
         omegas, weights = draw.nodes(spectra_of(term))

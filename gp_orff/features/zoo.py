@@ -343,9 +343,9 @@ class DrawnHarmonics:
         """One harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
 
         p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders that carry much of
-        the variance are hardly ever drawn, since C_k grows like d^m; with half of each, the
-        variance of the approximate kernel is at most twice that with either. Those of order
-        m = 0 do not depend on z: they have one column each, if D is large enough.
+        the variance are barely ever drawn, since C_k grows like d^m; with half of each, the
+        variance of the approximate kernel is at most twice that with either. Those of order m = 0
+        do not depend on z: they have one column each, if D is large enough.
         """
         every = spectrum.harmonics(num_dims)
         logs = every.eigenvalues.log().detach().cpu()
@@ -381,23 +381,27 @@ class GaussHermite:
     quadrature Fourier features). The nodes z and −z have the same cosine and sine, up to sign, and
     are stored as one frequency. Frequencies follow the lengthscales in training.
 
-    The approximation is valid up to a longest lag, where the error of the kernel reaches 1e-3 of
+    The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
     its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
-    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points that are farther apart raise
-    an error. `Grid` has no such limit.
+    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
+    error. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
 
     Raises:
         ValueError: `nodes_per_dim` is not an integer from 2 to 200. When an `ORFFKernel` is built:
-            there are more than 4 million nodes. When it is evaluated: points are too far apart.
+            there are more than 4 million nodes. When it is evaluated: points are too far from each
+            other.
         NotImplementedError: when an `ORFFKernel` is built, the kernel is not an RBF kernel.
 
     Example:
         >>> import gpytorch, gp_orff
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features  # 16² / 2 pairs · 2
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
+        >>> # 16² / 2 pairs · 2
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features
         256
     """
 
@@ -414,7 +418,7 @@ class GaussHermite:
             )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The nodes and weights of each of `terms`."""
+        """Return the nodes and weights of each of `terms`."""
         return [
             HermiteDraw(self.nodes_per_dim, term) if term.leaves else Draw([], [])  # a constant
             for term in terms
@@ -610,9 +614,9 @@ class Templates:
 
         φ_z(x) = (a/(a − 2))^{d/4} exp(−½[2‖x̃‖² − 2a⟨x̃, z⟩ + a‖z‖²]) ,    b = a² − 2a .
 
-    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′) estimates
-    the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps leave distant inputs alone,
-    and are never negative.
+    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′)
+    estimates the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps vanish at distant
+    inputs and are never negative.
 
     Their variance grows exponentially with d and with the distance from the center. At x = x′ with
     ‖x̃‖ = r the variance of the kernel, which is 1, is
@@ -647,7 +651,9 @@ class Templates:
     Example:
         >>> import gp_orff, gpytorch, torch
         >>> exact = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Templates(4000, a=2.5), num_dims=1)
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     exact, gp_orff.Templates(4000, a=2.5), num_dims=1
+        ... )
         >>> x = torch.linspace(-1, 1, 5).unsqueeze(-1)
         >>> error = kernel(x).to_dense() - exact(x).to_dense()
         >>> bool(error.abs().max() < 0.1)

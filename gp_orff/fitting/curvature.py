@@ -23,7 +23,7 @@ from gp_orff.data.noise import noises_of
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.equations import Primal, Whitened, information
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.inference.features import Inference
 from gp_orff.kernels.learned import learned_spectra
 
 STEP = 2e-4
@@ -85,7 +85,7 @@ def average(
         mean: a constant one; None for the best one.
     """
     parts = kernel, likelihoods, coordinates, mean
-    if isinstance(inference, ExactInference):
+    if inference.is_exact:
         matrix = _under_exact_kernel(inference, *parts)
     else:
         matrix = _under_features(inference, *parts)
@@ -187,7 +187,7 @@ def _under_features(
     def equations() -> Primal | None:
         return inference.primal(kernel, noises_of(kernel, likelihoods))
 
-    if not isinstance(inference, FeatureInference) or (present := equations()) is None:
+    if inference.is_exact or (present := equations()) is None:
         return None
     size = len(coordinates.get())
     turn = _TURN * np.cos(np.arange(size))

@@ -35,7 +35,7 @@ class Curves:
                     yield term, leaf
 
     def check_extents(self, distances: Distances) -> None:
-        """Refuse positions that tell nothing of a spectrum that is to be learned.
+        """Raise an error for positions that do not determine a learned spectrum.
 
         Raises:
             ValueError: none of the inputs of a `LearnedSpectrumKernel` with trained weights varies.
@@ -80,9 +80,9 @@ class Curves:
     def extrapolate(self, inference: FeatureInference) -> None:
         """Continue the curves in a line from where a grid ends.
 
-        Of shorter lengths, most of whose variance is beyond the grid, a search on it tells nothing,
-        and their prior next to nothing. Curves that share a lengthscale end where the grid of the
-        widest term does.
+        Of shorter lengths, most of whose variance is beyond the grid, a search on it has no
+        information, and their prior almost none. Curves that share a lengthscale end where the grid
+        of the widest term does.
         """
         ends = list(self._resolved(inference))
         for own, _ in ends:

@@ -197,7 +197,7 @@ class History:
 
     @property
     def conditioned(self) -> "History":
-        """The history of a model that is conditioned anew."""
+        """The history of a model that is conditioned again."""
         return History("conditioned")
 
     def with_duration(self, seconds: float, threads: Threads) -> "History":

@@ -26,9 +26,13 @@ def parameter_names(
         >>> import gp_orff
         >>> from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
         >>> from gp_orff.fitting.names import parameter_names
-        >>> list(parameter_names(ScaleKernel(gp_orff.CurlFreeKernel(num_dims=2)), {}))
+        >>> list(
+        ...     parameter_names(ScaleKernel(gp_orff.CurlFreeKernel(num_dims=2)), {})
+        ... )
         ['outputscale', 'lengthscale']
-        >>> list(parameter_names(gp_orff.HelmholtzKernel(num_dims=2), {}))  # doctest: +ELLIPSIS
+        >>> list(
+        ...     parameter_names(gp_orff.HelmholtzKernel(num_dims=2), {})
+        ... )  # doctest: +ELLIPSIS
         ['curl_free.outputscale', 'curl_free.lengthscale', 'divergence_free.outputscale', ...]
         >>> list(parameter_names(RBFKernel() + RBFKernel() + MaternKernel(), {}))
         ['rbf_1.lengthscale', 'rbf_2.lengthscale', 'matern.lengthscale']

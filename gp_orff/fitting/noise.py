@@ -47,7 +47,7 @@ from gp_orff.inference.robust import Distances, StudentTNoise
 # Data without noise are the likelier the less noise there is, until the evidence is rounding.
 # Variances of the field, which are differences of numbers as large as the prior's, are rounding too
 # then, and clipped at zero. Noise whose standard deviation is a ten-thousandth of that of the data
-# is far above both, and below what readings resolve.
+# is far above both, and below what observations resolve.
 
 
 _LEAST_SHARE = 1e-8  # of the variance of the data
@@ -94,12 +94,12 @@ def search_coordinates(
     return Coordinates(kernel, *likelihoods.values(), ranges=ranges, floors=floors)
 
 
-# The likelihood of readings whose noise is learned, each by itself, from that of others.
+# The likelihood of observations whose noise is learned, each by itself, from that of others.
 
 
 @singledispatch
 def independent(likelihood: Likelihood) -> Likelihood:
-    """The likelihood, or in the place of one along tracks, or of known noise, a Gaussian one."""
+    """The likelihood, or instead of one along tracks, or of known noise, a Gaussian one."""
     return likelihood
 
 
@@ -138,7 +138,7 @@ def _with_tails_of(likelihood: HeavyTails) -> Likelihood:
     return plain
 
 
-# The likelihood of readings that come with their noise: which groups have one, and its factor.
+# The likelihood of observations that come with their noise: which groups have one, and its factor.
 
 
 _TRUSTED = 100.0  # the most that the noise may be off, over a share of the variance of the data
@@ -147,11 +147,11 @@ _TRUSTED = 100.0  # the most that the noise may be off, over a share of the vari
 def with_known_noise(
     likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
 ) -> dict[str, Likelihood]:
-    """The likelihoods, with a `KnownNoiseLikelihood` for every group of readings that come with
+    """The likelihoods, with a `KnownNoiseLikelihood` for every group of observations that come with
     their noise, and none for others. Data that are `held` already count too.
 
     Raises:
-        ValueError: readings with known noise and others in one group.
+        ValueError: observations with known noise and others in one group.
     """
     groups, known = dict(likelihoods), {}
     device = data.survey.sample[0].x.device
@@ -178,7 +178,7 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
     """Whether a fit learns the factor of known noise; without, it is one.
 
     Raises:
-        ValueError: `learn`, where no reading comes with its noise.
+        ValueError: `learn`, where no observation comes with its noise.
     """
     known = {key.label for key in data.keys if key.known}
     if learn and not known:
@@ -264,8 +264,8 @@ class Tail:
         """The lowest coordinate of a search: of ν = 2.5, or where it starts, if that is lower.
 
         Under gross outliers the evidence rises to ν = 2, where the variance of the noise is
-        infinite, the weights of usual readings vary as if they were outliers, and error bars are
-        too small."""
+        infinite, the weights of usual observations vary as if they were outliers, and error bars
+        are too small."""
         likelihood, present = self.likelihood, self.likelihood.raw_deg_free.detach().clone()
         here = self._coordinate.get().item()
         if not likelihood.raw_deg_free_constraint.check(torch.tensor([_LEAST_DEG_FREE])):
@@ -324,8 +324,9 @@ class Tail:
 
     def standard_error(self, parts: Sequence[Distances]) -> float:
         """That of ν, from the curvature of this objective in its coordinate, with the best s for
-        each; NaN where it is flat or not at a maximum. It takes the posterior of the field as it
-        is: where readings do not tell the field much better than their noise, it is too small."""
+        each; NaN where it is flat or not at a maximum. It treats the posterior of the field as
+        fixed, and is too small if observations determine the field barely better than their
+        noise."""
         present = self._coordinate.get().item()
         below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
         self._loss(present, parts)
@@ -396,7 +397,7 @@ class Tails:
     @torch.no_grad()
     def learn(self, found: Sequence[Distances]) -> list[Distances]:
         """Set ν, and the scales of noise, to what maximises the ELBO under the posterior of the
-        field that tells the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
+        field that gives the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
         3); the distances in units of that noise."""
         scales: dict[str, float] = {}
         for tail in self.members:
@@ -415,7 +416,7 @@ class Tails:
         }
 
     def _of(self, tail: Tail, found: Sequence[Distances]) -> list[Distances]:
-        """The distances of its readings."""
+        """The distances of its observations."""
         labels = [name for name, own in self.likelihoods.items() if own is tail.likelihood]
         return [part for part in found if part.key.label in labels]
 
@@ -485,7 +486,7 @@ def with_tracks(
     count too.
 
     Raises:
-        ValueError: readings along tracks and others in one group; Student-t noise along tracks.
+        ValueError: observations along tracks and others in one group; Student-t noise along tracks.
     """
     groups = dict(likelihoods)
     present_data = [data] if held is None else [held, data]
@@ -545,7 +546,7 @@ def learn_new_tracks(
     field: FieldDistribution,
     noises: Noises,
 ) -> list[str]:
-    """What the data tell of the variance of new tracks, for every group of tracks; sentences.
+    """Learn the variance of new tracks for every group of tracks, and return sentences.
 
     Args:
         field: the posterior of the field.

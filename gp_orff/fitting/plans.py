@@ -7,8 +7,8 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
    with its gradient.
 2. The loss of a plan is what its optimum is expected to lack, in nats of the evidence of all data
    under the kernel itself. With m of M numbers, k hyperparameters lose k/2 (M/m − 1) where data are
-   the same everywhere: they vary about those of all data with M/m − 1 times the covariance that
-   all data leave. Ten times as much is foreseen, as they seldom are. A lattice that truncates the
+   the same everywhere: they vary about those of all data with M/m − 1 times the covariance that all
+   data leave. Ten times as much is foreseen, as they rarely are. A lattice that truncates the
    variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the search takes δ
    for noise. Both depend on the hyperparameters, and are computed where the search is. If a search
    would end with it, at a tenth of `aim` or more, and two evaluations under the kernel itself are
@@ -311,8 +311,8 @@ class OnLattice(Plan):
 
 @dataclass(eq=False)
 class OfCurves(OnLattice):
-    """Learned spectra on lattices: few features first, since what coarse lattices tell of short
-    waves, which large ones hold, is little. At last with curves that go on beyond their knots,
+    """Learned spectra on lattices: few features first, because coarse lattices have little
+    information on the short waves of large ones. At last with curves that go on beyond their knots,
     which a search for where the curves are would take for them: a power law has no scale."""
 
     def search(self, search: Search, evaluations: int) -> None:
@@ -340,7 +340,7 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     if inference.prefers_dual_algebra(expansion):
         size = inference.num_values
         return cubic(size) + 6.0 * size**2 * expansion.num_features
-    moving = inference.draws[0].shared_columns() is None  # sums over the data are made anew
+    moving = inference.draws[0].shared_columns() is None  # sums over the data are made again
     points = inference.data.survey.num_points if moving else 0
     blocks = sum(len(part.y) for part in inference.data.tracks)
     columns = expansion.num_columns
@@ -512,7 +512,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
     numbers, plans = data.num_values, []
-    exact = isinstance(data, Dataset) and has_covariance(trainer.kernel, data)
+    exact = data.revisitable and has_covariance(trainer.kernel, data)
     if exact:
         subsets = [size for size in SUBSETS if GAIN * size <= numbers]
         plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
@@ -539,7 +539,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = isinstance(data, Dataset) and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
     many = many and not has_weights(trainer, data)
     sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
     coarse, fine = Representation.coarse, Representation.fine

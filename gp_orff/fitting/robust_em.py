@@ -21,8 +21,7 @@ from gp_orff.fitting.noise import Tails
 from gp_orff.fitting.search import MOST_EVALUATIONS, Search, admissible
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference, Inference, Posterior
+from gp_orff.inference.features import Inference, Posterior
 from gp_orff.inference.pseudo_observations import Iterate, converge, learn
 from gp_orff.inference.representation import Representation
 from gp_orff.inference.robust import (
@@ -36,7 +35,7 @@ from gp_orff.inference.robust import (
 )
 from gp_orff.kernels.base import FieldKernel
 
-# Sources that a search on few readings has lost.
+# Sources that a search on few observations has lost.
 
 
 _LEAST = 0.01  # share of the largest variance
@@ -46,8 +45,8 @@ _LEAST = 0.01  # share of the largest variance
 def restore(kernel: Kernel) -> None:
     """Give every depth of sources at least a hundredth of the largest variance of a depth.
 
-    Where few readings do not tell two depths, a variance goes to zero, and its logarithm so far
-    that no gradient brings it back on more readings.
+    If few observations do not distinguish two depths, a variance goes to zero, and its logarithm so
+    far that no gradient brings it back on more observations.
     """
     for part in kernel.modules():
         if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:
@@ -249,7 +248,7 @@ class EStep:
     ) -> Iterator[Distances]:
         parts = posterior, self.noises, known
         held = inference.data  # perhaps statistics alone
-        same = isinstance(held, Dataset) and data.sources is held.sources  # but for their weights
+        same = held.revisitable and data.sources is held.sources  # but for their weights
         residuals = inference.residuals(posterior) if same else None
         return all_distances(data.visit(), self.heavy_tailed, *parts, residuals)
 
@@ -310,8 +309,8 @@ class RepresentationStep(EStep):
 
 
 def _is_pure(inference: Inference) -> bool:
-    """Whether all noise of the readings scales with that of their likelihood."""
-    return isinstance(inference, ExactInference) and inference.changes is None
+    """Whether all noise of the observations scales with that of their likelihood."""
+    return inference.is_exact and inference.changes is None
 
 
 @dataclass(frozen=True)
@@ -331,7 +330,7 @@ def e_step_of(trainer: Trainer) -> EStep:
 
 def has_weights(trainer: Trainer, data: Data) -> bool:
     """Whether the observations have weights of Student-t noise, or are pseudo-observations."""
-    return isinstance(data, Dataset) and e_step_of(trainer).refreshes
+    return data.revisitable and e_step_of(trainer).refreshes
 
 
 def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dataset:
@@ -409,7 +408,7 @@ def maximise(
             few = min(_EVALUATIONS, evaluations)
             trainer.search(search, made, name, evaluations=few, **options)
             evaluations -= search.evaluations - before
-            if isinstance(made, FeatureInference) and made.stale(trainer.kernel, e_step.noises):
+            if not made.is_exact and made.stale(trainer.kernel, e_step.noises):
                 search.settled = False  # after several rounds, each within the range of one
             if not search.settled or search.value - previous < _ROUND or evaluations < 1:
                 break

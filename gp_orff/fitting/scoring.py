@@ -43,8 +43,9 @@ def log_prior_of_noise(
     """The log density of log σ² ~ N(log 0.1 v, 3²), v being the variance of the data, up to a
     constant, for the noise of every group; 0 without a learned spectrum.
 
-    Waves shorter than the distances of the readings cannot be told from noise but by extrapolation
-    of the spectrum, so that the evidence of few readings may have a maximum without noise.
+    Only extrapolation of the spectrum distinguishes waves shorter than the distances of the
+    observations from noise, so that the evidence of few observations may have a maximum without
+    noise.
 
     Args:
         kernel: that may have a learned spectrum.
@@ -67,7 +68,7 @@ _LENGTH = 0.4, 0.8  # the median over the extent, and the sd of the logarithm
 _SHAPE = 1.0, 1.0  # of α of rational quadratic kernels
 _FIELD, _SUMMAND = 0.8, 1.5  # the sd of the logarithm of the sd of the field, and of a summand
 _NOISE = 0.1, 1.2  # of the sd of the noise over that of the data
-_FACTOR = 1.0, 1.2  # of the sd of the noise over that which was given with the readings
+_FACTOR = 1.0, 1.2  # of the sd of the noise over that which was given with the observations
 _TAILS = 0.1587, 0.8413  # the probabilities below −1 and 1 standard deviations
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
@@ -75,8 +76,8 @@ _FEW = 120  # vectors, up to which predictions depend on what is left open of hy
 
 
 def leave_much_open(data: Data) -> bool:
-    """Whether readings are so few that they leave hyperparameters open: at most as many numbers as
-    120 vectors have. Readings along tracks are not covered yet."""
+    """Whether observations are so few that they leave hyperparameters open: at most as many numbers
+    as 120 vectors have. Observations along tracks are not covered yet."""
     num_outputs = data.survey.sample[0].pattern.num_outputs
     return data.num_values <= _FEW * num_outputs and not data.tracks
 

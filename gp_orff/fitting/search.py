@@ -49,7 +49,7 @@ def parameter_ranges(
 
     They follow from the distances between points, and are practically unbounded without distances.
     Where all data, the `whole`, have so many values that features serve, they are limited to
-    sources of harmonic fields so deep that features can tell them from noise.
+    sources of harmonic fields so deep that features distinguish them from noise.
     """
     parameters = [p for p in kernel.parameters() if p.requires_grad]
     ranges: dict[nn.Parameter, tuple[Range, ...]] = {}
@@ -304,7 +304,7 @@ def _finite(bound: Tensor) -> bool:
 
 class Coordinates:
     """The trainable hyperparameters of `modules` as one vector, but for degrees of freedom, which
-    follow with the weights of readings.
+    follow with the weights of observations.
 
     `ranges` gives the search ranges of those that move frequencies, `floors` the least values of
     others.
@@ -454,7 +454,7 @@ def _coordinates(
 #     (B + λ diag B) s = g      (Levenberg 1944; Marquardt 1963; λ after Nielsen 1999).
 #
 # 1. B is the information of the data about the hyperparameters, where that is cheap, and is
-#    computed anew after coordinates have moved by much. It is positive semidefinite wherever the
+#    computed again after coordinates have moved by much. It is positive semidefinite wherever the
 #    search is, and has the right size from the first step on, which line searches lack.
 # 2. After each step B is updated from the change of g (BFGS). Where the evidence is not concave,
 #    the change is damped so that B stays positive definite (Powell 1978). Without an information,
@@ -471,10 +471,10 @@ def _coordinates(
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
 _NATS = 0.01  # in total: a step that promises less ends the search
 MOST_EVALUATIONS = 100  # of a run
-_MUCH = 1.0  # nats still promised at the end of a search, of which a warning tells
+_MUCH = 1.0  # nats still promised at the end of a search, at which a warning is given
 _EDGE = 0.9  # of how far frequencies may move on a grid: beyond, the search needs another one
 _LONGEST_STEP = 2.0  # of a coordinate
-_MOVED = 1.5  # of a coordinate, after which the information is computed anew
+_MOVED = 1.5  # of a coordinate, after which the information is computed again
 _FLAT = 1e-2  # the least curvature of a step
 _OF_NATS = 1.0  # the least curvature in what a step promises, and that of one not informed of
 _FIRST = 0.1  # nats per number, of a curvature of which nothing is known

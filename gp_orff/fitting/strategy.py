@@ -9,7 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.dataset import Data
 from gp_orff.data.track_reading import blocks_in_words
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
@@ -29,7 +29,7 @@ from gp_orff.inference.representation import Representation, warn_of_left_out, w
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit, beside the hyperparameters that it has set."""
+    """The result of a fit, in addition to the hyperparameters that it has set."""
 
     representation: Representation
     mean: Float[Tensor, "p"] | None
@@ -136,10 +136,10 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
 def learned_from_kept(
     trainer: Trainer, search: Search, kept: Representation, whole: Representation
 ) -> tuple[Trainer, Search, Representation]:
-    """Learn again, from the readings that are kept of many: neighbours along a line tell of the
-    noise along it, which is less than what readings of several lines differ by. Under that noise
-    the means of all readings may do; the representation that does, with the trainer of the kept and
-    its search."""
+    """Learn again, from the observations that are kept of many: neighbours along a line determine
+    the noise along it, which is less than the difference between observations of several lines.
+    Under that noise the means of all observations may do; the representation that does, with the
+    trainer of the kept and its search."""
     trainer = replace(trainer, survey=kept.data.survey)
     search, data = _started(trainer, kept.data, warm_start=False)
     kept = replace(kept, data=data)
@@ -152,9 +152,9 @@ def learned_from_kept(
 def _weak_priors(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
 ) -> WeakPriors | None:
-    """The weak priors of few readings under the exact kernel, whose posterior integrates the
+    """The weak priors of few observations under the exact kernel, whose posterior integrates the
     hyperparameters; None for others."""
-    few = isinstance(data, Dataset) and leave_much_open(data)
+    few = data.revisitable and leave_much_open(data)
     exact = isinstance(requested, Auto) and data.num_values <= requested.exact_values
     if not (few and exact and has_covariance(kernel, data)):
         return None

@@ -92,8 +92,8 @@ class Trainer:
         return self.survey.num_values > MANY_VALUES and not self.tracks
 
     def restarted(self, search: Search) -> Search:
-        """The search; with tracks a new one from where it is, since the few blocks of a subset tell
-        little of the curvature."""
+        """The search; with tracks a new one from where it is, because the few blocks of a subset
+        have little information on the curvature."""
         return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
@@ -152,7 +152,7 @@ class Trainer:
         """The information of the data about the hyperparameters, None where it is not cheap, and
         what it is of: EM, which changes weights only, goes on with the curvature that it has."""
         parts = inference, self.kernel, self.likelihoods, search.coordinates
-        exact = isinstance(inference, ExactInference)
+        exact = inference.is_exact
 
         def information() -> Float[np.ndarray, "k k"] | None:
             if not exact and not inference.has_shared_columns:
@@ -173,7 +173,7 @@ class Trainer:
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
 
     def _points(self, numbers: int) -> int:
-        """The points with so many numbers: as many as these, of readings along directions."""
+        """The points with so many numbers: as many as these, of observations along directions."""
         return max(2, round(numbers * self.survey.num_points / self.survey.num_values))
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
@@ -231,11 +231,11 @@ class Trainer:
                 "places under the learned lengthscales,"
             )
             warnings.warn(
-                f"{data.num_values:.0f} numbers{alike if numbers < data.num_values else ''} "
+                f"{data.num_values:.0f} values{alike if numbers < data.num_values else ''} "
                 f"determine {learned} hyperparameters poorly: "
-                "error bars do not contain the uncertainty of these, and may be too small; those "
-                "of posterior(marginalize=True) do. Or fix hyperparameters that are known "
-                "(requires_grad_(False)), give them priors, or take a simpler kernel",
+                "error bars do not include their uncertainty, and may be too small. Use "
+                "posterior(marginalize=True), which includes it, fix known hyperparameters "
+                "(requires_grad_(False)), give them priors, or use a simpler kernel",
                 DataWarning,
                 stacklevel=2,
             )
@@ -256,8 +256,8 @@ class Trainer:
             warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
-        """The observed numbers, where those at places that the prior cannot tell apart are one; at
-        equal places, where its covariance has no closed form."""
+        """The number of observed values, where values at positions that the prior does not
+        distinguish are one; at equal positions, if its covariance has no closed form."""
         sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
         if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
             distinct = self.exact_inference(held).size

@@ -22,12 +22,12 @@ from gp_orff.inference.robust import latent_covariance
 
 # The field plus the noise that observations of a track share, given block means of other ones.
 #
-# With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what readings
-# at some times share with them, offset and correlated noise n,
+# With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what
+# observations at some times share with them, offset and correlated noise n,
 #
 #     s = h(x) + n = h(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
 #
-# where h is f, or its component uᵀf along the direction of a reading,
+# where h is f, or its component uᵀf along the direction of an observation,
 #
 # so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
 #
@@ -58,9 +58,9 @@ _READINGS = 256  # whose covariance is computed at once
 
 @dataclass(frozen=True)
 class Signal:
-    """The posterior of s = h(x) + n at readings along tracks.
+    """The posterior of s = h(x) + n at observations along tracks.
 
-    Readings are given in blocks of one, of some tracks of a group.
+    Observations are given in blocks of one, of some tracks of a group.
     """
 
     distribution: FieldDistribution  # of the field, given all data
@@ -105,12 +105,12 @@ class Signal:
         return field + in_components(prior - gain @ shared.mT, v)
 
     def _seen(self, readings: TrackObservations) -> Seen:
-        """The block means of the tracks of these readings, for `joint_covariance`."""
+        """The block means of the tracks of these observations, for `joint_covariance`."""
         known = self._given(readings)
         return block_means_under(self.distribution, known) if known.tracks else None
 
     def _given(self, readings: TrackObservations) -> TrackObservations:
-        """The block means of the tracks of these readings."""
+        """The block means of the tracks of these observations."""
         labels = [track.label for track in readings.tracks]
         tracks = tuple(self.given[label] for label in labels if label in self.given)
         return replace(readings, tracks=tracks)
@@ -332,7 +332,7 @@ def _(distribution: WeightPosterior, part, seen, gain):
     return variance + torch.cat(parts)
 
 
-# The offsets of tracks, given all their readings.
+# The offsets of tracks, given all their observations.
 #
 # With the block means ȳ = H f + n̄ of a track, R = Cov[n̄], and the gain g = σ_b² 1ᵀ R⁻¹ of its
 # offset b, in one component,
@@ -363,11 +363,12 @@ _TINY = 1e-300  # a variance that is none
 
 @dataclass(frozen=True)
 class TrackOffsets:
-    """What all readings tell of the offset of each track.
+    """The posterior of the offset of each track given all observations.
 
     Attributes:
         labels: the labels of the T tracks, as text.
-        mean: the posterior means, (T, p), in the unit of y; (T, 1) of readings along directions.
+        mean: the posterior means, (T, p), in the unit of y; (T, 1) of observations along
+            directions.
         sd: the posterior standard deviations, likewise. The constant mean of the field is common to
             all tracks, so that the sum of their offsets is known less well than differences.
     """
@@ -413,7 +414,7 @@ def track_offsets(
 
 @dataclass(frozen=True)
 class Offsets:
-    """What the data tell of the offsets of some tracks of a group, in all components."""
+    """The information of the data on the offsets of some tracks of a group, in all components."""
 
     score: Float[Tensor, "T*v"]  # s
     information: Float[Tensor, "T*v T*v"]  # J

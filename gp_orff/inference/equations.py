@@ -5,8 +5,8 @@ With noise covariance Σ (p×p, shared by all points), columns c and directions 
     A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
     yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
 
-The same holds for V = [y, 1⊗I_p] in the place of y, with B in the place of b. This gives the
-evidence for every constant mean.
+The same is true for V = [y, 1⊗I_p] instead of y, with B instead of b. This gives the evidence for
+every constant mean.
 
 Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B
 and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
@@ -65,7 +65,6 @@ from gp_orff.inference.separable import (
     Solution,
 )
 from gp_orff.kernels.base import cholesky, size_of
-from gp_orff.symbols.base import Identity
 
 # The protocol of normal equations, and the evidence from their parts.
 #
@@ -75,7 +74,7 @@ from gp_orff.symbols.base import Identity
 #    the dual one K + N with one row for each observed number. The smaller cubic cost wins.
 # 2. Among the primal ones (`normal_equations`): `Kronecker` for a separable kernel and whole
 #    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Primal` for
-#    everything else. Very many features of a lattice have iterations in the place of a
+#    everything else. Very many features of a lattice have iterations instead of a
 #    factorisation (`inference.iterative`).
 #
 # All of them treat the constant mean the same way. V = [y, H(1⊗I_p)] has a column for the data and
@@ -165,7 +164,7 @@ class DenseRows:
     ) -> "DenseRows":
         """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
         points, symbol, space = observations.points, observations.symbol, observations.space
-        is_field = isinstance(symbol, Identity)
+        is_field = symbol.is_identity
         image = expansion if is_field else apply_symbol(symbol, expansion, space)
         features = observations.rows(less_reference(image.features, points, symbol, space))
         noise = observations.noise_covariance(noises, truncated)
@@ -531,7 +530,7 @@ def is_diagonal(noise: Noise) -> bool:
 #
 # A = I + SCS ⊗ G has as its second factor a small matrix of outputs. With G = U diag(λ) Uᵀ it
 # splits into r blocks I + λ_j SCS of the size of the columns. The dual one is alike, with ΨΨᵀ of
-# the points in the place of SCS, after the vectors are multiplied by T, which makes the noise an
+# the points instead of SCS, after the vectors are multiplied by T, which makes the noise an
 # identity.
 #
 # The eigenvectors U have no derivative where eigenvalues coincide, as those of a kernel with equal
@@ -687,7 +686,7 @@ def kronecker_equations(
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
 
-    `whole` tells whether the observations are whole vectors with one noise: those of a separable
+    `whole` is whether the observations are complete vectors with one noise: those of a separable
     kernel have p blocks of size N.
     """
     if whole and has_blocks(expansion):
@@ -698,7 +697,7 @@ def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) ->
 def has_blocks(expansion: Expansion) -> bool:
     """Whether K + I⊗Σ has blocks that are cheaper: one Cholesky factor of it takes (N p)³/3
     operations, the eigendecomposition of the blocks about 10 N³."""
-    return isinstance(expansion, KroneckerExpansion) and expansion.num_outputs > 2
+    return expansion.is_kronecker and expansion.num_outputs > 2
 
 
 def normal_equations(
@@ -709,7 +708,7 @@ def normal_equations(
     The Kronecker form applies to whole vectors with one noise and without dense rows.
     """
     one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
-    if one_noise and isinstance(expansion, KroneckerExpansion):
+    if one_noise and expansion.is_kronecker:
         return Kronecker(expansion, groups[0])
     return Primal(expansion, groups, dense_rows)
 

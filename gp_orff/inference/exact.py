@@ -67,7 +67,7 @@ _RECORDS = 8  # of a site, of which the change of the field within it is told
 def merge_distance(
     kernel: Kernel, noises: Noises, data: Dataset, count: float = 1.0
 ) -> tuple[float, ...]:
-    """The largest lags r along each axis, at which the prior cannot tell positions apart.
+    """The largest lags r along each axis, at which the prior does not distinguish positions.
 
     Up to r, every component has
 
@@ -105,7 +105,8 @@ def merge_distance(
 def _told_apart(
     kernel: Kernel, x: Float[Tensor, "B 1 1 d"], z: Float[Tensor, "B d L d"], permitted: float
 ) -> Bool[Tensor, "B d L"]:
-    """Whether the prior tells the positions z from x: K(0) − K(x − z) exceeds what is permitted."""
+    """Whether the prior distinguishes the positions z from x: K(0) − K(x − z) exceeds what is
+    permitted."""
 
     together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
 
@@ -124,8 +125,8 @@ def _told_apart(
 def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
     """The reach of the sites, by axis, that are merged under a prior; None if none are.
 
-    A distance that the user gives holds in the directions of space; other inputs, such as time,
-    are merged where the prior cannot tell them apart. Without it, positions that differ are merged
+    A distance that the user gives is for the directions of space; other inputs, such as time, are
+    merged if the prior does not distinguish them. Without it, positions that differ are merged
     where this saves a fifth of the numbers: all others stay exactly as they are; or within the
     `width` that was chosen for these data.
     """
@@ -291,7 +292,7 @@ class ExactPosterior(InChunks):
 
     @property
     def _is_field(self) -> bool:
-        return isinstance(self.symbol, Identity)
+        return self.symbol.is_identity
 
     @property
     def _width(self) -> int:
@@ -416,9 +417,9 @@ def prior_covariance(
     Raises:
         NotImplementedError: a symbol has no closed form under this kernel.
     """
-    if isinstance(left, Identity) and isinstance(right, Identity):
+    if left.is_identity and right.is_identity:
         return to_dense(kernel(x, z))
-    with _closed_form(right if isinstance(left, Identity) else left):
+    with _closed_form(right if left.is_identity else left):
         return SymbolCovariance(kernel, left, right, tuple(space)).relative(x, z)
 
 
@@ -483,6 +484,7 @@ class ExactInference(Inference):
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
     changes: Changes | None = None  # of the field within the sites; None: they are negligible
+    is_exact = True
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
@@ -530,8 +532,8 @@ class ExactInference(Inference):
         """The observations for a posterior: where the field changes by much of the noise of a mean
         within its site, the mean is one of four parts, and what changes within these is noise.
 
-        As noise of its own, the change within a site hides what the mean tells of the field there:
-        variances near readings would be up to three times too large.
+        As separate noise, the change within a site hides the information of the mean on the field
+        there: variances near observations would be up to three times too large.
         """
         divided = self._divided
         if not any(own.any() for own in divided):
@@ -593,7 +595,7 @@ class ExactInference(Inference):
         return f"{before} records at {places}{within} were merged; merge=0 keeps all separate"
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
-        """Whether the prior tells apart positions that were merged since it could not."""
+        """Whether the prior now distinguishes positions that were merged because it did not."""
         repeats = self.data.repeats
         if repeats.distance is not None or self.reach is None or not any(self.reach):
             return False

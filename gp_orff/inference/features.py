@@ -32,7 +32,6 @@ from gp_orff.features.columns import Columns
 from gp_orff.features.draws import Draw
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.truncation import truncated_variance
 from gp_orff.inference.equations import (
     DenseRows,
@@ -96,6 +95,8 @@ class Inference(ABC):
     """Data of a field; its mean is a constant that the caller chooses."""
 
     data: Data
+    is_exact = False  # whether by the exact kernel rather than features
+    is_iterative = False
 
     @abstractmethod
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
@@ -232,7 +233,7 @@ def log_marginal_likelihood(
 # 3. δ is added to the noise of each group. In sums it has the weights of the observations too, as
 #    if δ were part of Σ (`unweighted_noise`).
 # 4. Observations of symbols become dense rows. Tracks become groups with unit noise, or whitened
-#    rows if they are along directions; both are computed anew, as their noise changes.
+#    rows if they are along directions; both are computed again, as their noise changes.
 # 5. `normal_equations` chooses the algebra for the groups and rows.
 
 
@@ -284,7 +285,7 @@ class FeatureInference(Inference):
     def _with_scatter(
         self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None
     ) -> Evidence:
-        """The evidence of all readings along tracks; where statistics of tracks are used, it is
+        """The evidence of all observations along tracks; where statistics of tracks are used, it is
         that."""
         written_out = self.data.tracks if statistics is None else self._along_directions
         if not written_out:
@@ -303,7 +304,7 @@ class FeatureInference(Inference):
         return True
 
     def serves(self, symbol):
-        if symbol is None or isinstance(symbol, Identity):
+        if symbol is None or symbol.is_identity:
             return True
         return not (self.has_shared_columns and self.draws[0].shared.constant.any())
 
@@ -370,7 +371,7 @@ class FeatureInference(Inference):
 
     @property
     def _observes_constants(self) -> bool:
-        """Whether the data tell something of the constants of potentials."""
+        """Whether the data have information on the constants of potentials."""
         return any(part.symbol.is_absolute for part in self.data.symbol_data)
 
     def of_terms(self, kernel, chosen):
@@ -389,13 +390,13 @@ class FeatureInference(Inference):
 
     def prefers_dual_algebra(self, expansion: Expansion) -> bool:
         """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
-        anew."""
+        again."""
         if not self.data.revisitable:
             return False
-        if self.data.tracks:  # whose columns are averaged anew
+        if self.data.tracks:  # whose columns are averaged again
             return self.num_values <= MOST_DENSE < expansion.num_features
         points = self.num_values / expansion.num_outputs
-        # The dual algebra evaluates the features anew, while shared sums are there already: it has
+        # The dual algebra evaluates the features again, while shared sums are there already: it has
         # to be cheaper by a clear margin.
         points = (2 if self.has_shared_columns else 1) * points
         if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
@@ -477,7 +478,7 @@ class FeatureInference(Inference):
     def _directed_rows(
         self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
     ) -> list[TrackRows]:
-        """The rows of readings along directions: moments of their block means do not add up."""
+        """The rows of observations along directions: moments of their block means do not add up."""
         rows = []
         for number, part in enumerate(self._along_directions):
             shared = self.has_shared_columns
@@ -558,12 +559,15 @@ class IterativeInference(FeatureInference):
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2).double()
         >>> draws = draw(kernel, gp_orff.Grid.for_data(x))
         >>> noises = {"": 0.01 * torch.eye(2, dtype=torch.float64)}
-        >>> posterior = IterativeInference(data, draws).posterior(kernel, noises, None)
+        >>> posterior = IterativeInference(data, draws).posterior(
+        ...     kernel, noises, None
+        ... )
         >>> posterior.distribution.mean(x).shape
         torch.Size([400, 2])
     """
 
     accuracy: Accuracy = field(default_factory=Accuracy)
+    is_iterative = True
 
     def prefers_dual_algebra(self, expansion) -> bool:
         return False
@@ -576,15 +580,16 @@ class IterativeInference(FeatureInference):
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
-    Iterations take a frequency grid of more than 20 000 features, or as many as half of the memory
-    holds, but at least 8192; and more values than a matrix with a row for each of them could hold,
-    or than their covariance could be made of it in about 10 s.
+    Iterations take a frequency grid of more than 20 000 features, or as many as fit in half of the
+    memory, but at least 8192; and more values than fit in a matrix with a row for each of them, or
+    than their covariance could be made of it in about 10 s.
 
     Raises:
-        ValueError: that is so with readings along tracks, for which there are no iterations.
+        ValueError: that is so with observations along tracks, for which there are no iterations.
     """
     features = num_features(kernel, draws)
-    on_grid = isinstance(draws[0].shared_columns(), LatticeColumns)
+    phi = draws[0].shared_columns()
+    on_grid = phi is not None and phi.on_lattice
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
     if not data.tracks:  # for which there is nothing else
@@ -593,7 +598,7 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
         raise ValueError(
-            f"expected at most {most} features for {rows:.0f} numbers along tracks, got "
+            f"expected at most {most} features for {rows:.0f} values along tracks, got "
             f"{features}; give max_features={most}, or a coarser grid"
         )
     return (FeatureInference if dense else IterativeInference)(data, draws)

@@ -2,7 +2,7 @@
 
 A = I + Σ C[c,c] ∘ (M P Mᵀ) is a sum of Toeplitz and Hankel matrices between diagonal ones: a
 product with it takes two fast Fourier transforms for each output. A preconditioner with a dense
-block for the features of which the data tell most makes conjugate gradients quick; the Lanczos
+block for the features that the data determine best makes conjugate gradients fast; the Lanczos
 process gives log|A| with a standard error, and A^{−½}z (`iterative_system`). From these follow the
 evidence and the posterior, as the normal equations of `equations`.
 """
@@ -111,7 +111,7 @@ class EstimatedEvidence(Evidence):
         system: System,
         ratio: Float[Tensor, ""] | None = None,
     ) -> "EstimatedEvidence":
-        """The evidence from one with |P| in the place of |A|, and log|A| − log|P|."""
+        """The evidence from one with |P| instead of |A|, and log|A| − log|P|."""
         evidence = cls(exact.quad, exact.logdet, exact.seen)
         evidence.system, evidence.ratio = system, ratio
         return evidence
@@ -228,7 +228,7 @@ class IterativePosterior(GeneralPosterior):
 
     def _estimates(self, x: Float[Tensor, "n d"]) -> bool:
         """Never on columns that are no single lattice."""
-        lattice = isinstance(self.expansion.phi, LatticeColumns)
+        lattice = self.expansion.phi.on_lattice
         return lattice and self.estimates(len(x) * self.num_outputs)
 
     def _estimated_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:

@@ -472,7 +472,7 @@ def _error(iterations: int, residual: float, tolerance: float) -> ConvergenceErr
 #
 # B is symmetric and has the determinant |A|/|P|; it is never formed, and each step takes one
 # product with A and two triangular solutions. Vectors are not orthogonalised again: the loss of
-# orthogonality repeats eigenvalues of T that have converged, but hardly changes these two
+# orthogonality repeats eigenvalues of T that have converged, but barely changes these two
 # quantities.
 
 
@@ -637,7 +637,7 @@ def _eigen(
 #   The better P, the smaller the trace and its error. With all features in the block it vanishes.
 # - The gradient of log|A| uses the same random signs, as `probes`.
 #
-# Every random number comes from the seed anew, so that the evidence is a deterministic function of
+# Every random number comes from the seed again, so that the evidence is a deterministic function of
 # the hyperparameters, which a search needs.
 
 
@@ -656,10 +656,10 @@ class Accuracy:
             square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
         permitted_error: likewise, where `operations` do not suffice for that.
         operations: for the mean, about; 5·10¹⁰ take 10 s on one core.
-        variance_operations: for solutions that tell variances, about. Those of more points are
+        variance_operations: for solutions that give variances, about. Those of more points are
             estimated from paths, and iterations beyond them end at the permitted residual.
-        constants_tolerance: relative residual of constants in the place of the data, and of the
-            data that tell the best ones. The error of these is of the order of its square.
+        constants_tolerance: relative residual of constants instead of the data, and of the data
+            that determine the best ones. The error of these is of the order of its square.
         variance_tolerance: relative residual of variances and sample paths. The error of a
             variance is of the order of its square.
         permitted_tolerance: likewise, where the most iterations do not suffice for that. Among
@@ -727,7 +727,7 @@ class System:
         return self._solution(b, wanted, permitted).x
 
     def solve_roughly(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
-        """A⁻¹Bᵀ, so accurate that BᵀA⁻¹B tells the best constants, and the variance of these."""
+        """A⁻¹Bᵀ, so accurate that BᵀA⁻¹B determines the best constants and their variance."""
         return self._solution(b, self.accuracy.constants_tolerance).x
 
     def refined(self, b: Float[Tensor, "1 F"], guess: Float[Tensor, "1 F"]) -> Float[Tensor, "1 F"]:

@@ -52,7 +52,7 @@ from gp_orff.settings import check_features
 # - From scratch, for any inference: condition on the rest, block after block.
 # - Exact kernel, or dual algebra (`left_out_of_rows`): one Cholesky factor of K serves all blocks,
 #   and each takes a solution of its size only.
-# - Features (primal): subtract the sums of the block from those of all data, and factorise A anew.
+# - Features (primal): subtract the sums of the block from those of all data, and factorise A again.
 # - Tracks: condition on the block means of the rest, since the observations of a track that stay
 #   also predict the correlated noise of those that are left out.
 #
@@ -60,7 +60,7 @@ from gp_orff.settings import check_features
 
 
 class Block(NamedTuple):
-    """The readings of a block, by their `index`."""
+    """The observations of a block, by their `index`."""
 
     name: Hashable
     left_out: Bool[Tensor, "N"]  # that the posterior does not know
@@ -72,14 +72,14 @@ class Block(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Readings of a group that are left out, and what the rest tells of the field there."""
+    """Held-out observations of a group, and the field there given the rest."""
 
-    part: Observations  # with nominal weights, and the `index` of every reading
+    part: Observations  # with nominal weights, and the `index` of every observation
     mean: Float[Tensor, "n v"]  # E[H f], the constant mean included
     variance: Float[Tensor, "n v"]  # Var[H f], the truncated variance included
-    joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these readings
+    joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these observations
     noise: Float[Tensor, "n v"] | None = None  # its variance, where it is not that of the group
-    on_new_track: Bool[Tensor, "n"] | None = None  # of which no reading is known
+    on_new_track: Bool[Tensor, "n"] | None = None  # of which no observation is known
 
 
 @singledispatch
@@ -91,10 +91,10 @@ def left_out(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """The tested readings of every block, and the field there given all that are not left out.
+    """The tested observations of every block, and the field there given all that are not left out.
 
     Inference by features subtracts statistics, the exact kernel inverts one matrix; any other
-    inference is conditioned on the rest anew for every block. Learned weights of Student-t noise
+    inference is conditioned on the rest again for every block. Learned weights of Student-t noise
     stay as they are.
 
     Args:
@@ -113,7 +113,8 @@ def left_out(
 
 
 def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[LeftOut]:
-    """The tested readings of a block, and the field there, of the distribution given the rest."""
+    """The tested observations of a block, and the field there, of the distribution given the
+    rest."""
     results = []
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
@@ -128,7 +129,7 @@ def _joint(part: Observations, field: FieldDistribution) -> Float[Tensor, "n*v n
     return part.apply_to_joint(field.covariance(part.x))
 
 
-# Readings left out by blocks, from the covariance of all (dual algebra).
+# Observations left out by blocks, from the covariance of all (dual algebra).
 #
 # With K = Cov[H f] + noise, V = [y, H(1⊗I_p)] and Q = K⁻¹V, the rows b of a block have, given all
 # others r,
@@ -145,11 +146,12 @@ _SPLIT = 2  # times as many rows as sites, beyond which conditioning on the rest
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a covariance matrix, merged at sites if asked for, and the readings in each."""
+    """The rows of a covariance matrix, merged at sites if asked for, and the observations in
+    each."""
 
     readings: Sequence[Observations]  # nominal, a part for each group
     groups: Sequence[Observations]  # merged, with weights
-    sites: Sequence[Int[Tensor, "n"]]  # of the readings of each part, among those of its group
+    sites: Sequence[Int[Tensor, "n"]]  # of the observations of each part, among those of its group
 
     @classmethod
     def of(
@@ -158,7 +160,7 @@ class Rows:
         reach: Sequence[float] | None = None,
         kinds: Int[Tensor, "N"] | None = None,
     ) -> "Rows":
-        """The rows of data; readings of one `kind` are merged that lie within one `reach`."""
+        """The rows of data; observations of one `kind` are merged that lie within one `reach`."""
         readings, weighted = list(data.unweighted().visit()), list(data.visit())
         if reach is None:
             sites = [torch.arange(len(part), device=part.x.device) for part in readings]
@@ -197,7 +199,8 @@ class Rows:
         mean: Float[Tensor, "k"],
         latent: Float[Tensor, "k k"],
     ) -> list[LeftOut]:
-        """The tested readings, and the field there, from its mean and covariance at some rows."""
+        """The tested observations, and the field there, from its mean and covariance at some
+        rows."""
         position = torch.zeros(len(self), dtype=torch.long, device=rows.device)
         position[rows] = torch.arange(len(rows), device=rows.device)
         first, results = 0, []
@@ -226,7 +229,7 @@ def _(inference: ExactInference, kernel, noises, mean, blocks):
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
     # Observations of one site that belong to different blocks need separate rows. If this makes
     # the matrix much larger than that of the sites, one factor of it costs more than conditioning
-    # anew.
+    # again.
     if inference.changes is not None or len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
         return
@@ -242,7 +245,7 @@ def left_out_of_rows(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """The readings of every block, and the field there given all others, from K of all rows."""
+    """The observations of every block, and the field there given all others, from K of all rows."""
     design = rows.observed.design(next(iter(noises.values())).shape[-1])
     factor = cholesky(covariance)
     solved = torch.cholesky_solve(design, factor)
@@ -272,7 +275,7 @@ def left_out_of_rows(
 
 
 def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
-    """A number for each reading; two have the same one if they are in the same sets."""
+    """A number for each observation; two have the same one if they are in the same sets."""
     # A random word for each set; observations in the same sets have the same sum. Different ones
     # have different sums but with probability 2⁻⁶⁴ for a pair.
     words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)
@@ -283,22 +286,22 @@ def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
     return torch.from_numpy(numbers.ravel()).to(masks[0].device)
 
 
-# Readings along tracks one by one, of which some can be left out.
+# Observations along tracks one by one, of which some can be left out.
 
 
 @dataclass(frozen=True)
 class TrackReadings:
-    """The readings of a group along tracks, track after track, in the order of their times."""
+    """The observations of a group along tracks, track after track, in the order of their times."""
 
-    single: TrackObservations  # in blocks of one reading
-    index: Int[Tensor, "N"]  # of each reading in the x that the user gave
+    single: TrackObservations  # in blocks of one observation
+    index: Int[Tensor, "N"]  # of each observation in the x that the user gave
     span: float  # of the blocks that a model makes of them
 
     @classmethod
     def of(
         cls, part: Observations, track: object, time: object, count: int, span: float
     ) -> "TrackReadings":
-        """The readings of `part`, with the arguments of `along_tracks`."""
+        """The observations of `part`, with the arguments of `along_tracks`."""
         values = part.y.shape[-1]
         # The index passes through the sorting by tracks as a further component of y.
         numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
@@ -311,7 +314,7 @@ class TrackReadings:
         return cls(replace(held, tracks=tracks), index, span)
 
     def take(self, rows: Bool[Tensor, "N"]) -> "TrackReadings":
-        """Some readings."""
+        """Some observations."""
         kept = torch.nonzero(rows).squeeze(-1)
         return replace(self, single=self.single.take(kept), index=self.index[kept])
 
@@ -320,24 +323,24 @@ class TrackReadings:
 
     @property
     def observations(self) -> Observations:
-        """The readings as observations at single points."""
+        """These observations at single points."""
         return replace(self.single.means, index=self.index)
 
     @property
     def in_blocks(self) -> TrackObservations:
-        """Block means of the readings, on the clock of all of them."""
+        """Block means of the observations, on the clock of all of them."""
         return self.single.in_blocks(self.span)
 
 
 def rest_of(
     readings: Sequence[TrackReadings], left_out: Bool[Tensor, "M"]
 ) -> list[TrackObservations]:
-    """Block means of the readings that are not left out; `left_out` is by their `index`."""
+    """Block means of the observations that are not left out; `left_out` is by their `index`."""
     rest = [part.take(~left_out[part.index]) for part in readings]
     return [part.in_blocks for part in rest if len(part)]
 
 
-# Readings left out by blocks, for inference by features: their statistics are subtracted.
+# Observations left out by blocks, for inference by features: their statistics are subtracted.
 
 
 @left_out.register
@@ -365,10 +368,11 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         yield predicted(data, block, posterior.field(fixed=mean is not None))
 
 
-# Readings along tracks left out by blocks: what the rest tells of the field, and of their noise.
+# Observations along tracks left out by blocks: the information of the rest on the field and their
+# noise.
 #
-# A reading of a track that is left out whole is one of a new track. Where other readings of its
-# track stay, they tell its offset, and something of its correlated noise.
+# An observation of a track that is left out whole is one of a new track. Where other observations
+# of its track stay, they tell its offset, and something of its correlated noise.
 
 
 @torch.no_grad()
@@ -380,9 +384,9 @@ def left_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """As `left_out`, for readings along tracks: conditioning on the rest anew for every block.
+    """As `left_out`, for observations along tracks: conditioning on the rest again for every block.
 
-    Mean and variance are those of the field and of the noise that readings of a track share.
+    Mean and variance are those of the field and of the noise that observations of a track share.
     """
     for block in blocks:
         rest = rest_of(readings, block.left_out)
@@ -432,7 +436,7 @@ def tracks_left_out(
 
 
 def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
-    """The readings, with mean and variance of their signal, and the variance of its noise."""
+    """The observations, with mean and variance of their signal, and the variance of its noise."""
     single = readings.single
     parameters = parameters_of(single, signal.noises)
     white = (parameters.noise + parameters.block_variance).expand_as(single.y)
@@ -455,11 +459,11 @@ class LeaveOneOut:
     Attributes:
         residual: the observation less its prediction from the others, (N, v), in the unit of y.
         covariance: the covariance of the residual, noise included, (N, v, v), in squared units;
-            under Student-t noise with the scale Σ of the noise in the place of its covariance.
+            under Student-t noise with the scale Σ of the noise instead of its covariance.
         distance: rᵀ C⁻¹ r of residual r and covariance C, (N,).
         p_value: the probability of a distance at least as large under the model, (N,); small for
             outliers. The distance is χ² with as many degrees of freedom v as values, or v·F(v, ν)
-            under Student-t noise if the variance of the field is small beside the noise.
+            under Student-t noise if the variance of the field is small compared with the noise.
         log_density: the Gaussian log density of each observation given all others, (N,); under
             Gaussian noise their sum is a score of the model.
         weight: E[w] of each observation under Student-t noise, (N,), small for outliers; else 1.
@@ -545,7 +549,7 @@ def leave_one_out(
             raise ValueError(
                 "expected observations that the model was conditioned on, one by one, got some at "
                 "which the field is less certain than the observation; pass the data of fit or "
-                "condition, and where the report tells that positions were merged, condition with "
+                "condition, and if the report states that positions were merged, condition with "
                 "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
@@ -565,17 +569,17 @@ def chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]
     return torch.special.gammaincc(half, 0.5 * distance)
 
 
-# Every reading along tracks against its prediction from all others, from one posterior.
+# Every observation along tracks against its prediction from all others, from one posterior.
 #
-# A reading y of a block of n has y | ȳ ~ N(m, V), where m depends on the mean ȳ_b of its block by
-# A, and the block means have the density of N(μ, K). With ȳ_b = ((n − 1) z + y)/n, both together
+# An observation y of a block of n has y | ȳ ~ N(m, V), where m depends on the mean ȳ_b of its block
+# by A, and the block means have the density of N(μ, K). With ȳ_b = ((n − 1) z + y)/n, both together
 # are the density of y given all others, z among them:
 #
 #     Λ = (I − A/n)ᵀ V⁻¹ (I − A/n) + [K⁻¹]_bb/n² ,
 #     y − E[y | others] = Λ⁻¹ ((I − A/n)ᵀ V⁻¹ (y − m) + [K⁻¹(ȳ − μ)]_b/n) ,   Cov = Λ⁻¹ ,
 #
 # and n = 1 leaves the last terms. With R = Cov[n̄] of a track and C = Cov[H f | ȳ], K⁻¹ = R⁻¹ − R⁻¹
-# C R⁻¹ there. The truncated variance of a grid is shared by the readings of a block.
+# C R⁻¹ there. The truncated variance of a grid is shared by the observations of a block.
 
 
 _READINGS = 256  # at once
@@ -590,7 +594,7 @@ def leave_one_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     count: int,
 ) -> LeaveOneOut:
-    """Every one of `count` readings given all others; a trained mean is that of all of them."""
+    """Every one of `count` observations given all others; a trained mean is that of all of them."""
     posterior = inference.posterior(kernel, noises, mean)
     distribution = posterior.field(fixed=True)
     pattern = readings[0].single.key.pattern
@@ -614,7 +618,7 @@ def leave_one_out_of_tracks(
 
 @dataclass(frozen=True)
 class Others:
-    """What all other readings tell of those of one track."""
+    """The prediction of the observations of one track from all others."""
 
     distribution: FieldDistribution  # given all block means
     noises: Noises
@@ -645,7 +649,7 @@ class Others:
     def residuals(
         self, part: Observations, rows: Int[Tensor, "n"]
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
-        """Some readings, `rows` of the track, less their predictions from all others, and the
+        """Some observations, `rows` of the track, less their predictions from all others, and the
         covariances of these."""
         block, v = self._track.block[rows], part.pattern.num_values
         eye, precision = torch.eye(v).to(part.y), in_components(self._precision, v)
@@ -685,11 +689,11 @@ class Others:
         return (covariance @ (weighted @ residual.unsqueeze(-1) + of_block)).squeeze(-1), covariance
 
     def _given(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n"] | float:
-        """The known noise variances of readings; 0 where there are none."""
+        """The known noise variances of observations; 0 where there are none."""
         return 0.0 if self._track.given is None else self._track.given[rows]
 
     def _shared(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n t"]:
-        """k, the covariance of the noise of readings with that of the block means."""
+        """k, the covariance of the noise of observations with that of the block means."""
         noise, block = self._noise.noise, self._track.block[rows]
         slow = self._track.clock[rows], self._track.clock, self._track.block
         shared = covariance_with_block_means(noise, *slow)

@@ -86,7 +86,7 @@ class FieldDistribution(ABC):
         raise NotImplementedError
 
     def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
-        """The weights that E[f] has given k constants in the place of the data; by default, given
+        """The weights that E[f] has given k constants instead of the data; by default, given
         1⊗I_p."""
         raise NotImplementedError
 
@@ -150,9 +150,9 @@ class WithMean(FieldDistribution):
         R(x) = h(x) − Cov[f(x), y] Cov[y]⁻¹H
 
     (universal kriging; Rasmussen & Williams 2006, eq. 2.42), where h(x) is I_p. A symbol Q of f has
-    h = Q (1⊗I_p), the image of constant fields, and Q f in the place of the first f(x) of the
-    covariance with y. h is zero for parts of the field, for derivatives, and for a potential to
-    which the constant does not belong; R is not, as f − h c depends on c given the data.
+    h = Q (1⊗I_p), the image of constant fields, and Q f instead of the first f(x) of the covariance
+    with y. h is zero for parts of the field, for derivatives, and for a potential to which the
+    constant does not belong; R is not, as f − h c depends on c given the data.
     """
 
     distribution: FieldDistribution  # of f − h c given c = ĉ
@@ -221,7 +221,7 @@ class WithMean(FieldDistribution):
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         image = replace(self, distribution=self.distribution.apply(symbol, space))
-        symbol = symbol if isinstance(self.symbol, Identity) else symbol @ self.symbol
+        symbol = symbol if self.symbol.is_identity else symbol @ self.symbol
         return replace(image, symbol=symbol, space=tuple(space))
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> FieldDistribution:
@@ -577,7 +577,9 @@ class FeatureWarning(UserWarning):
         Few features and many accurate observations:
 
         >>> import gp_orff, torch, warnings
-        >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     300, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> y = torch.sin(6 * x)  # a gradient
         >>> rule = gp_orff.MonteCarlo(20, seed=0)
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)

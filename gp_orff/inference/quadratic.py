@@ -39,10 +39,10 @@ class Evidence(NamedTuple):
     With V = [y, H], where H = 1⊗I_p are the constants as the data see them, and noise included in
     K, the log density is −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
 
-    The data determine c along all directions for which H is not zero, however little they tell of
-    some under a kernel. `seen` = HᵀD⁻¹H decides that, with any variances D of the data, such as
-    those of their noise: in it, unlike in HᵀK⁻¹H, a direction of little information is no
-    difference of large numbers.
+    The data determine c along all directions for which H is not zero, however little information
+    they have on some under a kernel. `seen` = HᵀD⁻¹H decides that, with any variances D of the
+    data, such as those of their noise: in it, unlike in HᵀK⁻¹H, a direction of little information
+    is no difference of large numbers.
     """
 
     quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
@@ -85,7 +85,7 @@ class Evidence(NamedTuple):
     def _information(
         self, ones: Float[Tensor, "*b p p"]
     ) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p p"]]:
-        """Orthonormal directions of which the data tell, as columns beside columns of zeros, and
+        """Orthonormal directions that the data determine, as columns next to columns of zeros, and
         the information on the mean along them, with ones for the columns of zeros."""
         if self.seen is None:
             return torch.eye(ones.shape[-1]).to(ones), ones
@@ -141,7 +141,7 @@ class Evidence(NamedTuple):
 
             −½ (log|K| + log|HᵀK⁻¹H| + min_c (y − Hc)ᵀK⁻¹(y − Hc) + (N p − q) log 2π) ,
 
-        along the q directions of c of which the data tell.
+        along the q directions of c that the data determine.
         """
         basis, information = self._information(self.quad[..., 1:, 1:])
         scaled, units = _with_unit_diagonal(information)
@@ -165,7 +165,8 @@ def _with_unit_diagonal(
 def _directions(
     seen: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
-    """An orthonormal basis of the means; those of which no number tells come first, and are marked.
+    """An orthonormal basis of the means; those on which no value depends come first, and are
+    marked.
 
     The rank is that with a unit diagonal, which does not depend on the units of the outputs.
     """

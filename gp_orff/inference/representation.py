@@ -26,12 +26,10 @@ from gp_orff.features.chunked import Box, box_of, contains, corners, far_message
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import MOST_DENSE, Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError, lengthscales
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
 from gp_orff.inference.features import (
     FeatureInference,
     Inference,
-    IterativeInference,
     feature_inference,
     most_factorised,
 )
@@ -94,7 +92,7 @@ class Kept:
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
         """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
-        lattices = isinstance(phi, LatticeColumns) and isinstance(wide, LatticeColumns)
+        lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
             return None
         inside = all(m <= most for m, most in zip(phi.modes, wide.modes, strict=True))
@@ -112,7 +110,7 @@ _SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance i
 _SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
 _SHARE_OF_LEARNED = 0.1  # of a learned spectrum, whose short waves the data do not tell of
 _SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
-_MARGIN_OF_LEARNED = 0.25  # in the place of the lengthscale of a learned spectrum, in extents
+_MARGIN_OF_LEARNED = 0.25  # instead of the lengthscale of a learned spectrum, in extents
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,8 @@ class Resolution:
 
         It is the rule's own where the noise variance is a thousandth of the signal variance, and
         tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data could not tell more of the truncated features. Of learned spectra,
-        whose shortest waves always have some of the variance, it is 10 %.
+        noise variance: the data have no more information on the truncated features. Of learned
+        spectra, whose shortest waves always have some of the variance, it is 10 %.
         """
         signal = self.signal
         if not signal > 0:
@@ -161,7 +159,7 @@ class Resolution:
 
     def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
         """The tolerance that truncates a share of the posterior variance, which the number of
-        features of a grid of the tolerance `counted` tells."""
+        features of a grid of the tolerance `counted` gives."""
         coarse = grid_for(rule, self.rounded_box, None, counted)
         coarse = replace(coarse, max_features=COARSE_FEATURES)
         counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
@@ -224,13 +222,13 @@ def grid_for(
     return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
 
 
-# The exact kernel in the place of a grid: where it has few numbers, or few sites.
+# The exact kernel instead of a grid: where it has few numbers, or few sites.
 
 
 MUCH_TRUNCATED = 0.1  # variance, over that of the noise, of which a warning tells
 MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
-MOST_BESIDE_WAVES = 2**16  # likewise, of readings that decaying waves cannot hold
+MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
 
 
 @torch.no_grad()
@@ -262,7 +260,7 @@ def exact_instead(
     data, numbers = inference.data, inference.data.num_values
     cut = max(inference.truncation_ratios(kernel, noises).values())
     permitted = max(loss_of_noise(cut, numbers), aim(numbers))
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     enough = not iterative and permitted <= aim(numbers)
     if enough or not has_covariance(kernel, data):
         return None
@@ -272,7 +270,7 @@ def exact_instead(
         if exact.size <= once:
             features = num_features(kernel, inference.draws)
             return exact, (
-                f"exact kernel: the covariance of {exact.size:.0f} numbers takes one "
+                f"exact kernel: the covariance of {exact.size:.0f} values needs one "
                 f"factorisation, {features} features would take iterations"
             )
     waves = any(draw.decays for draw in inference.draws)
@@ -301,21 +299,23 @@ def exact_instead(
 
 def _merges(data: Data) -> bool:
     """Whether positions that differ may be merged: no distance is given, and no tracks."""
-    return isinstance(data, Dataset) and data.repeats.distance is None and not data.tracks
+    return data.revisitable and data.repeats.distance is None and not data.tracks
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
-    """Every so many readings one, in given order, with their weights: no more than `most` numbers.
+    """Every so many observations one, in given order, with their weights: no more than `most`
+    numbers.
 
-    Unlike the readings of sites they are as close to each other, here and there, as all are, and
-    tell what lines differ by where they cross.
+    Unlike the observations of sites they are as close to each other, here and there, as all are,
+    and show how much lines differ where they cross.
     """
     step = math.ceil(data.num_values / most)
     return _kept(data, lambda part: torch.arange(0, len(part), step))
 
 
 def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
-    """The reading of each site that is nearest to the middle of its readings, with its weight."""
+    """The observation of each site that is nearest to the middle of its observations, with its
+    weight."""
     return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
 
 
@@ -385,7 +385,7 @@ class Representation:
     def _choose(self, auto: Auto) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
         data = self.data
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
@@ -422,9 +422,9 @@ class Representation:
 
     @property
     def mended(self) -> "Representation":
-        """The exact kernel in the place of iterations, or on few sites, within which the field
-        changes by less than what the grid truncates, where that is much; else the same.
-        Statistics have no readings for a covariance."""
+        """The exact kernel instead of iterations, or on few sites, within which the field changes
+        by less than what the grid truncates, where that is much; else the same. Statistics have no
+        observations for a covariance."""
         auto = self.requested
         if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
             return self
@@ -557,14 +557,14 @@ class Representation:
     def statistics_only(self) -> StatisticsOnly:
         """Statistics that serve other lengthscales and a larger domain; one visit."""
         data, rule = self.data, self.rule
-        if isinstance(data, StatisticsOnly):
+        if not data.revisitable:
             return data
         require_none(data.tracks)
         if not self.on_lattice:
             raise NotImplementedError(
-                "statistics expect frequencies that serve all lengthscales, got those of a "
-                "HarmonicKernel, which serve one range of depths, or of a PeriodicKernel or tides, "
-                "which serve one period; save() the model, which keeps the data"
+                "statistics expect frequencies that are valid for all lengthscales, got those of a "
+                "HarmonicKernel, valid for one range of depths, or of a PeriodicKernel or tides, "
+                "valid for one period; save() the model, which keeps the data"
             )
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
@@ -602,7 +602,8 @@ class Representation:
     @torch.no_grad()
     def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
         """δ/(σ² + δ) on lattices of a search, the share of the noise that it learns which is
-        truncated variance, as the root mean square over the readings; 1 where no lattice serves.
+        truncated variance, as the root mean square over the observations; 1 where no lattice
+        serves.
 
         δ is the share of the variance for which the lattice was made: what waves of its period
         alias is of that size too.
@@ -641,13 +642,13 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
     """The data without a few points far from all others, which would use up the frequencies of a
     grid, and notes that say so."""
     near = data.survey.distances.near
-    fixed = not isinstance(data, Dataset) or data.tracks or not _spans(requested, data)
+    fixed = not data.revisitable or data.tracks or not _spans(requested, data)
     if near is None or fixed:
         return data, []
     inside = data.within(near)
     count = data.survey.num_points - inside.survey.num_points
     text = (
-        f"points far from all others are left out: {count}; one frequency grid cannot represent "
+        f"points far from all others are omitted: {count}; one frequency grid cannot represent "
         "both groups; drop these points if they are errors, or fit them separately"
     )
     warnings.warn(text, DataWarning, stacklevel=2)
@@ -655,12 +656,12 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
 
 
 def warn_of_left_out(given: Data, kept: Data) -> None:
-    """Warn if readings close to others were left out, where neither features nor the exact kernel
-    hold all."""
+    """Warn if observations close to others were omitted because neither features nor the exact
+    kernel can represent all."""
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(
-            f"{count} of {given.survey.num_points} observations are left out, because they are "
+            f"{count} of {given.survey.num_points} observations are omitted, because they are "
             "close to others: neither features nor the exact kernel can represent all of them, and "
             "their means would determine less than single observations. Fit parts of the region, "
             "or choose observations with gp_orff.thin",

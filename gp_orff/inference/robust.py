@@ -103,8 +103,8 @@ class StudentTNoise:
     def log_density(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """log t_ν(d_n) up to terms without ν: log E[exp(−½ w d_n) w^(v/2)], w ~ Gamma(ν/2, ν/2).
 
-        With E[d_n] under the posterior of the field in the place of d_n, it is what the observation
-        adds to the ELBO under its best weight.
+        With E[d_n] under the posterior of the field instead of d_n, it is what the observation adds
+        to the ELBO under its best weight.
         """
         half = torch.tensor(0.5 * self.deg_free, dtype=distance.dtype, device=distance.device)
         normaliser = (half + 0.5 * values).lgamma() - half.lgamma() - 0.5 * values * half.log()
@@ -118,7 +118,7 @@ class StudentTNoise:
 
 
 def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
-    """Whether Student-t noise weighs the readings of any group."""
+    """Whether Student-t noise weighs the observations of any group."""
     return any(
         getattr(likelihood, "deg_free", None) is not None for likelihood in likelihoods.values()
     )
@@ -129,7 +129,7 @@ def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
 # E[d_n] = rᵀN⁻¹r + tr(N⁻¹ S) with the residual r of the posterior mean and the covariance S of the
 # field at the observation: an uncertain field enlarges all distances alike. Where a matrix of all
 # observations was factorised, r and S follow from it without predictions. Weights of a larger data
-# set are foreseen from the posterior given a part of it with (S + N)⁻¹ in the place of N⁻¹, as
+# set are foreseen from the posterior given a part of it with (S + N)⁻¹ instead of N⁻¹, as
 # these observations have not been used.
 
 
@@ -199,8 +199,9 @@ def all_distances(
 ) -> Iterator[Distances]:
     """E[d_n] of every part of the data with Student-t noise.
 
-    Those of readings whose weight in `stored`, an entry for each part, is not NaN follow from it;
-    `known` are the residuals of every group where they follow from a matrix that was factorised.
+    Those of observations whose weight in `stored`, an entry for each part, is not NaN follow from
+    it; `known` are the residuals of every group where they follow from a matrix that was
+    factorised.
     """
     pairs = ((part, None) for part in parts) if known is None else with_rows(parts, known)
     if stored is None:
@@ -241,9 +242,10 @@ def foreseen_weights(
     posterior: Posterior,
     noises: Noises,
 ) -> list[Float[Tensor, "n"]]:
-    """Weights of readings from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
+    """Weights of observations from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
 
-    Where that posterior is uncertain, by S, the E-step would give a small weight to every reading.
+    Where that posterior is uncertain, by S, the E-step would give a small weight to every
+    observation.
     """
     weights = []
     for part in parts:

@@ -363,7 +363,7 @@ _SINGULAR = 1e-7  # a smaller pivot, relative to the standard deviation, is zero
 
 
 def positive(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """v, and the least positive number in the place of zero."""
+    """v, and the least positive number instead of zero."""
     return variances.clamp_min(torch.finfo(variances.dtype).tiny)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.spectra import RadialKernel, registered
-from gp_orff.kernels.tree import Mixing, Term
+from gp_orff.kernels.tree import Term
 
 
 @singledispatch
@@ -22,10 +22,10 @@ def radial_derivatives(
     """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
 
     Derivatives are with respect to s. The exact curl-free and divergence-free kernels use them.
-    Known are `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `GeneralMaternKernel`, `RQKernel` and
-    `BesselKernel`. To use another kernel, register a function with the same arguments. κ″ may grow
-    without bound as s → 0, but more slowly than 1/s; the function must return some finite number at
-    s = 0.
+    `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `GeneralMaternKernel`, `RQKernel` and
+    `BesselKernel` are registered. To use another kernel, register a function with the same
+    arguments. κ″ may grow without bound as s → 0, but more slowly than 1/s. The function must
+    return some finite number at s = 0.
 
     Args:
         kernel: the scalar kernel, whose class selects the function. It has no outputscale.
@@ -213,6 +213,6 @@ def polynomial(
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
     """K(0), the covariance of one term at lag zero."""
     scale, factor = term.outputscale[..., None, None], term.factor
-    if isinstance(factor, Mixing):
+    if factor.is_constant:
         return scale * factor.matrix @ factor.matrix.mT
     return scale * factor.variance(term.leaves[0].spectrum)

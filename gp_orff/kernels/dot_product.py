@@ -213,32 +213,35 @@ def _legendre(
 class DotProductKernel(Kernel):
     r"""Dot-product kernel k(x, x′) = Σ_n a_n ⟨x, x′⟩ⁿ with coefficients a_n ≥ 0.
 
-    A non-negative power series is positive definite in any number of inputs (Schoenberg 1942). In d
-    inputs there are more such kernels: `from_legendre` makes each that is a sum over degrees, and
-    `from_projections` sums of powers of projections. The kernel is not stationary: it depends on
-    lengths and angles of the inputs. Scale these to about unit length, since powers grow fast.
+    A non-negative power series is positive definite in any number of inputs (Schoenberg 1942). For
+    a fixed number d of inputs there are more such kernels: use `from_legendre` for sums over
+    degrees, and `from_projections` for sums of powers of projections. The kernel is not stationary:
+    it depends on lengths and angles of the inputs. Scale the inputs to about unit length, because
+    powers grow fast.
 
-    The positive coefficients are trained, as one parameter of this kernel; those that are zero
-    stay zero.
+    The positive coefficients are trained, as one parameter of this kernel. Coefficients that are
+    zero stay zero.
 
-    **Features.** In an `ORFFKernel` with a random rule, D columns ‖x‖ⁿ L_{m,d}(⟨x, z⟩/‖x‖) stand
-    for the dᵐ monomials. z is uniform on the sphere, and L_{m,d} a Legendre polynomial of dimension
-    d (Le et al. 2013, Corollary 4 and Section 4.5). The same holds for gpytorch's `LinearKernel`
-    and `PolynomialKernel`. Each rule has two measures for the degree n and the order m:
+    **Features.** In an `ORFFKernel` with a random rule, D columns ‖x‖ⁿ L_{m,d}(⟨x, z⟩/‖x‖)
+    approximate the dᵐ monomials. Here z is uniform on the sphere, and L_{m,d} is a Legendre
+    polynomial of dimension d (Le et al. 2013, Corollary 4 and Section 4.5). gpytorch's
+    `LinearKernel` and `PolynomialKernel` have such features too. Each rule has two measures for the
+    degree n and the order m:
 
-    - `"base"`: ∝ λ_nm, the share of the variance of a unit vector. It has the smaller error with
+    - `"base"`: ∝ λ_nm, the fraction of the variance of a unit vector. It has the smaller error with
       many inputs.
-    - `"trace"`, the default, which is good for few and for many inputs: half of the columns as with
-      "base", the others ∝ λ_nm N(d, m), where N(d, m) is the number of spherical harmonics, as in
-      Corollary 4. That law alone bounds all
-      columns by √(Σ λ N / D) for unit vectors, here by √2 times that. But N grows like dᵐ, and with
-      20 inputs nearly all columns have the highest order: hence the first half. The variance of the
-      approximate kernel is at most twice that with "base", or with Corollary 4.
+    - `"trace"`, the default, which works for few and for many inputs. Half of the columns are drawn
+      as with "base". The others are ∝ λ_nm N(d, m), where N(d, m) is the number of spherical
+      harmonics, as in Corollary 4. Corollary 4 alone bounds all columns by √(Σ λ N / D) for unit
+      vectors; here the bound is √2 times as large. But N grows as dᵐ, and with 20 inputs nearly all
+      of its columns have the highest order, which is why it has only half of the columns. The
+      variance of the approximate kernel is at most twice the variance with "base" or with Corollary
+      4.
 
-    ⟨x, z⟩ comes from `Fastfood` and its siblings in O(D log d) operations.
+    `Fastfood` and the other structured rules compute ⟨x, z⟩ in O(D log d) operations.
 
-    Permutations as inputs: flattened permutation matrices have the inner product "number of places
-    in which both agree" (Le et al. 2013, Remark 8); see the example.
+    Permutations can be inputs: the inner product of two flattened permutation matrices is the
+    number of positions in which they agree (Le et al. 2013, Remark 8). See the example.
 
     Le et al. 2013, Section 3.3.
 
@@ -255,7 +258,9 @@ class DotProductKernel(Kernel):
         The first terms of exp⟨x, x′⟩, exact and as features:
 
         >>> import gp_orff, math, torch
-        >>> kernel = gp_orff.DotProductKernel([1 / math.factorial(n) for n in range(8)])
+        >>> kernel = gp_orff.DotProductKernel(
+        ...     [1 / math.factorial(n) for n in range(8)]
+        ... )
         >>> x = torch.nn.functional.normalize(torch.randn(10, 5), dim=-1)
         >>> torch.allclose(kernel(x).to_dense(), (x @ x.mT).exp(), rtol=1e-3)
         True
@@ -268,7 +273,8 @@ class DotProductKernel(Kernel):
 
         >>> orders = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 2], [3, 2, 1, 0]])
         >>> matrices = torch.nn.functional.one_hot(orders).float()  # (3, 4, 4)
-        >>> kernel = gp_orff.DotProductKernel.from_taylor([0.0, 0.0, 1.0])  # agreements squared
+        >>> # agreements squared
+        >>> kernel = gp_orff.DotProductKernel.from_taylor([0.0, 0.0, 1.0])
         >>> kernel(matrices.flatten(1)).to_dense()[0].round()
         tensor([16.,  4.,  0.], grad_fn=<RoundBackward0>)
     """
@@ -318,7 +324,7 @@ class DotProductKernel(Kernel):
 
         L_{m,d} is the Legendre polynomial of dimension d with L_{m,d}(1) = 1. On the unit sphere
         these are all dot-product kernels κ(⟨x, x′⟩) that are positive definite there. Off the
-        sphere, each order has its own degree of ‖x‖, so that k is no function of ⟨x, x′⟩ alone.
+        sphere, each order has a different degree of ‖x‖, so that k depends on more than ⟨x, x′⟩.
 
         Le et al. 2013, Theorem 3, eq. 16.
 
@@ -333,7 +339,9 @@ class DotProductKernel(Kernel):
 
         Example:
             >>> import gp_orff, torch
-            >>> kernel = gp_orff.DotProductKernel.from_legendre([0.5, 0.3, 0.2], num_dims=3)
+            >>> kernel = gp_orff.DotProductKernel.from_legendre(
+            ...     [0.5, 0.3, 0.2], num_dims=3
+            ... )
             >>> x = torch.nn.functional.normalize(torch.randn(4, 3), dim=-1)
             >>> torch.allclose(kernel(x, diag=True), torch.ones(4))  # Σ λ_m
             True
@@ -366,7 +374,9 @@ class DotProductKernel(Kernel):
 
         Example:
             >>> import gp_orff, torch
-            >>> kernel = gp_orff.DotProductKernel.from_projections([0.0, 3.0], num_dims=3)
+            >>> kernel = gp_orff.DotProductKernel.from_projections(
+            ...     [0.0, 3.0], num_dims=3
+            ... )
             >>> x = torch.randn(4, 3)
             >>> torch.allclose(kernel(x).to_dense(), x @ x.mT, atol=1e-5)
             True
@@ -380,7 +390,7 @@ class DotProductKernel(Kernel):
 
     @property
     def coefficients(self) -> Float[Tensor, "*b K"]:
-        """The positive coefficients (\\*b, K), those of the powers `degrees`; they are trained."""
+        """The positive coefficients (\\*b, K) of the powers `degrees`, which are trained."""
         return self.raw_coefficients_constraint.transform(self.raw_coefficients)
 
     @coefficients.setter

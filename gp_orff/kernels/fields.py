@@ -170,8 +170,9 @@ class CurlFreeKernel(PotentialKernel):
     n·d + i is component i at point n.
 
     At one point, the variance of each component is s · m / ℓ², for one lengthscale ℓ. Here s is the
-    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale: 1 for the RBF
-    kernel, ν/(ν − 1) for Matérn kernels. Its units are potential² / length².
+    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale. For the RBF
+    kernel m = 1, and for Matérn kernels m = ν/(ν − 1). The units of the variance are potential² /
+    length².
 
     Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
@@ -191,11 +192,14 @@ class CurlFreeKernel(PotentialKernel):
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
+        >>> kernel = gp_orff.CurlFreeKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_dims=2
+        ... )
         >>> kernel.base_kernel.lengthscale = 0.5
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
-        >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()  # 1 / ℓ² for each component
+        >>> # 1 / ℓ² for each component
+        >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()
         tensor([4., 4.])
     """
 
@@ -211,8 +215,8 @@ class DivergenceFreeKernel(PotentialKernel):
     components of A are independent and have the kernel k. The kernel exists for every d ≥ 2.
 
     The covariance matrix of points x (N, d) is (N·d, N·d), ordered as for `CurlFreeKernel`. The
-    variance of each component is (d − 1) times that of the curl-free kernel with the same k, for
-    one lengthscale.
+    variance of each component is (d − 1) times the variance of the curl-free kernel with the same
+    k, for one lengthscale.
 
     Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
@@ -228,7 +232,9 @@ class DivergenceFreeKernel(PotentialKernel):
 
     Example:
         >>> import gpytorch, gp_orff, torch
-        >>> kernel = gp_orff.DivergenceFreeKernel(gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3)
+        >>> kernel = gp_orff.DivergenceFreeKernel(
+        ...     gpytorch.kernels.MaternKernel(nu=2.5), num_dims=3
+        ... )
         >>> kernel(torch.rand(5, 3)).shape
         torch.Size([15, 15])
     """
@@ -248,9 +254,10 @@ class HelmholtzKernel(AdditiveKernel):
     K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
     field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
     terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
-    `base_kernel` with independent hyperparameters. Copies of a `LearnedSpectrumKernel` are related:
-    the log spectrum of the second term is that of the first plus a difference, whose prior standard
-    deviations are half as large. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
+    `base_kernel` with independent hyperparameters. Two copies of a `LearnedSpectrumKernel` are
+    related: the log spectrum of the second term is the log spectrum of the first plus a learned
+    difference. The prior standard deviations of the difference are half as large as those of the
+    first spectrum. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
 
     Berlinghieri et al. 2023, Section 4.
 
@@ -269,7 +276,8 @@ class HelmholtzKernel(AdditiveKernel):
         >>> import gp_orff, torch
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
         >>> kernel.divergence_free.outputscale = 2.0
-        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3  # of the RBF kernel
+        >>> # of the RBF kernel
+        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
     """
@@ -325,11 +333,16 @@ def summands(kernel: Kernel) -> list[Kernel]:
 
     Example:
         >>> import gpytorch, gp_orff
-        >>> k = gpytorch.kernels.MultitaskKernel(gpytorch.kernels.RBFKernel(), num_tasks=2)
+        >>> k = gpytorch.kernels.MultitaskKernel(
+        ...     gpytorch.kernels.RBFKernel(), num_tasks=2
+        ... )
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2) + k
         >>> len(kernel.kernels)
         3
-        >>> [type(summand).__name__ for summand in gp_orff.kernels.fields.summands(kernel)]
+        >>> [
+        ...     type(summand).__name__
+        ...     for summand in gp_orff.kernels.fields.summands(kernel)
+        ... ]
         ['HelmholtzKernel', 'MultitaskKernel']
     """
     if not isinstance(kernel, AdditiveKernel):
@@ -393,7 +406,7 @@ def require_field_products(kernel: Kernel) -> None:
 
 
 class FieldProductKernel(WrapperKernel):
-    """The product of a field kernel and a scalar kernel of other inputs, such as time.
+    """The product of a field kernel and a scalar kernel of other inputs, for example time.
 
     K((x, t), (z, s)) = K_field(x, z) · k(t, s). The expressions `field_kernel * scalar_kernel` and
     `scalar_kernel * field_kernel` make this kernel. Both kernels receive all d input columns, and
@@ -414,7 +427,8 @@ class FieldProductKernel(WrapperKernel):
         >>> import gpytorch, gp_orff, torch
         >>> space = gp_orff.CurlFreeKernel(num_dims=2, active_dims=(0, 1))
         >>> time = gpytorch.kernels.MaternKernel(nu=1.5, active_dims=(2,))
-        >>> kernel = gp_orff.FieldProductKernel(space, time)  # the same as space * time
+        >>> # the same as space * time
+        >>> kernel = gp_orff.FieldProductKernel(space, time)
         >>> kernel(torch.rand(5, 3)).shape
         torch.Size([10, 10])
     """

@@ -143,16 +143,17 @@ class HarmonicKernel(FieldKernel):
             If None, `VectorFieldGP` uses the lowest observation for sources below, and the highest
             for sources above.
         mean_height: z̄, the height of the trained variances. If None, `VectorFieldGP` uses the mean
-            height of the observations; with a `reference_height`, the reference, or the middle of
-            both.
-        depth_constraint, variance_constraint: positive if None.
-        depth_prior, variance_prior: of the trained parameters, if any.
+            height of the observations. If `reference_height` is given, the default is this height,
+            or the middle of both heights.
+        depth_constraint, variance_constraint: constraints of the trained parameters; positive if
+            None.
+        depth_prior, variance_prior: priors of the trained parameters, if any.
         batch_shape: as for other gpytorch kernels.
         active_dims: the three input columns, height last; all columns if None.
 
     Raises:
-        ValueError: `sources` is none of the three; `num_depths` is no positive integer; heights
-            that are not finite, not one for each side, or in the wrong order.
+        ValueError: `sources` is another word; `num_depths` is not a positive integer; heights are
+            not finite, not one for each side, or in the wrong order.
 
     Example:
         The field is curl-free and divergence-free, and decays with the height:
@@ -166,13 +167,18 @@ class HarmonicKernel(FieldKernel):
 
         A magnetic field from observations of one component:
 
-        >>> x = torch.rand(100, 3, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     100, 3, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> y = 1 / (2 + x[:, 2])
         >>> from gpytorch.means import ZeroMean
-        >>> model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean())
+        >>> model = gp_orff.VectorFieldGP(
+        ...     gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean()
+        ... )
         >>> up = torch.tensor([0.0, 0.0, 1.0]).expand(100, 3)
         >>> model = model.condition(x, y, directions=up)
-        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape  # continued upward
+        >>> # continued upward
+        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape
         torch.Size([100, 3])
     """
 
@@ -226,7 +232,7 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def depths(self) -> Float[Tensor, "*b S*J"]:
-        """The depths h_j, (\\*b, J), or (\\*b, 2J): those below first, then those above."""
+        """The depths h_j, (\\*b, J), or (\\*b, 2J): first the depths below, then above."""
         return self.raw_depths_constraint.transform(self.raw_depths)
 
     @depths.setter
@@ -257,16 +263,16 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def mean_height(self) -> float:
-        """The height z̄ at which the variances are those of the field."""
+        """The height z̄ at which `variances` are the variances of the field."""
         return self.heights.reshape(-1, 3)[0, 1].item()
 
     def set_heights(self, lowest: float, mean: float, highest: float) -> None:
-        """Take the reference and the mean height from readings.
+        """Set the reference and the mean height from observations.
 
         Args:
-            lowest: the lowest reading, the reference for sources below.
-            mean: the mean height of the readings.
-            highest: the highest reading, the reference for sources above.
+            lowest: the height of the lowest observation, the reference for sources below.
+            mean: the mean height of the observations.
+            highest: the height of the highest observation, the reference for sources above.
         """
         self.heights.copy_(torch.tensor([lowest, mean, highest]).to(self.heights))
 
@@ -439,9 +445,10 @@ class HarmonicFactor:
     degree = 1
     rank = 1
     closed_form = decays = True
+    is_constant = False
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
-        """K(x, x) at the mean height of the readings."""
+        """K(x, x) at the mean height of the observations."""
         return density.variance()
 
     def __call__(self, omega: Tensor) -> Tensor:

@@ -106,48 +106,55 @@ _FEWEST = 4
 
 
 class LearnedSpectrumKernel(RadialKernel):
-    r"""A stationary kernel whose spectral density is a curve that is learned from the data.
+    r"""A stationary kernel with a spectral density that is learned from the data.
 
-    A mixture of RBF kernels of many lengths, whose weights are trained:
+    The kernel is a mixture of RBF kernels of many lengths with trained weights:
 
         k(x, z) = Σ_j π_j exp(−½ ‖(x − z)/(ℓ λ_j)‖²) ,    S(ω) = Σ_j π_j N(ω; 0, diag(ℓ λ_j)⁻²) ,
 
     with `num_knots` lengths λ_j from 1/8 to 8 at equal ratios, and Σ_j π_j = 1. By Schoenberg's
-    theorem such mixtures are all the isotropic kernels that are valid in every number of
-    dimensions. RBF, Matérn and rational quadratic kernels are among them, so that nobody has to
-    choose. A spectrum with a peak that is narrower than that of a derivative of an RBF kernel, as
-    of a regular wave, is not: use gpytorch's `SpectralMixtureKernel`.
+    theorem, every isotropic kernel that is valid in any number of dimensions is such a mixture.
+    RBF, Matérn and rational quadratic kernels are among them, so that you need not choose one.
+    Spectra with a narrow peak, for example of a periodic wave, are not included: use gpytorch's
+    `SpectralMixtureKernel`.
 
-    The log weights are a curve over u = log λ, at the start −½ (u / 0.7)². To it are added a slope
-    b ~ N(0, 3²) and second differences c_j ~ N(0, τ²) from knot to knot, τ being the `smoothness`:
+    The log weights are a curve over u = log λ, which starts as −½ (u / 0.7)². The fit adds a slope
+    b ~ N(0, 3²) and second differences c_j ~ N(0, τ²) from knot to knot, where τ is the
+    `smoothness`:
 
         log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
-    At its shortest length the curve ends, or goes on as a power law if `continued`: π ∝ λ^p, with
-    the slope p from there to 4.5 times that length, but p ≥ 2.3, so that the variance of a
-    field is finite; the energy spectrum of a field in the plane falls like k^{1−p}. Four lengths
-    stand for this, the last one for all shorter ones. `fit` decides: curves of many readings, which
-    are learned on a frequency grid, go on, as readings may resolve all of the curve there, while
-    the truth has shorter waves. Curves of few readings, learned under the exact kernel, end: their
-    shortest lengths are not resolved, and stand for all that are shorter. What is not resolved
-    can be told from noise only by extrapolation of the curve; the prior of the one is that of the
-    curve, that of the other log σ² ~ N(log 0.1 v, 3²), v being the variance of the data. A
-    frequency grid is made to hold the curve up to its end; what it lacks beyond counts in error
-    bars, as all that grids truncate.
+    If `continued` is False, the curve ends at its shortest length. Otherwise it continues as a
+    power law π ∝ λ^p. Its slope p is the slope of the curve from there to 4.5 times that length,
+    but at least 2.3, so that the variance of a field is finite. The energy spectrum of a field in
+    the plane then falls as k^{1−p}. Four more lengths represent the power law, and the last one
+    represents all shorter lengths.
 
-    `shape` holds b and c over their standard deviations, so that its prior is standard normal; this
-    prior is one of gpytorch, and takes part in `fit` and in gpytorch's own marginal likelihood.
+    `fit` sets `continued`. With many observations, the curve is learned on a frequency grid and
+    continues, because observations may resolve the whole curve while the true field has shorter
+    waves. With few observations, the curve is learned with the exact kernel and ends. The data do
+    not resolve its shortest lengths, which then represent everything shorter.
 
-    The covariance has a closed form, for all inputs and with ARD; frequency grids (`Grid`, `Auto`)
-    hold it as they hold other kernels. Random frequencies cannot follow the weights while these are
-    trained, and raise; they serve fixed weights. In a `HelmholtzKernel` the curve of the second
-    part is that of the first plus a difference. `fit` refuses readings that have the same values
-    in all inputs of the kernel: they tell nothing of a spectrum.
+    Only extrapolation of the curve separates unresolved waves from noise. Its prior is the prior of
+    the curve, and the noise has the prior log σ² ~ N(log 0.1 v, 3²), where v is the variance of the
+    data. A frequency grid covers the curve up to its end. Error bars include the variance beyond,
+    as they include all variance that grids truncate.
+
+    The parameter `shape` is b and c divided by their standard deviations, so that its prior is
+    standard normal. It is a gpytorch prior, and both `fit` and gpytorch's marginal likelihood
+    include it.
+
+    The covariance has a closed form, for any number of inputs and with ARD. Frequency grids
+    (`Grid`, `Auto`) approximate it as they do other kernels. Use random frequencies with fixed
+    weights only: they cannot follow weights in training, and raise an error. In a `HelmholtzKernel`
+    the curve of the second part is the curve of the first plus a difference. `fit` raises an error
+    if all observations have the same values in the inputs of the kernel, because they carry no
+    information about a spectrum.
 
     Args:
-        num_knots: J, the number of lengths, at least 4. More do no harm beyond their cost.
+        num_knots: J, the number of lengths, at least 4. More lengths only add cost.
         smoothness: τ, how far the curve of the log weights may bend.
-        continued: whether the curve goes on beyond its shortest length; `fit` sets it where it
+        continued: whether the curve continues beyond its shortest length. `fit` sets it when it
             trains the curve. It is in the `state_dict`, although it is not a parameter.
         ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
         batch_shape: the batch shape of the parameters, as in gpytorch.
@@ -221,11 +228,11 @@ class LearnedSpectrumKernel(RadialKernel):
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), *closures)
 
     def get_extra_state(self) -> dict[str, bool]:
-        """What the covariance depends on, and no parameter or buffer has."""
+        """The state on which the covariance depends, other than parameters and buffers."""
         return {"continued": self.continued}
 
     def set_extra_state(self, state: dict[str, bool]) -> None:
-        """Take over `state`, which `get_extra_state` returned."""
+        """Restore `state`, which `get_extra_state` returned."""
         self.continued = state["continued"]
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
@@ -233,7 +240,7 @@ class LearnedSpectrumKernel(RadialKernel):
         if key not in state_dict:
             warnings.warn(
                 "the state_dict is older than this version of gp_orff: it does not say whether "
-                f"the spectrum goes on beyond its shortest length; continued={self.continued} "
+                f"the spectrum continues beyond its shortest length; continued={self.continued} "
                 "stays, set kernel.continued if that is wrong",
                 stacklevel=2,
             )
@@ -242,7 +249,8 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def lengths(self) -> Float[Tensor, "M+J"]:
-        """λ, shortest first: those of the knots, before them those beyond, if it is `continued`."""
+        """λ, shortest first: the lengths of the power law if `continued`, then the lengths of the
+        knots."""
         return self._lengths if self.continued else self._lengths[BEYOND:]
 
     @property
@@ -279,10 +287,10 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @torch.no_grad()
     def centre(self, order: int) -> None:
-        """Move the start of the curve such that weights ∝ π λ^{−2t} are symmetric about λ = 1,
-        t = `order`, by lengthscale and slope: the curve goes along with the lengths.
+        """Start the curve with weights ∝ π λ^{−2t} that are symmetric about λ = 1, where t =
+        `order`. The lengthscale and the slope change, and the spectrum at the start stays the same.
 
-        Fields of degree t have these shares of the variance.
+        Fields with t derivatives have these fractions of the variance.
         """
         shift = -2 * order * _WIDTH**2  # of u
         self.lengthscale = self.lengthscale * math.exp(shift)
@@ -293,8 +301,8 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @torch.no_grad()
     def extrapolate(self, shortest: float) -> None:
-        """Make the curve a line at lengths λ below `shortest`, with the slope that it has from
-        there to 4.5 times this length; at least three knots are left as they are."""
+        """Replace the curve by a line at lengths λ below `shortest`. The line has the slope of the
+        curve from there to 4.5 times this length. At least three knots are unchanged."""
         curve, lengths = self.curve, self._lengths[BEYOND:]
         first = min(int((lengths < shortest).sum()), self.num_knots - 3)
         steps = min(end_steps(self._step), self.num_knots - 1 - first)
@@ -324,9 +332,9 @@ class LearnedSpectrumKernel(RadialKernel):
         """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
 
         Args:
-            s: squared distances in units of the lengthscale, with up to two axes after those of
-                the batch.
-            order: of the derivative.
+            s: squared distances in units of the lengthscale, with up to two axes after the batch
+                axes.
+            order: the order of the derivative.
         """
         rates = -0.5 * self.rates.to(s)
         factors = (self.weights.to(s) * rates**order).unbind(-1)
@@ -467,13 +475,18 @@ class FiniteMixture(ScaleMixture):
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
         variances: s, (J,), positive.
         weights: π, (*b, J).
-        beyond: of how many of the s, the first ones, a grid leaves out what it does not hold: those
+        beyond: of how many of the s, the first ones, a grid omits what it does not represent: those
             that continue a learned curve beyond its last knot. `tail` does not count them.
 
     Example:
         >>> import gp_orff, torch
-        >>> variances, weights = torch.tensor([1.0, 4.0]), torch.tensor([0.75, 0.25])
-        >>> mixture = gp_orff.spectra.FiniteMixture(torch.ones(1, 1), variances, weights)
+        >>> variances, weights = (
+        ...     torch.tensor([1.0, 4.0]),
+        ...     torch.tensor([0.75, 0.25]),
+        ... )
+        >>> mixture = gp_orff.spectra.FiniteMixture(
+        ...     torch.ones(1, 1), variances, weights
+        ... )
         >>> mixture.moment(order=1, num_dims=2)  # d E s
         tensor([3.5000])
     """
@@ -559,9 +572,9 @@ class FiniteMixture(ScaleMixture):
             remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
             raise NotImplementedError(
                 "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
-                f"trained, which serves up to {GRID_INPUTS} inputs, got random frequencies of "
-                f"{inputs}, which cannot follow the weights; use {remedy}, or freeze the weights "
-                "by kernel.shape.requires_grad_(False)"
+                f"trained, which is valid for up to {GRID_INPUTS} inputs, got random frequencies "
+                f"of {inputs}, which cannot follow the weights; use {remedy}, or freeze the "
+                "weights by kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
         # The inverse of the distribution function: the uniform number in the last column of `base`

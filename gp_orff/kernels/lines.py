@@ -40,7 +40,10 @@ class LineSpectrum(Spectrum):
     Example:
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.PeriodicKernel())
-        >>> isinstance(spectrum, gp_orff.spectra.LineSpectrum), spectrum.num_lines(tolerance=1e-3)
+        >>> (
+        ...     isinstance(spectrum, gp_orff.spectra.LineSpectrum),
+        ...     spectrum.num_lines(tolerance=1e-3),
+        ... )
         (True, 5)
     """
 
@@ -88,7 +91,7 @@ class LineSpectrum(Spectrum):
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         raise NotImplementedError(
             "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
-            "PeriodicKernel; use shared=False, and MultitaskKernel in the place of LCMKernel"
+            "PeriodicKernel; use shared=False, and MultitaskKernel instead of LCMKernel"
         )
 
     def moment(self, order: float, num_dims: int) -> float:
@@ -96,9 +99,14 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
+def is_line(density: Spectrum) -> bool:
+    """Whether a spectrum is lines and no density."""
+    return isinstance(density, LineSpectrum)
+
+
 def has_lines(term: Term) -> bool:
     """Whether a term is a product with kernels of lines."""
-    return any(isinstance(leaf.spectrum, LineSpectrum) for leaf in term.leaves)
+    return any(is_line(leaf.spectrum) for leaf in term.leaves)
 
 
 _ROUNDING = 1e-15  # of the variance
@@ -142,7 +150,9 @@ class PeriodicLines(LineSpectrum):
     Example:
         >>> import gp_orff, torch
         >>> one = torch.ones(1)
-        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(3)
+        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(
+        ...     3
+        ... )
         >>> nu, weights  # multiples of 2π
         (tensor([ 0.0000,  6.2832, 12.5664]), tensor([0.4658, 0.4158, 0.0999]))
     """
@@ -309,33 +319,35 @@ def tides(
 ) -> Kernel:
     """Return the kernel of a field with tides: a sum of `kernel` times cos(2π(t − s)/P).
 
-    Each constituent has a copy of `kernel`, with separate amplitudes and lengthscales. The field of
-    one is a(x) cos(2πt/P) + b(x) sin(2πt/P), where a and b are independent fields with this kernel.
-    `FieldPosterior.ellipses` returns its ellipses, with phases that count from t = 0 or another
-    epoch. Nodal corrections are left out: amplitudes and phases are those at the time of the
-    record. Over 18.6 years the amplitude of M2 changes by 4 %, that of K2 by 29 %.
+    Each constituent has a copy of `kernel`, with separate amplitudes and lengthscales. Its field is
+    a(x) cos(2πt/P) + b(x) sin(2πt/P), where P is its period, and a and b are independent fields
+    with this kernel. `FieldPosterior.ellipses` returns the tidal ellipses, with phases relative to
+    t = 0 or another epoch. Nodal corrections are not applied: amplitudes and phases are valid for
+    the time of the record. Over 18.6 years the amplitude of M2 changes by 4 %, and the amplitude of
+    K2 by 29 %.
 
-    Add a kernel of what is no tide, such as eddies that decorrelate in time. Without it, error bars
-    of tides may be far too small. `VectorFieldGP` gives a `DataWarning` if a record is too short to
-    separate two of the constituents.
+    Add a kernel for motion other than tides, for example eddies that decorrelate in time. Without
+    it, error bars of tides may be far too small. `VectorFieldGP` gives a `DataWarning` if a record
+    is too short to separate two of the constituents.
 
     Args:
-        kernel: of the field in space, such as a `HelmholtzKernel` with `active_dims`. If it has no
-            outputscale, it gets one.
+        kernel: the kernel of the field in space, such as a `HelmholtzKernel` with `active_dims`. If
+            it has no outputscale, one is added.
         constituents: names such as "M2", of `gp_orff.kernels.lines.SPEEDS`.
         active_dims: the input column that is time.
-        unit: of time: "s", "min", "h" or "d". Data whose units say another one raise an error;
-            those of dates are seconds unless `gp_orff.labelled` is given `time_unit="h"`.
-        period_bound: None for periods that are fixed. Otherwise each is trained, within this
-            relative distance of that of the constituent. On a `Grid` only the first searches, on
-            few data, move it.
+        unit: the unit of time: "s", "min", "h" or "d". Data with another unit of time raise an
+            error. Dates are in seconds unless you pass `time_unit="h"` to `gp_orff.labelled`.
+        period_bound: None for fixed periods. Otherwise each period is trained within this relative
+            distance of the period of the constituent. On a `Grid` only the first searches, on few
+            data, change it.
 
     Returns:
-        A sum of `FieldProductKernel` or, for one output, of products; for one constituent, one.
+        A sum of `FieldProductKernel`, or of products if there is one output. With one constituent,
+        a single product is returned.
 
     Raises:
-        ValueError: no constituents, one that is not known or occurs twice, several columns of time,
-            an unknown unit, or a bound that is not between 0 and 1.
+        ValueError: no constituents; a constituent that is unknown or occurs twice; several columns
+            of time; an unknown unit; a bound that is not between 0 and 1.
 
     Example:
         >>> import gp_orff, gpytorch, torch

@@ -139,7 +139,7 @@ def cotangents(
 
 
 class _Total(Function):
-    """Σ c Φ, whose derivatives hold no products for all pairs of directions."""
+    """Σ c Φ, whose derivatives store no products for all pairs of directions."""
 
     @staticmethod
     def forward(ctx, products: Products, *tensors: Tensor) -> Tensor:
@@ -223,7 +223,7 @@ class Pairs:
 
     @cached_property
     def _squares(self) -> Float[Tensor, "*b k n m"]:
-        """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite beside it."""
+        """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite next to it."""
         # κ″ of a kernel such as Matérn 3/2 is infinite at s = 0, where it multiplies (vᵀτ)² = 0.
         extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
         return self._tau.square().clamp_min((_COINCIDENT * extent).square()[..., None, None, None])

@@ -31,19 +31,20 @@ class BesselKernel(RadialKernel):
     k(x, z) = [Γ(ν + 1) (2/r)^ν J_ν(r)]^t, with ν = d/2, r = ‖(x − z)/ℓ‖ and the power t.
 
     Its spectral density is the distribution of a sum of t independent points, each uniform in the
-    unit ball of d dimensions, divided by ℓ. So k has no frequencies beyond t/ℓ; for t = 1 all below
-    are equally probable, and for d = 1, k is then sin(r)/r. The more dimensions, the closer k is to
-    exp(−t r²/(2d + 4)), an RBF kernel of the lengthscale ℓ √((d + 2)/t): lengthscales are not
-    comparable to those of other kernels. Start from ℓ √(t/(d + 2)), ℓ being one for an RBF kernel.
+    unit ball of d dimensions, divided by ℓ. So k has no frequencies beyond t/ℓ. For t = 1 all
+    frequencies below are equally probable, and k is sin(r)/r if d = 1 as well. In many dimensions,
+    k approaches exp(−t r²/(2d + 4)), an RBF kernel with lengthscale ℓ √((d + 2)/t). Its
+    lengthscales are therefore not comparable to those of other kernels. Start from ℓ √(t/(d + 2)),
+    where ℓ is a lengthscale for an RBF kernel.
 
-    The kernel belongs to one number of dimensions. Of the rules that pad the inputs,
-    `Fastfood` needs d = 2^k, and `StructuredOrthogonal` 2^k ≥ 32; `MonteCarlo`, `QuasiMonteCarlo`
-    and `Orthogonal` work for every d, and so does `FourierFastfood`, with its bias. `Grid` and
-    `GaussHermite` do not, nor rules with `shared=True`, since the density is not evaluated.
-    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` of it are exact, and have
-    features with `measure="base"`.
+    The kernel is valid for one number of dimensions. `MonteCarlo`, `QuasiMonteCarlo` and
+    `Orthogonal` work for every d, and `FourierFastfood` does with its bias. Among the rules that
+    pad the inputs, `Fastfood` needs d = 2^k, and `StructuredOrthogonal` needs d = 2^k ≥ 32. `Grid`,
+    `GaussHermite` and rules with `shared=True` do not work, because the density is not evaluated.
+    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` with this base kernel are exact.
+    Their features need `measure="base"`.
 
-    The covariance is accurate to 1e-13 for all d and r; it can be differentiated any number of
+    The covariance is accurate to 1e-13 for all d and r, and can be differentiated any number of
     times.
 
     Args:
@@ -159,8 +160,8 @@ class BesselFunction(Function):
 
     Its derivative by q is −₀F₁(; b + 1; −q)/b. It is e^{−y} Σ c_n yⁿ with y = q/b, c_0 = 1, c_1 = 0
     and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows from Bessel's equation. Beyond
-    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series holds up to
-    y = 45, and the function vanishes beyond.
+    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series is valid up
+    to y = 45, and the function vanishes beyond.
     """
 
     @staticmethod
@@ -215,7 +216,10 @@ class BesselSpectrum(Radial):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(1, 4)  # td/(d+2)
+        >>> # td/(d+2)
+        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(
+        ...     1, 4
+        ... )
         2.0
     """
 
@@ -389,12 +393,12 @@ class GeneralMaternKernel(RadialKernel):
     k(x, z) = 2^{1−ν}/Γ(ν) · u^ν K_ν(u), with u = √(2ν) ‖(x − z)/ℓ‖ and the modified Bessel
     function K_ν (Rasmussen & Williams 2006, eq. 4.14).
 
-    gpytorch's `MaternKernel` has ν = 1/2, 3/2 or 5/2, where this is a polynomial times an
-    exponential. This kernel is the same there, and some ten times slower. It is exact, alone and in
-    field kernels, and has features: its spectral density is a multivariate Student t with 2ν
-    degrees of freedom and scale 1/ℓ. ν is fixed: it is not trained. Values are accurate to 1e-12,
-    and can be differentiated any number of times; for ν > 50, and for fields with ν < 1.2, which
-    hardly have a variance, there are features only.
+    Use gpytorch's `MaternKernel` for ν = 1/2, 3/2 or 5/2: the kernel is then a polynomial times an
+    exponential, and about ten times faster than this class. This kernel is exact, alone and in
+    field kernels, and has features. Its spectral density is a multivariate Student-t density with
+    2ν degrees of freedom and scale 1/ℓ. The smoothness ν is fixed and not trained. Values are
+    accurate to 1e-12, and can be differentiated any number of times. For ν > 50, and for field
+    kernels with ν < 1.2, only features are available.
 
     Args:
         nu: ν > 0, the smoothness. `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel`
@@ -455,8 +459,8 @@ class GeneralMaternKernel(RadialKernel):
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
 
-        κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. For j > ν it is
-        infinite at s = 0; there, a very large number is returned.
+        κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. For j > ν the
+        derivative is infinite at s = 0, and a very large number is returned.
 
         Args:
             s: (*m), squared distances in units of the lengthscale.

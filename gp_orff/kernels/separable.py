@@ -23,54 +23,63 @@ class SeparableKernel(WrapperKernel):
     The covariance matrix of points x (N, d) is (N·p, N·p). Its rows are ordered point by point: row
     n·p + i is output i at point n.
 
-    Where a root comes from:
+    Typical roots:
 
-    - Outputs that are the nodes of a graph with the Laplacian M: L Lᵀ = M†, the pseudoinverse. The
-      root is not M† itself but made from its eigenvectors; see the example. Its rank is p minus the
-      number of connected components. The outputs of each component then sum to zero: for what they
-      share, add a second term whose root is `torch.ones(p, 1)`.
-    - Classes coded by the corners of a simplex: L is (p, p − 1), one corner for each class.
-    - One signal in all outputs: L is (p, 1), the strength of the signal in each output.
-    - Unknown relations: an `nn.Parameter` (p, r) of the rank you choose. Start it from random
-      numbers, since equal columns would stay equal.
+    - Outputs are the nodes of a graph with the Laplacian M: L Lᵀ = M†, the pseudoinverse. Compute
+      the root from the eigenvectors of M†, as in the example. Its rank is p minus the number of
+      connected components. The outputs of each component then sum to zero. For a common signal, add
+      a second term whose root is `torch.ones(p, 1)`.
+    - Classes are coded by the corners of a simplex: L is (p, p − 1), with one corner for each
+      class.
+    - All outputs have one signal: L is (p, 1), the strength of the signal in each output.
+    - The relations are unknown: L is an `nn.Parameter` (p, r) of the rank you choose. Start it from
+      random numbers, because equal columns would stay equal.
 
-    If r < p, p − r linear combinations of the outputs are zero in this prior. Where data contradict
-    that, predictions are too certain: use a larger r, a second term, or `MultitaskKernel`, which
-    adds a variance of its own to each output.
+    If r < p, p − r linear combinations of the outputs are zero in this prior. If the data
+    contradict this, error bars are too small: use a larger r, a second term, or `MultitaskKernel`,
+    which adds a separate variance to each output.
 
     Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
 
     Args:
-        base_kernel: the scalar kernel k, an instance of a gpytorch kernel: sums, products, scaled
-            and constant kernels too. Its own `active_dims` number the columns that `active_dims`
-            of this kernel selects.
+        base_kernel: the scalar kernel k, an instance of a gpytorch kernel, including sums,
+            products, scaled and constant kernels. Its `active_dims` refer to the columns that the
+            `active_dims` of this kernel select.
         root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, as the
-            parameter `root` of this kernel. Any other tensor is copied and fixed; to train a
-            common variance, make `base_kernel` a `ScaleKernel`. `VectorFieldGP` puts one around a
-            term with a fixed root and no scale. A fixed root is used in the dtype of `base_kernel`;
-            a trained one has to have that dtype.
+            parameter `root` of this kernel. Any other tensor is copied and fixed. To train a common
+            variance, make `base_kernel` a `ScaleKernel`; `VectorFieldGP` adds one to a term with a
+            fixed root and no scale. A fixed root is used in the dtype of `base_kernel`. A trained
+            root must have this dtype.
         active_dims: the input columns that this kernel uses; all columns if None.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `root` is not a tensor of
             floating-point numbers.
-        ValueError: `base_kernel` has several outputs; `root` is not a matrix, or a batch of them,
-            with at least one row and one column; it has NaN or infinite numbers, or is zero.
+        ValueError: `base_kernel` has several outputs; `root` is not a matrix (or a batch of
+            matrices) with at least one row and one column; `root` has NaN or infinite values, or is
+            zero.
 
     Example:
         Three tasks in a row, the graph 1 – 2 – 3:
 
         >>> import gpytorch, gp_orff, torch
-        >>> laplacian = torch.tensor([[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]])
+        >>> laplacian = torch.tensor(
+        ...     [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+        ... )
         >>> values, vectors = torch.linalg.eigh(laplacian)
         >>> positive = values > 1e-6 * values.max()
-        >>> root = vectors[:, positive] / values[positive].sqrt()  # root @ root.mT is L†
-        >>> torch.allclose(root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6)
+        >>> # root @ root.mT is L†
+        >>> root = vectors[:, positive] / values[positive].sqrt()
+        >>> torch.allclose(
+        ...     root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6
+        ... )
         True
         >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), root)
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([15, 15])
-        >>> features = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(10), num_dims=2)
+        >>> features = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.MonteCarlo(10), num_dims=2
+        ... )
         >>> features.num_features  # 2 · 10 columns, r = 2 features each
         40
 

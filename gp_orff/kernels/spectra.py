@@ -61,7 +61,8 @@ class Spectrum(ABC):
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
         >>> isinstance(spectrum, gp_orff.spectra.Spectrum)
         True
-        >>> spectrum.log_density(torch.zeros(5, 2)).shape  # log S(ω) at 5 frequencies ω
+        >>> # log S(ω) at 5 frequencies ω
+        >>> spectrum.log_density(torch.zeros(5, 2)).shape
         torch.Size([5])
         >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² of a standard normal z
         2.0
@@ -218,15 +219,15 @@ class GridSpectrum(Spectrum):
 def spectrum(kernel: Kernel) -> Spectrum:
     """The spectral density of a stationary scalar kernel, at its present hyperparameters.
 
-    Known are `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` (any ν > 0), `RQKernel` (α is
-    trained too), `BesselKernel` and `SpectralMixtureKernel`, with one lengthscale or ARD, and, of
-    one input, `PeriodicKernel` and `CosineKernel`, whose spectra are lines. To use another kernel,
-    register a function that returns its `gp_orff.spectra.Spectrum`; the package then accepts it. A
-    curl-free or divergence-free kernel of it also needs `gp_orff.radial_derivatives` for the exact
-    covariance.
+    These kernels are registered, with one lengthscale or ARD: `RBFKernel`, `MaternKernel`,
+    `GeneralMaternKernel` (any ν > 0), `RQKernel` (with a trained α), `BesselKernel` and
+    `SpectralMixtureKernel`. `PeriodicKernel` and `CosineKernel` of one input have line spectra. To
+    use another kernel, register a function that returns its `gp_orff.spectra.Spectrum`; the package
+    then accepts it. A curl-free or divergence-free kernel of it also needs
+    `gp_orff.radial_derivatives` for the exact covariance.
 
-    Dot-product kernels, `LinearKernel`, `PolynomialKernel` and `DotProductKernel`, are not
-    stationary. What is registered for them are their eigenvalues, which is no `Spectrum`.
+    The dot-product kernels `LinearKernel`, `PolynomialKernel` and `DotProductKernel` are not
+    stationary. For them the function returns eigenvalues instead of a `Spectrum`.
 
     Args:
         kernel: a stationary scalar kernel. Its variance k(0) does not matter.
@@ -250,7 +251,9 @@ def spectrum(kernel: Kernel) -> Spectrum:
         >>> @gp_orff.spectrum.register
         ... def _(kernel: MyKernel):
         ...     return gp_orff.spectra.StudentT(kernel.lengthscale, nu=2.5)
-        >>> gp_orff.ORFFKernel(MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)).num_features
+        >>> gp_orff.ORFFKernel(
+        ...     MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)
+        ... ).num_features
         128
     """
     raise NotImplementedError(
@@ -554,7 +557,8 @@ class Gaussian(Elliptical):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)  # E‖z‖² = d
+        >>> # E‖z‖² = d
+        >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
 
@@ -592,7 +596,9 @@ class StudentT(Elliptical):
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(order=1, num_dims=2)
+        >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(
+        ...     order=1, num_dims=2
+        ... )
         inf
     """
 

@@ -364,7 +364,7 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 # 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
 #    the product of features, chunk by chunk of frequencies.
 #
-# This is the quadrature of a `Grid`, with frequencies chosen anew for every set of points, so that
+# This is the quadrature of a `Grid`, with frequencies chosen again for every set of points, so that
 # a covariance matrix costs a product of large matrices.
 
 
@@ -495,56 +495,58 @@ class SpectralMatrixKernel(WrapperKernel):
 
     S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. With
     a real B the field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of
-    B(ω); S says how strong each frequency is. With B = 1 it is the scalar kernel itself. A complex
-    B shifts the waves of one output against those of another: B = (1, e^{i⟨ω, τ⟩})ᵀ is a signal
-    f₁(x) = g(x), f₂(x) = g(x − τ) that arrives with a delay. A is Hermitian and positive
-    semidefinite for every B; real values need A(−ω) = A(ω)*; and every shift-invariant kernel with
-    real values and a density is of this form
-    (Brault et al. 2016, Propositions 2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the
-    product A·S matters: S can be any density, if B makes up for it. Random frequencies are drawn
-    from S, unless there is a `sampler`.
+    B(ω). S is the strength of each frequency. With B = 1 this is the scalar kernel itself. A
+    complex B shifts the phases of one output relative to another. For example, B = (1,
+    e^{i⟨ω, τ⟩})ᵀ is a signal f₁(x) = g(x), f₂(x) = g(x − τ) that arrives with a delay.
 
-    How it is computed:
+    A is Hermitian and positive semidefinite for every B. Real fields need A(−ω) = A(ω)*. Every
+    stationary real kernel with a spectral density has this form (Brault et al. 2016, Propositions
+    2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the product A·S matters, so S can be
+    any density if B compensates for it. Random frequencies are drawn from S unless you pass a
+    `sampler`.
 
-    - In an `ORFFKernel`, by features, r for each cosine and each sine, with any frequency rule.
-    - In `VectorFieldGP`, by features too, for small data as well: it has no closed form.
-    - As a plain gpytorch kernel, by quadrature over frequencies, for up to 3 inputs. The relative
+    The computation depends on the model:
+
+    - An `ORFFKernel` uses r features for each cosine and each sine, with any frequency rule.
+    - `VectorFieldGP` uses features for data of any size, because the covariance has no closed form.
+    - A plain gpytorch model uses quadrature over frequencies, for up to 3 inputs. The relative
       error is about 1e-9 for an RBF base kernel and a smooth B.
 
     Parameters of `amplitude` are trained with the others if it is a `torch.nn.Module`. `save` of a
-    `VectorFieldGP` needs a module; `load` then needs `kernel=`, this kernel built anew. A fit tries
-    several lengthscales and variances, but starts from the present parameters of the module: set
-    them to values of the right size.
+    `VectorFieldGP` needs a module. Build this kernel again to pass it to `load` as `kernel=`. A fit
+    tries several lengthscales and variances, but starts from the present parameters of the module:
+    set them to values of the right size.
 
     The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
     output i at point n.
 
     Args:
-        base_kernel: the scalar kernel with the spectral density S, such as `RBFKernel()`: any that
-            `gp_orff.spectrum` knows, alone or in a `ScaleKernel`, or a sum of such kernels.
+        base_kernel: the scalar kernel with the spectral density S, such as `RBFKernel()`. Use any
+            kernel that `gp_orff.spectrum` accepts, alone or in a `ScaleKernel`, or a sum of such
+            kernels.
         amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
-            per unit of the inputs, and returns a tensor (D, p, r). It has to be finite at every ω,
-            also at ω = 0, where it is real, and so have its derivatives by its parameters. It has
-            to be continuous, since grids do not see a jump between their frequencies, and
-            A(−ω) = A(ω)*: a real column is even or odd in ω, and a complex one has B(−ω) = B(ω)*,
-            or its negative. D changes from call to call. ω comes in float64, or
-            in the dtype of the parameters of a module, which has to be that of `base_kernel`.
+            per unit of the inputs, and returns a tensor (D, p, r). B and its derivatives by the
+            parameters must be finite at every ω, and B(0) must be real. B must be continuous,
+            because a grid does not resolve a jump between its frequencies. It must satisfy
+            A(−ω) = A(ω)*: each real column is even or odd in ω, and each complex column has
+            B(−ω) = ±B(ω)*. D changes from call to call. ω is in float64, or in the dtype of the
+            parameters of a module, which must be the dtype of `base_kernel`.
         num_outputs: p, the number of outputs.
         num_dims: d, the number of input columns of the kernel.
         active_dims: the d input columns; all columns if None.
         sampler: a better density ρ to draw random frequencies from, for `measure="trace"`. It is a
             function of uniform numbers u (D, d) in (0, 1) that returns ω (D, d), in radians per
-            unit of the inputs, and log ρ(ω) (D,). These ω stay where they are when lengthscales are
-            trained; their weights S(ω)/ρ(ω) change. So ρ has to cover S for all lengthscales that
-            training may reach. Best is ρ ∝ S tr A, whose features are bounded (Minh 2016, Theorem 9
-            and Corollary 10). `ORFFKernel.accuracy` tells how good it is. If None, frequencies are
-            drawn from S, and follow the lengthscales.
+            unit of the inputs, and log ρ(ω) (D,). These ω do not move when lengthscales are
+            trained; only their weights S(ω)/ρ(ω) change. So ρ must cover S for all lengthscales
+            that training may reach. The best choice is ρ ∝ S tr A, whose features are bounded (Minh
+            2016, Theorem 9 and Corollary 10). `ORFFKernel.accuracy` returns its effective sample
+            size. If None, frequencies are drawn from S and follow the lengthscales.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is not a function;
             inputs of another dtype than the hyperparameters.
-        ValueError: B has another shape than (D, p, r), is not finite, or A(−ω) ≠ A(ω)*; the
-            variance is infinite; `base_kernel` is a product or constant, has several outputs or
+        ValueError: B does not have the shape (D, p, r) or is not finite; A(−ω) ≠ A(ω)*; the
+            variance is infinite; `base_kernel` is a product or constant, or has several outputs or
             `active_dims`.
         NotImplementedError: the spectrum of `base_kernel` is not known; a covariance without
             features for more than 3 inputs.
@@ -560,10 +562,14 @@ class SpectralMatrixKernel(WrapperKernel):
         ...
         ...     def forward(self, omega):  # (D, 2) -> (D, 2, 1)
         ...         c, s = self.angle.cos(), self.angle.sin()
-        ...         rotation = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
+        ...         rotation = torch.stack(
+        ...             [torch.stack([c, -s]), torch.stack([s, c])]
+        ...         )
         ...         return (omega @ rotation.mT).unsqueeze(-1)
         >>> rbf = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, Turned(), num_outputs=2, num_dims=2)
+        >>> kernel = gp_orff.SpectralMatrixKernel(
+        ...     rbf, Turned(), num_outputs=2, num_dims=2
+        ... )
         >>> [name for name, _ in kernel.named_parameters()]
         ['base_kernel.raw_lengthscale', 'amplitude.angle']
         >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(100)).num_features
@@ -573,13 +579,19 @@ class SpectralMatrixKernel(WrapperKernel):
 
         >>> import gpytorch, gp_orff, torch
         >>> def amplitude(omega):  # (D, 1) -> (D, 2, 1)
-        ...     return torch.stack([torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1)
+        ...     return torch.stack(
+        ...         [torch.ones_like(omega), omega**2 / (1 + omega**2)], dim=1
+        ...     )
         >>> rbf = gpytorch.kernels.RBFKernel()
-        >>> kernel = gp_orff.SpectralMatrixKernel(rbf, amplitude, num_outputs=2, num_dims=1)
+        >>> kernel = gp_orff.SpectralMatrixKernel(
+        ...     rbf, amplitude, num_outputs=2, num_dims=1
+        ... )
         >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
         tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
-        >>> gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)).num_features < 50
+        >>> gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)
+        ... ).num_features < 50
         True
     """
 
@@ -621,41 +633,46 @@ class SpectralMatrixKernel(WrapperKernel):
     ) -> "SpectralMatrixKernel":
         r"""The kernel of a covariance K₀ of the lag δ = x − z, given as a function.
 
-        K(x, z) = K₀(x − z). K₀ is called the signature of the kernel. It takes three steps (Brault
+        K(x, z) = K₀(x − z). K₀ is called the signature of the kernel. The method computes (Brault
         et al. 2016, Section 2.2):
 
         1. The spectral matrix C(ω) = (2π)^{−d} ∫ e^{i⟨ω,δ⟩} K₀(δ) dδ, by a fast Fourier transform
            (Proposition 2.4).
-        2. A density S: that of a Matérn 5/2 kernel with the second moments of tr C.
+        2. The density S of a Matérn 5/2 kernel that has the second moments of tr C.
         3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B B* S = C.
 
         Random frequencies of `measure="trace"` are drawn from ρ ∝ tr C, with the outputs in units
-        of their standard deviations; the features are then bounded (Minh 2016, Theorem 9 and
+        of their standard deviations. The features are then bounded (Minh 2016, Theorem 9 and
         Corollary 10).
 
-        The kernel has nothing to train: its Matérn lengthscale belongs to S and is frozen, and says
-        nothing about the data. A `ScaleKernel` around it trains a variance; `VectorFieldGP` adds
-        one. Kernels of 1 or 2 inputs are made in tenths of a second, of 3 inputs in seconds.
+        The kernel has no trained parameters. The Matérn lengthscale belongs to S; it is fixed and
+        carries no information about the data. A `ScaleKernel` around this kernel trains a variance,
+        and `VectorFieldGP` adds one. The computation takes tenths of a second for 1 or 2 inputs,
+        and seconds for 3 inputs.
 
         Args:
             signature: K₀, a function that takes lags δ (m, d), in float64, and returns matrices
-                (m, p, p), with K₀(−δ) = K₀(δ)ᵀ: symmetric ones that are even, or those of outputs
-                with delays. It has to vanish at large lags.
+                (m, p, p), with K₀(−δ) = K₀(δ)ᵀ. It may be symmetric and even, or asymmetric if
+                outputs are delayed. It must vanish at large lags.
             domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs.
 
         Returns:
             A `SpectralMatrixKernel` of d inputs and p outputs, in float64.
 
         Raises:
-            ValueError: K₀ is not finite, or K₀(−δ) ≠ K₀(δ)ᵀ; it does not vanish within 16 times the
-                domain; or no field has this covariance, since C(ω) has a negative eigenvalue.
+            ValueError: K₀ is not finite; K₀(−δ) ≠ K₀(δ)ᵀ; K₀ does not vanish within 16 times the
+                domain; no field has this covariance, because C(ω) has a negative eigenvalue.
 
         Example:
             >>> import gp_orff, torch
             >>> def signature(lag):  # (m, 1) -> (m, 2, 2)
             ...     near, far = torch.exp(-lag.square()), torch.exp(-lag.square() / 4)
-            ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(-1, 2, 2)
-            >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(signature, [(0, 3)])
+            ...     return torch.stack([near + far, far, far, far], dim=-1).reshape(
+            ...         -1, 2, 2
+            ...     )
+            >>> kernel = gp_orff.SpectralMatrixKernel.from_signature(
+            ...     signature, [(0, 3)]
+            ... )
             >>> kernel(torch.zeros(1, 1).double(), torch.ones(1, 1).double()).to_dense()
             tensor([[1.1467, 0.7788],
                     [0.7788, 0.7788]], dtype=torch.float64)

@@ -120,7 +120,7 @@ class SymbolCovariance:
         self, summands: Sequence[Term], tau: Float[Tensor, "l d"]
     ) -> Float[Tensor, "l q r"]:
         """The covariance of the field, or of derivatives of it, at every lag."""
-        values = isinstance(self.left, Identity) and isinstance(self.right, Identity)
+        values = self.left.is_identity and self.right.is_identity
         if values and len(summands) == len(terms(self.kernel)):
             origin = torch.zeros_like(tau[:1])
             return to_dense(self.kernel(tau, origin)).unflatten(0, (len(tau), -1))

@@ -40,6 +40,7 @@ class Factor(Protocol):
     degree: int
     rank: int  # columns of B
     closed_form: bool
+    is_constant: bool  # whether B(ω) is the same for every ω, a `Mixing`
     decays: bool  # whether waves decay with height: those of a field that is not stationary
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
@@ -63,7 +64,7 @@ class Mixing:
     matrix: Float[Tensor, "*b p r"]
     num_inputs = dims = None
     degree = 0
-    closed_form, decays = True, False
+    closed_form, is_constant, decays = True, True, False
 
     @property
     def num_outputs(self) -> int:
@@ -85,7 +86,7 @@ class FieldFactor:
     num_outputs: int
     dims: tuple[int, ...] | None = None
     degree = 1
-    closed_form, decays = True, False
+    closed_form, is_constant, decays = True, False, False
 
     @property
     def num_inputs(self) -> int:
@@ -169,7 +170,7 @@ class SpectralMatrix:
     sampler: Sampler | None = None
     dims = None
     degree = 0  # so that a potential of the field is known relative to a reference only
-    closed_form = decays = False
+    closed_form = is_constant = decays = False
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
         """K(0) = ∫ B B* S dω."""
@@ -454,7 +455,7 @@ def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
 def share_mixing(parts: Sequence[Term]) -> bool:
     """Whether all terms are those of one separable kernel, with the same L."""
     first = parts[0].factor
-    return all(isinstance(t.factor, Mixing) and t.factor.matrix is first.matrix for t in parts)
+    return all(t.factor.is_constant and t.factor.matrix is first.matrix for t in parts)
 
 
 def varies_in_space(term: Term, space: Sequence[int]) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray
 
 _NODES = (16, 16, 6)  # of the interpolation along x, y and height
-_CHUNK = 2**14  # readings that are interpolated together
+_CHUNK = 2**14  # observations that are interpolated together
 
 
 def total_field(
@@ -32,41 +32,42 @@ def total_field(
     noise: str | None = None,
     project: "str | pyproj.CRS | LocalPlane" = "auto",
 ) -> tuple[Float[np.ndarray, "N 3"], Float[np.ndarray, "N"], dict[str, np.ndarray], LocalPlane]:
-    """Positions, total-field anomalies and directions of the main field, for `model.fit`.
+    """Return positions, total-field anomalies and directions of the main field, for `model.fit`.
 
-    A total-field magnetometer reads |B₀ + b|, of which the survey tells the anomaly
-    ΔT = |B₀ + b| − |B₀|: B₀ is the main field, here the International Geomagnetic Reference Field
-    (IGRF), and b what the rocks add. With u = B₀/|B₀|, the anomaly is u·b to first order, and
+    A total-field magnetometer measures |B₀ + b|, and the survey gives the anomaly ΔT = |B₀ + b| −
+    |B₀|. Here B₀ is the main field from the International Geomagnetic Reference Field (IGRF), and b
+    is the field of the rocks. With u = B₀/|B₀|, the anomaly is u·b to first order, and
 
         0 ≤ ΔT − u·b ≤ |b|²/(2|B₀|),
 
     which is 0.1 nT for |b| = 100 nT, and 10 nT for 1000 nT, at |B₀| = 50 000 nT. The anomaly is
-    thus an observation of the component of b along u: `model.fit(x, y, **options)`.
+    therefore an observation of the component of b along u: use `model.fit(x, y, **options)`.
 
-    u is evaluated at 1536 positions, and interpolated between them by Chebyshev polynomials, with
-    an error of less than 1e-7 in an area of 3000 km and heights up to 500 km, and of 1e-11 where
-    the heights are within 10 km.
+    The direction u is computed at 1536 positions and interpolated by Chebyshev polynomials. The
+    error is less than 1e-7 in an area of 3000 km and heights up to 500 km, and 1e-11 if all heights
+    are within 10 km.
 
     Args:
         dataset: an xarray Dataset.
         anomaly: the name of ΔT, in any unit.
         coordinates: the names of longitude and latitude, in degrees, and of the height above the
-            ellipsoid, in m unless its attribute `units` says otherwise.
-        date: of the survey: ISO 8601 as "1978-04-20", decimal years as 1978.3, or a date. In a year
-            u turns by about 0.1 degrees.
+            ellipsoid, in m unless its attribute `units` gives another unit.
+        date: the date of the survey: ISO 8601 such as "1978-04-20", decimal years such as 1978.3,
+            or a date. In a year u turns by about 0.1 degrees.
         track, time, noise, project: as for `readings`. With labels of lines as `track`, `fit`
             levels the survey: it learns an offset and correlated noise of each line.
 
     Returns:
-        x (N, 3), km to the east and north in the plane, and upward; y (N,); options, which are the
-        `directions` u (N, 3) along these axes and those of `readings`; and the projection.
+        x (N, 3), in km to the east and north in the plane, and upward; y (N,); options, which are
+        the `directions` u (N, 3) along these axes and the options that `readings` returns; and the
+        projection.
 
     Raises:
         ImportError: xarray, pyproj or ppigrf are not installed;
             `pip install gp_orff[xarray,geo,geomag]`.
         KeyError: a name that the Dataset does not have.
-        ValueError: a date that the IGRF does not cover, heights that are no lengths, and whatever
-            `readings` raises.
+        ValueError: a date that the IGRF does not cover; heights that are not lengths; and the
+            errors of `readings`.
 
     Example:
         >>> import gp_orff, xarray

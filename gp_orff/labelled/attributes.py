@@ -249,8 +249,8 @@ def of_symbol(
 ) -> tuple[float, Attributes]:
     """The factor of the numbers of a symbol, and its attributes.
 
-    Nothing is added where outputs differ in their units, or directions of space in theirs. Where
-    outputs have no units, a comment tells the power of a length in the numbers.
+    Nothing is added where outputs differ in their units, or directions of space in theirs. If
+    outputs have no units, a comment gives the power of a length in the values.
 
     Args:
         name: of an output of the symbol, for errors.

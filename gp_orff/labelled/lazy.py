@@ -62,17 +62,17 @@ def files(
     epoch: object = None,
     project: object = None,
 ) -> tuple[list[File]] | tuple[list[File], LocalPlane]:
-    """Return `(chunks,)` for `model.fit(*chunks)`: one for each file, which is loaded where it is
-    used.
+    """Return `(chunks,)` for `model.fit(*chunks)`, with one chunk for each file.
 
-    Files where all variables are NaN hold no readings. The first file is opened to check the names.
+    The process that uses a chunk loads its file. Files with only NaN have no observations. The
+    first file is opened to check the names.
 
     Args:
-        paths: a folder of netCDF files or Zarr stores, or the paths themselves, such as
-            `sorted(glob("drifters/*.nc"))`; they come in this order.
+        paths: a folder of netCDF files or Zarr stores, or a list of paths, such as
+            `sorted(glob("drifters/*.nc"))`. Their order is kept.
         variables, coordinates, track, time, noise, time_unit, epoch: as for `readings`.
-        project: a coordinate reference system or a `LocalPlane`, as for `readings`; it is a second
-            value then. "auto" needs all positions, which are not read here.
+        project: a coordinate reference system or a `LocalPlane`, as for `readings`. The projection
+            is then the second value. "auto" is not available, because it needs all positions.
 
     Raises:
         FileNotFoundError: no files.
@@ -82,8 +82,12 @@ def files(
         >>> import gp_orff, os, tempfile, xarray
         >>> folder, chunks = tempfile.mkdtemp(), None
         >>> for day in range(3):
-        ...     u = xarray.DataArray([1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]})
-        ...     _ = xarray.Dataset({"u": u}).to_netcdf(os.path.join(folder, f"{day}.nc"))
+        ...     u = xarray.DataArray(
+        ...         [1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]}
+        ...     )
+        ...     _ = xarray.Dataset({"u": u}).to_netcdf(
+        ...         os.path.join(folder, f"{day}.nc")
+        ...     )
         >>> (chunks,) = gp_orff.labelled.files(folder, ["u"], ["x"])
         >>> len(chunks), chunks[1]()["y"].ravel().tolist()
         (3, [1.0, 3.0, 3.0])
@@ -220,7 +224,7 @@ def open_mesh(variables: "Sequence[xarray.Variable]") -> list[np.ndarray]:
 
 
 def _on_every_worker(value: Callable) -> "xarray.DataArray":
-    """A value as an array without dimensions, that each worker holds once for all blocks."""
+    """A value as an array without dimensions, which each worker stores once for all blocks."""
     xr, dask = optional("xarray", "xarray"), optional("dask", "dask")
     held = np.empty((), dtype=object)
     held[()] = value

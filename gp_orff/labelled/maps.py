@@ -56,51 +56,54 @@ def on_grid(
     paths: int | None = None,
     seed: int = 0,
 ) -> "xarray.Dataset":
-    """A Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
+    """Return a Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
 
     The Dataset follows the CF conventions 1.11. Coordinates get `standard_name`, `axis` and `units`
-    where an attribute, a date or a projection makes them certain. Dimensions whose axis is known
-    come last, in the order time, height, latitude or y, longitude or x. Where the projection is
-    known, variables have a `grid_mapping`, the variable `crs`. The history has the version, the
-    kernel and the hyperparameters, and goes on with that of the Dataset `attrs`. Its time is that
-    of the environment variable SOURCE_DATE_EPOCH if it is set. After a fit that checked it, the
-    attribute `coverage_of_95_percent_intervals` has the coverage of left-out observations.
+    if an attribute, a date or a projection determines them. Dimensions whose axis is known come
+    last, in the order time, height, latitude or y, longitude or x. If the projection is known,
+    variables have a `grid_mapping`, the variable `crs`. The history has the version, the kernel and
+    the hyperparameters, followed by the history of the Dataset `attrs`. Its time comes from the
+    environment variable SOURCE_DATE_EPOCH if this is set. If the fit checked the coverage of
+    held-out observations, the attribute `coverage_of_95_percent_intervals` has it.
 
     Args:
         field: a `FieldPosterior`.
-        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs. Those of
-            a curvilinear grid are 2-D, along the dimensions y and x if they are arrays.
+        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs. For a
+            curvilinear grid they are 2-D, along the dimensions y and x if they are arrays.
         names: names of the outputs.
         symbols: symbols of the field by name.
-        attrs: attributes by name, or a Dataset, of which units, standard_name and long_name are
-            taken; units and standard_name go to standard deviations too. The units of symbols
-            follow from those of outputs and coordinates, unless they differ among themselves; where
-            outputs are in lengths, such as velocities, all lengths become metres: a vorticity is in
-            "s-1" for "m s-1" and "km". Units given for a symbol are those its numbers get.
+        attrs: attributes by name, or a Dataset with attributes. Its units, standard_name and
+            long_name are used; units and standard_name also go to standard deviations. The units of
+            symbols are derived from the units of outputs and coordinates, if all outputs and all
+            coordinates have the same unit. If outputs contain lengths, as velocities do, all
+            lengths become metres: a vorticity is in "s-1" for "m s-1" and "km". If you give units
+            for a symbol, its values are converted to them.
         time_unit: as for `readings`.
         epoch: as for `readings`.
         project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
-            latitude in degrees. Vectors, and derivatives of vectors, go back to east and north;
-            positions and directions inside symbols remain those of the plane, in km.
-        chunks: sizes of blocks by dimension, such as {"time": 10}; of others, a block has all.
-            Then variables are Dask arrays, which are computed block by block where they are used:
-            by `compute`, or by `to_zarr` without holding the map. The field travels to each worker
-            once.
-        paths: in place of means and standard deviations, so many functions drawn from the
-            posterior, along the dimension `realization`: an ensemble, as particle-tracking and
-            forecast software reads it.
-        seed: of these functions.
+            latitude in degrees. Vectors, and derivatives of vectors, are rotated back to east and
+            north. Positions and directions inside symbols are in the plane, in km.
+        chunks: sizes of blocks by dimension, such as {"time": 10}; blocks have the full size along
+            other dimensions. Variables are then Dask arrays, which are computed block by block by
+            `compute`, or by `to_zarr` without the complete map in memory. The field is sent to each
+            worker once.
+        paths: the number of functions drawn from the posterior, along the dimension `realization`.
+            They replace means and standard deviations. Particle-tracking and forecast software
+            reads such ensembles.
+        seed: the seed of these functions.
 
     Raises:
         ImportError: xarray is not installed, pyproj to project, or dask for chunks.
-        TypeError: coordinates that are neither numbers nor times, a symbol that is none, or a
-            `project` that is no plane.
+        TypeError: coordinates that are neither numbers nor times; a symbol of another type; a
+            `project` that is not a `LocalPlane`.
         ValueError: coordinates, names or symbols that do not fit the field or each other.
 
     Example:
         >>> import gp_orff, torch
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> field = model.condition(
+        ...     torch.rand(20, 2), torch.randn(20, 2)
+        ... ).posterior()
         >>> grid = {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}
         >>> ds = gp_orff.labelled.on_grid(field, grid, symbols={})
         >>> list(ds.data_vars), ds["u"].shape

@@ -26,23 +26,25 @@ _RADIUS = 6371.0  # km
 
 @dataclass(frozen=True)
 class LocalPlane:
-    """A map projection: longitude and latitude in degrees to positions in a plane in km, and back.
+    """A map projection from longitude and latitude in degrees to a plane in km, and back.
 
-    `around` chooses a conformal one for an area, whose centre is its origin: transverse Mercator
-    where the area is at least as tall as wide, else oblique stereographic. A conformal projection
-    scales all directions alike, by k(x), and thus turns every vector by one angle, that of the
-    meridian at its place. Lengths are wrong by |k − 1| ≤ s²/(32 R²) in an area with diagonal s,
-    R = 6371 km: 8e-6 for 100 km, 8e-4 for 1000 km, and 0.7 % for the limit of 3000 km.
+    `around` chooses a conformal projection, with the centre of the area as its origin. It is
+    transverse Mercator if the area is at least as tall as wide, else oblique stereographic. A
+    conformal projection scales all directions at a position by the same factor k(x), and rotates
+    every vector by the angle of the meridian. The error of lengths is |k − 1| ≤ s²/(32 R²) in an
+    area with diagonal s, where R = 6371 km. This is 8e-6 for 100 km, 8e-4 for 1000 km, and 0.7 %
+    for the limit of 3000 km.
 
-    Vectors v of two components enter a model as v/k, turned. The divergence and the curl of this
-    field in the plane are 1/k² times those of v on the ellipsoid, its potential, stream function
-    and line integrals are the same, and gradients remain gradients; so a map in longitude and
-    latitude has nothing of the distortion. Vectors of three components are only turned.
+    Vectors v of two components are rotated and divided by k before they enter a model. Divergence
+    and curl of this field in the plane are 1/k² times the divergence and curl of v on the
+    ellipsoid. Its potential, stream function and line integrals are the same, and gradients remain
+    gradients. A map in longitude and latitude is therefore free of the distortion. Vectors of three
+    components are only rotated.
 
     Args:
         crs: a projected coordinate reference system, in any form that pyproj reads, such as
-            "EPSG:31983". Longitudes and latitudes are those of its datum. Vectors are turned
-            exactly only by conformal ones.
+            "EPSG:31983". Longitudes and latitudes refer to its datum. Only conformal projections
+            rotate vectors exactly.
         vectors: whether a model with two or more outputs has the components of a vector to the east
             and to the north as the first two. If False, only positions are projected.
 
@@ -56,7 +58,8 @@ class LocalPlane:
         >>> points = plane.forward([[11.0, 50.5], [12.0, 51.0]])
         >>> points.round(1).tolist(), plane.inverse(points).round(9).tolist()
         ([[0.8, -0.5], [70.9, 55.6]], [[11.0, 50.5], [12.0, 51.0]])
-        >>> plane.rotate([[0.0, 1.0]], [[12.0, 51.0]]).round(4).tolist()  # north, in the plane
+        >>> # north, in the plane
+        >>> plane.rotate([[0.0, 1.0]], [[12.0, 51.0]]).round(4).tolist()
         [[-0.0137, 0.9999]]
     """
 
@@ -86,15 +89,15 @@ class LocalPlane:
 
     @classmethod
     def around(cls, places: Float[np.ndarray, "N 2"], *, vectors: bool = True) -> "LocalPlane":
-        """The projection for an area that contains places (N, 2) of longitude and latitude.
+        """Return the projection for an area that contains the positions `places` (N, 2).
 
         Args:
-            places: degrees; rows with NaN do not count.
+            places: longitude and latitude in degrees; rows with NaN are ignored.
             vectors: as for the class.
 
         Raises:
             ImportError: pyproj is not installed.
-            ValueError: values that are no degrees, or an area of more than 3000 km.
+            ValueError: values that are not degrees, or an area of more than 3000 km.
         """
         places = _degrees(places)
         (longitude, latitude), half = _box(places[np.isfinite(places).all(-1)])
@@ -119,13 +122,14 @@ class LocalPlane:
         _box(places[np.isfinite(places).all(-1)])
 
     def forward(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2"]:
-        """The positions in the plane, in km to the east and to the north.
+        """Return the positions in the plane, in km to the east and to the north.
 
         Args:
             places: (N, 2), longitude and latitude in degrees.
 
         Raises:
-            ValueError: values that are no degrees, or places that the projection does not reach.
+            ValueError: values that are not degrees, or positions outside the area of the
+                projection.
         """
         places = _degrees(places)
         points = np.stack(self._projection(*places.T), axis=-1) / 1000
@@ -138,15 +142,15 @@ class LocalPlane:
         return points
 
     def inverse(self, points: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2"]:
-        """Longitude, from −180 to 180, and latitude, in degrees, of points (N, 2) in km."""
+        """Return longitude, from −180 to 180, and latitude, in degrees, of points (N, 2) in km."""
         x, y = np.asarray(points, dtype=np.float64).reshape(-1, 2).T * 1000
         return np.stack(self._projection(x, y, inverse=True), axis=-1)
 
     def rotation(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N 2 2"]:
-        """The matrices R with (v_x, v_y) = R (v_east, v_north).
+        """Return the matrices R with (v_x, v_y) = R (v_east, v_north).
 
-        R turns by the meridian convergence γ, the angle from the vertical axis of the plane to the
-        meridian, clockwise where negative: R = [[cos γ, −sin γ], [sin γ, cos γ]].
+        R rotates by the meridian convergence γ, the angle from the vertical axis of the plane to
+        the meridian, which is negative if clockwise: R = [[cos γ, −sin γ], [sin γ, cos γ]].
 
         Args:
             places: (N, 2), longitude and latitude in degrees.
@@ -158,7 +162,7 @@ class LocalPlane:
     def rotate(
         self, vectors: Float[np.ndarray, "N p"], places: Float[np.ndarray, "N 2"]
     ) -> Float[np.ndarray, "N p"]:
-        """Vectors of east, north and any more components, with x, y in the place of the first two.
+        """Return vectors whose first two components, east and north, are replaced by x and y.
 
         Args:
             vectors: (N, p).
@@ -169,9 +173,9 @@ class LocalPlane:
         return turned
 
     def frame(self, places: Float[np.ndarray, "N 2"], p: int) -> Float[np.ndarray, "N p p"]:
-        """The matrices (N, p, p) from components to the east, north, ... to those of a model.
+        """Return the matrices (N, p, p) from the components east, north, ... to those of a model.
 
-        The upper left block is the rotation, over k if p = 2.
+        The upper left block is the rotation, divided by k if p = 2.
 
         Args:
             places: (N, 2), longitude and latitude in degrees.
@@ -182,7 +186,8 @@ class LocalPlane:
         return frame / self.scale(places)[:, None, None] if p == 2 else frame
 
     def scale(self, places: Float[np.ndarray, "N 2"]) -> Float[np.ndarray, "N"]:
-        """k (N,): a length in the plane divided by that on the ellipsoid, at `places` (N, 2)."""
+        """Return k (N,) at `places` (N, 2): lengths in the plane divided by lengths on the
+        ellipsoid."""
         return np.sqrt(self._factors(places)[1])
 
     def _factors(self, places: object) -> tuple[Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:

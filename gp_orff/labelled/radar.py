@@ -17,13 +17,13 @@ def beams(
 ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N d"]]:
     """Return the positions x (N, d) that a radar observes, and the directions (N, d) of its beams.
 
-    Give them to `model.fit(x, velocity, directions=directions)` with radial velocities (N,), of
-    which positive ones point away from the radar. Without an elevation, both are horizontal, d = 2,
-    as for HF radars; otherwise d = 3, with the height last.
+    Pass them to `model.fit(x, velocity, directions=directions)` with radial velocities (N,), which
+    are positive away from the radar. Without an elevation, positions and directions are horizontal,
+    d = 2, as for HF radars. Otherwise d = 3, with the height last.
 
-    A beam at the angle e above the horizon is straight in the plane. Over an Earth of the effective
-    radius R, 4/3 of the true one for weather radars in a standard atmosphere, its height and
-    its distance along the ground are (Doviak & Zrnić 1993, eq. 2.28)
+    A beam at the angle e above the horizon is straight in the plane. Over a spherical Earth, the
+    effective radius R is 4/3 of the true radius for weather radars in a standard atmosphere. The
+    height and the distance along the ground are then (Doviak & Zrnić 1993, eq. 2.28)
 
         h = √(r² + R² + 2 r R sin e) − R ,    s = R asin(r cos e / (R + h)) ,
 
@@ -31,13 +31,12 @@ def beams(
 
     Args:
         distance: ranges r (N,), or of any shape.
-        azimuth: angles in degrees clockwise from north, or in radians if their unit says so; of a
-            shape that broadcasts with that of the ranges.
-        elevation: angles above the horizon, as the azimuth; None for horizontal beams.
-        site: the position of the radar (d,), in the unit of the ranges, or of an array that has
-            another; zero if None. In the plane
-            of other data it is `plane.forward(places)`.
-        effective_radius: R, as the site, such as 8495 km; None for a flat Earth.
+        azimuth: angles in degrees clockwise from north, or in radians if they have this unit. The
+            shape must broadcast with the shape of the ranges.
+        elevation: angles above the horizon, in units as the azimuth; None for horizontal beams.
+        site: the position of the radar (d,), in the unit of the ranges, or an array with another
+            unit; zero if None. Use `plane.forward(places)` for the plane of other data.
+        effective_radius: R, in units as the site, such as 8495 km; None for a flat Earth.
 
     Raises:
         ValueError: negative ranges, shapes that do not broadcast, angles in other units, or a site

@@ -112,66 +112,72 @@ def readings(
     """Return points x (N, d) and vectors y (N, p) of a Dataset, as arrays for `model.fit`.
 
     Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
-    a point. Points where all variables are NaN, such as land, are dropped; where only some are NaN,
-    they stay NaN in y: use `fit(x, y, missing="mask")`. The variables have to be in the order of
-    the coordinates that they point along: u, v with lon, lat; standard names are checked.
+    a point. Points at which all variables are NaN, for example land, are dropped. If only some are
+    NaN, they stay NaN in y: use `fit(x, y, missing="mask")`. The variables must be in the order of
+    the coordinates that they point along: u, v with lon, lat. Standard names are checked.
 
-    Numbers of one kind come in the unit of the first variable, or coordinate, that has one, by the
-    attributes `units`; noise in its square. x and y say in which units they are, and a model keeps
-    these: data of other units are converted when they come to it, or refused. Packed and missing
-    values are decoded where attributes say that they are not.
+    Variables are converted to the unit of the first variable with an attribute `units`, and
+    coordinates likewise. Noise variances are in the square of this unit. The arrays x and y have
+    units, which a model stores. Later data in other units are converted to them, or raise an error.
+    Packed and missing values are decoded if attributes show that they are not yet decoded.
 
-    Of a Dataset of Dask arrays nothing is loaded: the first value are chunks for `model.fit`, one
-    for each block, that hold the options too, so that `fit(*readings(...))` works as before;
-    "auto" then takes the box of all positions. See `files` for a folder.
+    A Dataset of Dask arrays is not loaded. The first value is then a list of chunks for
+    `model.fit`, one for each block, which contain the options, so that `fit(*readings(...))` works
+    as before. In this case "auto" uses the box of all positions. See `files` for a folder.
 
     Args:
         dataset: an xarray Dataset.
         variables: the names of p variables with the same dimensions.
         coordinates: the names of d coordinates or variables, in the order of the model's inputs.
-        track: the name of a coordinate or variable with the track of every reading. If it, `time`
-            or `noise` is given, a third value are these columns, (N,) each, as arguments of
-            `model.fit`. In a ragged array of trajectories, what each trajectory has once, such as
-            its `id`, is repeated for its observations; `track="rowsize"`, the variable of their
-            numbers, numbers the trajectories.
+        track: the name of a coordinate or variable with the track of every observation. If it,
+            `time` or `noise` is given, the third value has these columns, (N,) each, as arguments
+            of `model.fit`. In a ragged array of trajectories, a variable with one value per
+            trajectory, such as `id`, is repeated for its observations. With `track="rowsize"`, the
+            variable of their lengths, trajectories are numbered.
         time: likewise, with the times along tracks.
         noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
-            covariances. Of standard errors, take the squares, with their unit:
+            covariances. Square standard errors, with their unit:
             `dataset.assign(var_u=(dataset.sd_u**2).assign_attrs(units="m2 s-2"))`.
-        time_unit: the unit of the numbers that datetime64 and timedelta64 become: a NumPy unit from
-            "W" to "ns".
-        epoch: the time that becomes zero, a datetime64 or anything that NumPy converts to one;
+        time_unit: the unit to which datetime64 and timedelta64 are converted: a NumPy unit from "W"
+            to "ns".
+        epoch: the time that becomes zero, a datetime64 or a value that NumPy converts to one;
             1970-01-01 if None.
-        project: "auto", a coordinate reference system such as "EPSG:31983" or a `LocalPlane`, to
-            bring longitude and latitude, in degrees, to a plane in km. It becomes the last value:
-            give it to `to_xarray`, which brings predictions back. Coordinates are known by units
-            or standard_name, or by their names; longitude comes first. Of two or more variables,
-            the first two are those to the east and to the north, which become components in the
-            plane (see `LocalPlane`), and so do their noise variances; take a `LocalPlane` with
-            `vectors=False` for several scalars. Any heights have to be in km. Where one of these
-            two components is NaN, all observed components become observations along `directions`,
-            in the third value: y is then (M,).
+        project: "auto", a coordinate reference system such as "EPSG:31983", or a `LocalPlane`, to
+            project longitude and latitude in degrees to a plane in km. The projection is the last
+            value: pass it to `to_xarray`, which transforms predictions back. Coordinates are
+            identified by units, standard_name or name; longitude comes first. If there are two or
+            more variables, the first two must be east and north. They, and their noise variances,
+            are converted to components in the plane (see `LocalPlane`). For several scalars, pass a
+            `LocalPlane` with `vectors=False`. Heights must be in km. If one of the two components
+            is NaN, all observed components become observations along `directions`, in the third
+            value, and y is (M,).
 
     Raises:
         ImportError: xarray is not installed, or pyproj (`pip install gp_orff[geo]`) to project.
         KeyError: a name that the Dataset does not have.
-        TypeError: `dataset` is no Dataset, or values are neither numbers nor times.
-        ValueError: dimensions that do not fit, an unknown unit, or nothing but NaN; with `project`,
-            an area of more than 3000 km, no longitude and latitude, or half of a vector with
-            `track` or covariances; units or standard names that contradict each other.
+        TypeError: `dataset` is not a Dataset, or values are neither numbers nor times.
+        ValueError: dimensions that do not fit; an unknown unit; only NaN; units or standard names
+            that contradict each other. With `project`: an area of more than 3000 km; no longitude
+            and latitude; a vector with one component together with `track` or covariances.
 
     Warns:
-        DataWarning: attributes say that coordinates are degrees, and there is no `project`.
+        DataWarning: attributes show that coordinates are degrees, and there is no `project`.
 
     Example:
         >>> import gp_orff, xarray
-        >>> u = xarray.DataArray([[1.0, 2.0, 3.0], [4.0, float("nan"), 6.0]], dims=("lat", "lon"))
-        >>> ds = xarray.Dataset({"u": u, "v": -u}, {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]})
+        >>> u = xarray.DataArray(
+        ...     [[1.0, 2.0, 3.0], [4.0, float("nan"), 6.0]], dims=("lat", "lon")
+        ... )
+        >>> ds = xarray.Dataset(
+        ...     {"u": u, "v": -u}, {"lon": [0.0, 0.1, 0.2], "lat": [50.0, 50.1]}
+        ... )
         >>> x, y = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"])
         >>> x.shape, y[-1].tolist()
         ((5, 2), [6.0, -6.0])
         >>> ds = ds.assign(var=0.1 + abs(u))
-        >>> *_, options = gp_orff.labelled.readings(ds, ["u", "v"], ["lon", "lat"], noise="var")
+        >>> *_, options = gp_orff.labelled.readings(
+        ...     ds, ["u", "v"], ["lon", "lat"], noise="var"
+        ... )
         >>> options["noise"].tolist()
         [1.1, 2.1, 3.1, 4.1, 6.1]
 
@@ -409,7 +415,7 @@ class Columns:
         y: Float[np.ndarray, "N p"],
         options: dict[str, np.ndarray],
     ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-        """These readings with positions and vectors in the plane."""
+        """These observations with positions and vectors in the plane."""
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:
@@ -419,7 +425,7 @@ class Columns:
         return x, y, options
 
     def chunk(self, dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
-        """A chunk for `model.fit`, without readings where all is NaN."""
+        """A chunk for `model.fit`, without observations where all is NaN."""
         x, y, options = self.read(dataset)
         if self.plane is not None and len(x):
             x, y, options = self.in_the_plane(x, y, options)

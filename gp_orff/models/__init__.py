@@ -1,1 +1,1 @@
-"""What a user holds: models, posteriors of fields, sample paths, comparisons."""
+"""The user interface: models, posteriors of fields, sample paths, comparisons."""

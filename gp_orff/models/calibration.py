@@ -31,7 +31,7 @@ from gp_orff.inference.along_tracks import (
     residual_of_blocks,
 )
 from gp_orff.inference.exact import ExactInference, has_covariance
-from gp_orff.inference.features import FeatureInference, Inference, IterativeInference
+from gp_orff.inference.features import Inference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.tree import space_of
@@ -45,8 +45,8 @@ from gp_orff.models.state import ModelState
 
 # A few blocks of many observations, predicted by the exact kernel from the ones around them.
 #
-# A calibrated model is calibrated given any of its readings. Those next to a block decide what it
-# predicts there, and are as dense as all are, so that errors which they share show.
+# A calibrated model is calibrated given any of its observations. Those next to a block decide what
+# it predicts there, and are as dense as all are, so that errors which they share show.
 #
 # 1. A sample of the data gives the positions of blocks and of tested observations.
 # 2. `_place` estimates from the sample how far the nearest 2 × 1200 numbers around a block reach.
@@ -60,13 +60,13 @@ _OF_ALL, _FEW, _MOST_READINGS = (
     20,
     5000,
     2**20,
-)  # readings of chunks: a share, and at least and at most
-_FEWEST_NEIGHBOURS = 4  # readings of a sample, from whose distance that of more is told
+)  # observations of chunks: a share, and at least and at most
+_FEWEST_NEIGHBOURS = 4  # observations of a sample, from whose distance that of more is told
 
 
 @dataclass(frozen=True)
 class Place:
-    """A block, and the readings around it, by their distance from its centre in half widths."""
+    """A block, and the observations around it, by their distance from its centre in half widths."""
 
     centre: Float[Tensor, "d"]
     half: Float[Tensor, "d"]
@@ -78,14 +78,14 @@ class Place:
         return ((x - self.centre.to(x)).abs() / self.half.to(x)).amax(-1)
 
     def around(self, part: Observations) -> Observations:
-        """The readings around the block."""
+        """The observations around the block."""
         distance = self.distance(part.x)
         return part.take(torch.nonzero((distance > self.inner) & (distance <= self.outer))[:, 0])
 
 
 def first_readings(data: Dataset) -> Dataset:
-    """Few readings as they are, and the first of chunks or of many: a twentieth or so, with their
-    learned weights."""
+    """Few observations as they are, and the first of chunks or of many: a twentieth or so, with
+    their learned weights."""
     if data.is_small and _in_memory(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
@@ -109,11 +109,11 @@ def left_out_of_surroundings(
     blocks: Sequence[Block],
     half: Float[Tensor, "d"],
 ) -> Iterator[list[LeftOut]]:
-    """The tested readings of every block, and the field there given the readings around it.
+    """The tested observations of every block, and the field there given the observations around it.
 
     Args:
         state: of a kernel with a covariance.
-        data: readings at single points, in memory.
+        data: observations at single points, in memory.
         constant: the mean of the field.
         blocks: of the sample of the survey of these data.
         half: half the width of a block, about.
@@ -136,7 +136,8 @@ def left_out_of_surroundings(
 def _place(
     x: Float[Tensor, "n d"], inside: Bool[Tensor, "n"], half: Float[Tensor, "d"], wanted: float
 ) -> Place:
-    """The place of a block of a sample, with about twice as many readings around it as wanted."""
+    """The place of a block of a sample, with about twice as many observations around it as
+    wanted."""
     centre = 0.5 * (x[inside].amin(0) + x[inside].amax(0))
     place = Place(centre, half, 0.0, math.inf)
     distance = place.distance(x)
@@ -146,7 +147,7 @@ def _place(
 
 
 def _nearest(parts: Sequence[Observations], place: Place) -> list[Observations]:
-    """The readings nearest to a block, of as many numbers as are learned from."""
+    """The observations nearest to a block, of as many numbers as are learned from."""
     distance = [place.distance(part.x) for part in parts]
     of_numbers = torch.cat(
         [own.repeat_interleave(part.y.shape[-1]) for own, part in zip(distance, parts, strict=True)]
@@ -160,7 +161,7 @@ def _nearest(parts: Sequence[Observations], place: Place) -> list[Observations]:
 
 
 def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Observations]:
-    """The tested readings of a block, whose rows are those of the sample."""
+    """The tested observations of a block, whose rows are those of the sample."""
     chosen = block.tested.split([len(part) for part in sample])
     pairs = zip(sample, chosen, strict=True)
     parts = [part.take(torch.nonzero(rows)[:, 0].to(part.x.device)) for part, rows in pairs]
@@ -169,14 +170,15 @@ def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Obser
 
 # A cheap look at a few left-out blocks after a fit: whether error bars hold.
 #
-# The readings of a block have errors in common. With the correlation ρ_ij of two predictions of a
-# block, given the rest, the indicators of their intervals are correlated by at most ρ_ij², so that
+# The observations of a block have errors in common. With the correlation ρ_ij of two predictions of
+# a block, given the rest, the indicators of their intervals are correlated by at most ρ_ij², so
+# that
 #
 #     n_eff = (Σ_b n_b)² / Σ_b Σ_ij ρ_ij²
 #
 # of the tested numbers count as independent. A warning needs both: fewer than 0.85 of the numbers
 # inside 95 % intervals, and a share that so many independent numbers of a calibrated model would
-# hardly ever fall short of.
+# barely ever fall short of.
 #
 # `_calibration_of` chooses what to leave out by the kind of the data: whole tracks, since the
 # observations of a track share errors; blocks of two lengthscales, given the rest, where matrices
@@ -187,11 +189,11 @@ def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Obser
 LEAST = 0.85  # of the numbers inside
 _CHANCE = 0.003  # of so few inside, under a calibrated model
 _FEWEST_NUMBERS = 5  # independent numbers: fewer tell nothing
-_OUTLIER = 0.3  # the weight of a reading up to which it is one
-_MAJORITY = 0.6  # of the readings, that are no outliers
+_OUTLIER = 0.3  # the weight of an observation up to which it is one
+_MAJORITY = 0.6  # of the observations, that are no outliers
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
-_SHARE = 0.2  # of the readings, at most, in a block
-_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; readings of each, and about as many numbers
+_SHARE = 0.2  # of the observations, at most, in a block
+_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; observations of each, and about as many numbers
 _FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
 _HALF_WIDTH = NormalDist().inv_cdf(0.5 + 0.5 * LEVEL)  # of an interval, over sd
 _RARE = 1e-5  # likewise, of what few fits have: blocks that lie well beside one that does not
@@ -203,17 +205,25 @@ _MOST = 4096  # rows; more would take long beside the fit
 
 
 class CalibrationWarning(UserWarning):
-    """95 % intervals of a fitted model hold less than 85 % of readings that were left out.
+    """The 95 % intervals of a fitted model cover less than 85 % of held-out observations.
 
     Example:
-        Readings along tracks, each with an error of its own:
+        Observations along tracks, each with an error of its own:
 
         >>> import gp_orff, torch, warnings
         >>> generator = torch.Generator().manual_seed(1)
         >>> start, step = torch.rand(2, 20, 1, 2, generator=generator).double()
-        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(0, 1)
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
-        >>> y += torch.randn(20, 1, 2, generator=generator).repeat(1, 20, 1).flatten(0, 1)
+        >>> x = (start + (step - 0.5) * torch.linspace(0, 1, 20)[:, None]).flatten(
+        ...     0, 1
+        ... )
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
+        >>> y += (
+        ...     torch.randn(20, 1, 2, generator=generator)
+        ...     .repeat(1, 20, 1)
+        ...     .flatten(0, 1)
+        ... )
         >>> y += 0.02 * torch.randn(400, 2, generator=generator)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> with warnings.catch_warnings(record=True) as caught:
@@ -231,7 +241,7 @@ and the correlations of their predictions."""
 
 @dataclass(frozen=True)
 class Calibration:
-    """How many numbers of a few left-out blocks 95 % intervals hold."""
+    """The coverage of 95 % intervals for the values of a few held-out blocks."""
 
     inside: int
     numbers: int
@@ -286,7 +296,7 @@ class Calibration:
         if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _RARE:
             return ""
         return (
-            f"{self.central} of {self.numbers} numbers that were left out are within a third of "
+            f"{self.central} of {self.numbers} held-out values are within a third of "
             "the root mean square deviation, where the predictive distributions have "
             f"{_SHARE_OF_MIDDLE * self.numbers:.0f} there: a part of the observations has a much "
             "larger noise than the rest, as outliers or a bad instrument have, and the field may "
@@ -300,11 +310,11 @@ class Calibration:
         if self.alike is None:
             return ""
         return (
-            f"residuals of neighbours are correlated by {self.alike:.2f}, where the extents of the "
-            "axes count alike: the noise has a part of the field, and the error bars are those of "
-            "the rest. The axes have very different extents and one lengthscale; give each its "
-            "own, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, or bring the "
-            "axes to one scale"
+            f"residuals of neighbours are correlated by {self.alike:.2f}, where distances are "
+            "relative to the extents of the axes: the noise has a part of the field, and the error "
+            "bars are for the rest. The axes have very different extents and one lengthscale; give "
+            "each a lengthscale, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, "
+            "or bring the axes to one scale"
         )
 
     @property
@@ -333,8 +343,9 @@ def _chance(share: float, independent: float, expected: float) -> float:
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    """Predict readings of a few blocks of two lengthscales, or a few whole tracks, from the rest;
-    blocks of the first chunks, and of data that take large matrices, from the readings around them.
+    """Predict observations of a few blocks of two lengthscales, or a few whole tracks, from the
+    rest; blocks of the first chunks, and of data that take large matrices, from the observations
+    around them.
 
     None for statistics alone, data with observations of symbols, large ones along tracks or without
     a covariance in closed form, and where a covariance is singular."""
@@ -355,7 +366,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     data, rows = state.data, _rows(state)
     count = _FEW_BLOCKS if rows > _MANY_ROWS else _BLOCKS
     outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
-    if not isinstance(data, Dataset) or data.symbol_data or any_pointwise(state.likelihoods):
+    if not data.revisitable or data.symbol_data or any_pointwise(state.likelihoods):
         return None
     if not data.tracks and (rows > _MOST or not _in_memory(data)):
         return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)
@@ -379,7 +390,7 @@ def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterato
 
 
 def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[Iterator[Tested]]:
-    """A few blocks of a sample, given the readings around them."""
+    """A few blocks of a sample, given the observations around them."""
     if not has_covariance(state.kernel, state.data):
         return
     data = first_readings(state.data)
@@ -464,7 +475,7 @@ class Oscillation(NamedTuple):
         return (
             f"residuals along tracks oscillate with a period of about {self.period:.3g}, in units "
             f"of time=: there they have {self.ratio:.2g} times the variance that field and noise "
-            "explain, as with a tide or an inertial oscillation that the model lacks. Subtract it "
+            "explain, as with a tide or an inertial oscillation that the model omits. Subtract it "
             "from the observations of each track first, or average these over whole periods"
         )
 
@@ -570,7 +581,7 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
     """The correlation of residuals of neighbours, where it shows that a lengthscale shared by axes
     of very different extents is wrong; None otherwise."""
     data, space = state.data, list(space_of(state.kernel, state.data.num_inputs))
-    if not isinstance(data, Dataset) or data.tracks:
+    if not data.revisitable or data.tracks:
         return None
     extents = data.survey.distances.bulk[space]
     shared = [lengths[space] for lengths in lengthscales_of_terms(state.kernel, data.num_inputs)]
@@ -608,9 +619,9 @@ def _neighbours(x: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
 def _rows(state: ModelState) -> float:
     """The rows of the matrix that is factorised for a block; infinite where there is none."""
     inference = state.inference
-    if isinstance(inference, ExactInference):
+    if inference.is_exact:
         return inference.size
-    iterative = isinstance(inference, IterativeInference)
+    iterative = inference.is_iterative
     return math.inf if iterative else inference.num_features(state.kernel)
 
 
@@ -626,7 +637,7 @@ def _indexed(inference: Inference) -> Inference:
         parts.append(replace(part, index=index))
         first += len(part)
     indexed = replace(inference.data, sources=(InMemory(parts),))
-    if isinstance(inference, FeatureInference) and inference.draws[0].shared_columns() is not None:
+    if not inference.is_exact and inference.draws[0].shared_columns() is not None:
         return replace(inference, data=indexed, known=inference.statistics)
     return replace(inference, data=indexed)
 
@@ -665,9 +676,9 @@ def _blocks(
     most_tested: int,
     seed: int = 0,
 ) -> list[Block]:
-    """Blocks around readings drawn at random, which do not overlap.
+    """Blocks around observations drawn at random, which do not overlap.
 
-    A block is two lengthscales wide, or less if it had a fifth of the readings. Outliers under
+    A block is two lengthscales wide, or less if it had a fifth of the observations. Outliers under
     Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
     generator, blocks = torch.Generator().manual_seed(seed), []

@@ -18,7 +18,6 @@ from gp_orff.data.reading import Options
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
 from gp_orff.models.cross_validation import CrossValidation, blocks_of
 from gp_orff.models.report import integration_over_spectra, table
@@ -131,11 +130,11 @@ def compare_kernels(
 ) -> KernelComparison:
     """Fit a model with each kernel, and rank the models by evidence or by held-out blocks.
 
-    The evidence favours the more restrictive of two kernels that both explain the data: for a
+    If two kernels explain the data, the evidence favours the more restrictive kernel. For a
     curl-free field, it tends to be larger for the curl-free kernel than for the Helmholtz kernel,
-    of which the curl-free kernel is a term. A difference of 5 nats is a factor of 150 in
-    probability, if the noise model is right. Correlated noise exaggerates the differences, so the
-    printed table also shows nats per point.
+    which contains it. A difference of 5 nats is a factor of 150 in probability, if the noise model
+    is right. Correlated noise exaggerates the differences, so the printed table also shows nats per
+    point.
 
     Pass `blocks` to rank the models by held-out blocks, which should be as wide as the correlated
     errors. The score is the negative log predictive density (NLPD) of the values in the blocks,
@@ -144,7 +143,7 @@ def compare_kernels(
 
     The evidence of a `LearnedSpectrumKernel` is an integral over its curves under their prior, not
     the maximum over curves. Many weights are therefore no advantage over kernels with two
-    hyperparameters. Lengthscales, variances and noise have their best values for all kernels.
+    hyperparameters. Lengthscales, variances and noise have their best values for every kernel.
 
     The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
     `.standard_errors` of the evidence, if it is estimated. `.best` warns, and the table states, if
@@ -153,9 +152,9 @@ def compare_kernels(
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
-        kernels: kernels by name, trained in place, without shared parts; if None, RBF kernels that
-            are curl-free, divergence-free, Helmholtz, and independent for each component, with
-            p = d.
+        kernels: kernels by name, trained in place, without common parameters. If None, four RBF
+            kernels are compared: curl-free, divergence-free, Helmholtz, and independent components,
+            with p = d.
         progress: whether to show the progress of each fit.
         likelihood: the noise of every model, as for `VectorFieldGP`, which is copied: a
             `MultitaskStudentTLikelihood` for data with outliers.
@@ -167,18 +166,24 @@ def compare_kernels(
 
     Raises:
         TypeError: kernels without names; as `VectorFieldGP.fit`.
-        ValueError: kernels that share hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
+        ValueError: kernels with common hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
             `cross_validate`.
 
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(150, 2, generator=torch.Generator().manual_seed(0))
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)  # no curl
-        >>> y = y + 0.3 * torch.randn(150, 2, generator=torch.Generator().manual_seed(1))
+        >>> # no curl
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.3 * torch.randn(
+        ...     150, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> evidence = gp_orff.compare_kernels(x, y, progress=False).evidence
         >>> list(evidence)[-1]  # the last is the worst
         'divergence-free'
-        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3  # both explain the data
+        >>> # both explain the data
+        >>> abs(evidence["curl-free"] - evidence["Helmholtz"]) < 3
         True
     """
     if kernels is None:
@@ -231,7 +236,7 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
             owner = owners.setdefault(parameter, name)
             if owner != name and parameter.requires_grad:
                 raise ValueError(
-                    "compare_kernels expects kernels with hyperparameters of their own, since each "
+                    "compare_kernels expects kernels with separate hyperparameters, since each "
                     f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
                     "a base kernel of its own, such as copy.deepcopy(k)"
                 )
@@ -335,8 +340,12 @@ def compare_with_exact(
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(700, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
+        >>> x = torch.rand(
+        ...     700, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> model = model.condition(x, y, merge=0)
         >>> gp_orff.compare_with_exact(model, x, y, subset=200).verdict
@@ -361,7 +370,7 @@ def compare_with_exact(
         results.append((distribution.mean(points), sd, nats.item()))
     (exact_mean, exact_sd, exact_nats), (mean, sd, nats) = results
     features, on_grid = 0, False
-    if isinstance(inference, FeatureInference):
+    if not inference.is_exact:
         features = inference.num_features(model.kernel)
         on_grid = inference.draws[0].shared_columns() is not None
     return ExactComparison(

@@ -75,8 +75,8 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
     Args:
         blocks: "auto", labels (N,), or a splitter; or what this function returned before.
         kernel: whose lengthscales are the size of blocks, where there are no tracks.
-        x, y: the readings (N, d), (N, v).
-        options: the group of each reading, or its track, for splitters that need groups.
+        x, y: the observations (N, d), (N, v).
+        options: the group of each observation, or its track, for splitters that need groups.
 
     Raises:
         TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
@@ -109,7 +109,7 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
 
 
 def _of_labels(labels: object, count: int) -> list[Block]:
-    """A block for each label, in the order of their first readings."""
+    """A block for each label, in the order of their first observations."""
     if is_single(labels) or not isinstance(labels, Iterable):
         raise TypeError(
             "expected blocks='auto', a label for each observation or a splitter with a method "
@@ -139,7 +139,8 @@ def _of_labels(labels: object, count: int) -> list[Block]:
 def _of_splitter(
     splitter: Splitter, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
 ) -> list[Block]:
-    """A block for each split: what it learns from may be less than all but the tested readings."""
+    """A block for each split: what it learns from may be less than all but the tested
+    observations."""
     blocks = []
     for number, (learned, tested) in enumerate(splitter.split(x, y, groups)):
         left_out, test = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
@@ -171,15 +172,19 @@ def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndar
 
 
 def by_track(track: object, count: int) -> Sequence[Hashable] | None:
-    """The block of each reading: its track, or one of 50 sets of tracks of about equally many
-    readings; None without labels, or with a single one.
+    """The block of each observation: its track, or one of 50 sets of tracks of about equally many
+    observations; None without labels, or with a single one.
 
     Raises:
-        ValueError: labels of another length than `count` readings, or missing ones.
+        ValueError: labels of another length than `count` observations, or missing ones.
 
     Example:
         >>> from gp_orff.models.cross_validation import by_track
-        >>> by_track(["a", "a", "b"], 3), by_track("a", 3), len(set(by_track(range(400), 400)))
+        >>> (
+        ...     by_track(["a", "a", "b"], 3),
+        ...     by_track("a", 3),
+        ...     len(set(by_track(range(400), 400))),
+        ... )
         (['a', 'a', 'b'], None, 50)
     """
     if is_single(track):
@@ -195,11 +200,11 @@ def by_track(track: object, count: int) -> Sequence[Hashable] | None:
 def cells(
     x: Float[np.ndarray, "N d"], lengths: Float[np.ndarray, "d"], seed: int = 0
 ) -> Int[np.ndarray, "N"]:
-    """The number of the block of each reading, for blocks of cells of about two lengthscales.
+    """The number of the block of each observation, for blocks of cells of about two lengthscales.
 
-    Where that gives fewer than five cells with readings, they are smaller. More than 50 are put
-    together in 50 blocks of about equally many readings, at random, so that the cells of a block
-    hardly touch each other.
+    Where that gives fewer than five cells with observations, they are smaller. More than 50 are put
+    together in 50 blocks of about equally many observations, at random, so that the cells of a
+    block barely touch each other.
 
     Args:
         x: positions.
@@ -209,7 +214,8 @@ def cells(
     Example:
         >>> import numpy as np
         >>> from gp_orff.models.cross_validation import cells
-        >>> cells(np.linspace(0, 19.9, 200)[:, None], np.ones(1)).max().item()  # 10 cells, from 0
+        >>> # 10 cells, from 0
+        >>> cells(np.linspace(0, 19.9, 200)[:, None], np.ones(1)).max().item()
         9
     """
     start, extent = x.min(0), np.ptp(x, axis=0)
@@ -225,7 +231,7 @@ def cells(
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
-    """The block of each cell, of which there are `sizes` readings; at most 50 blocks."""
+    """The block of each cell, of which there are `sizes` observations; at most 50 blocks."""
     count = min(_MOST, len(sizes))
     block, totals = np.empty(len(sizes), dtype=np.int64), np.zeros(count)
     for cell in np.random.default_rng(seed).permutation(len(sizes)):
@@ -234,7 +240,7 @@ def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
     return block
 
 
-# `CrossValidation`: how a model predicts readings that it did not learn from.
+# `CrossValidation`: how a model predicts observations that it did not learn from.
 
 
 LEVEL = 0.95  # of the intervals whose coverage is told
@@ -243,33 +249,40 @@ _SHOWN = 20  # blocks in print
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Predictions of left-out readings: scores of all and of each block; `print` shows a table.
+    """Predictions of held-out observations, with their scores; `print` shows a table.
 
-    `VectorFieldGP.cross_validate` makes one. A prediction is that of a new reading, the field plus
-    the noise of its group; each observed number, a component or the value along a direction, is
-    scored by itself. Arrays have one entry for each of these M numbers, block after block.
+    `VectorFieldGP.cross_validate` returns it. A prediction is the distribution of a new
+    observation: the field plus the noise of its group. Each observed value is scored separately. It
+    is a component, or the component along a direction. Arrays have one entry for each of these M
+    values, block after block.
 
-    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are those of all numbers; `blocks["name"]` has
-    those of one block, as another `CrossValidation`.
+    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are scores of all values. `blocks["name"]` has the
+    scores of one block, as another `CrossValidation`.
 
     Attributes:
         names: the names of the blocks: their labels, or the numbers of the splits.
-        block: (M,), the block of each number, as an index of `names`.
-        index: (M,), the row of its reading in x.
-        column: (M,), the component of y that it is.
-        observed: (M,), the number itself.
-        mean: (M,), its prediction given the readings outside its block.
+        block: (M,), the block of each value, as an index of `names`.
+        index: (M,), the row of its observation in x.
+        column: (M,), its component of y.
+        observed: (M,), the observed value.
+        mean: (M,), its prediction given the observations outside its block.
         sd: (M,), the standard deviation of the prediction, noise included.
         log_density: (M,), the log of its predictive density, in nats.
         crps_values: (M,), its continuous ranked probability score, in units of y.
-        pit: (M,), the probability of a smaller number under the prediction; uniform between 0 and 1
-            if error bars hold.
+        pit: (M,), the predicted probability of a smaller value (probability integral transform). It
+            is uniform between 0 and 1 if the error bars are right.
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(90, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(90, 2, generator=torch.Generator().manual_seed(1))
+        >>> x = torch.rand(
+        ...     90, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.sin(6 * x[:, 1]), torch.sin(6 * x[:, 0])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     90, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> result = model.fit(x, y, progress=False).cross_validate(x, y)
         >>> 0.1 < result.rmse < 0.2, 0.85 < result.coverage <= 1, len(result.pit)
@@ -296,7 +309,7 @@ class CrossValidation:
 
     @property
     def nlpd(self) -> float:
-        """The mean negative log predictive density of a number, in nats; small is good."""
+        """The mean negative log predictive density (NLPD) of a value, in nats; small is good."""
         return -self.log_density.mean().item()
 
     @property
@@ -306,12 +319,12 @@ class CrossValidation:
 
     @property
     def inside(self) -> Bool[Tensor, "M"]:
-        """Whether the central 95 % interval of the prediction holds each number, (M,)."""
+        """Whether the central 95 % interval of the prediction contains each value, (M,)."""
         return (self.pit - 0.5).abs() <= 0.5 * LEVEL
 
     @property
     def coverage(self) -> float:
-        """The share of the numbers that their 95 % intervals hold."""
+        """The fraction of the values that their 95 % intervals contain."""
         return self.inside.double().mean().item()
 
     @cached_property
@@ -333,18 +346,18 @@ class CrossValidation:
         return replace(self, names=(self.names[int(self.block[rows[0]])],), **tensors)
 
     def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
-        """Return how much smaller the NLPD is than that of `other`, and its standard error.
+        """Return the decrease of the NLPD relative to `other`, and its standard error.
 
-        The readings of a block have errors in common. With the sums D_b of the differences over the
-        n_b numbers of the blocks b, and their mean Δ over all M numbers,
+        Observations of one block may have common errors. With the sums D_b of the differences over
+        the n_b values of the blocks b, and their mean Δ over all M values,
 
             error² = B/(B − 1) Σ_b (D_b − n_b Δ)² / M² .
 
         Args:
-            other: of the same blocks of the same readings, by another model.
+            other: the result of another model for the same blocks of the same observations.
 
         Raises:
-            ValueError: other readings or blocks.
+            ValueError: different observations or blocks.
         """
         same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
         if not (same and self.names == other.names):
@@ -417,10 +430,10 @@ def _pandas() -> ModuleType:
 
 # Scores of predictions whose distribution is a mixture of Gaussians of one mean.
 #
-# A new reading is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian of
-# variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] + σ²/w:
-# the integral over log w is a sum over equidistant nodes. The noise variance of a reading on a new
-# track may have several values too, each with its probability.
+# A new observation is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian
+# of variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] +
+# σ²/w: the integral over log w is a sum over equidistant nodes. The noise variance of an
+# observation on a new track may have several values too, each with its probability.
 #
 # The trapezoidal rule in log w converges exponentially, as the density is analytic there and falls
 # quickly at both ends. The lower end reaches further than the density needs, because small weights
@@ -451,7 +464,7 @@ class Scores:
         noise: Float[Tensor, "M"],
         deg_free: float = math.inf,
     ) -> "Scores":
-        """The scores of readings y of residual y − E[y].
+        """The scores of observations y of residual y − E[y].
 
         With the mixture Σ_k q_k N(0, s_k²) of the residual r, A(r, s²) = 2 s φ(r/s) + r (2 Φ(r/s) −
         1) and Φ the distribution function of the normal distribution,
@@ -541,7 +554,7 @@ def _pairs(
 #
 # Blocks are divided into shares for the workers of a call, each share is predicted and scored where
 # it runs (`ScoresOfBlocks`), and the results are joined in the order of the blocks. The
-# hyperparameters are those of all data: only the field is conditioned anew.
+# hyperparameters are those of all data: only the field is conditioned again.
 
 
 _DRAWS = 500  # of a value that is no number with Gaussian or Student-t noise
@@ -549,16 +562,16 @@ _DRAWS = 500  # of a value that is no number with Gaussian or Student-t noise
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts readings of the data of an inference from the others."""
+    """Predicts observations of the data of an inference from the others."""
 
     inference: Inference  # of a `Dataset` in memory whose observations have an `index`
     e_step: EStep
     prior_mean: Mean
-    along: Sequence[TrackReadings] = ()  # all readings, where they are along tracks
+    along: Sequence[TrackReadings] = ()  # all observations, where they are along tracks
 
     @torch.no_grad()
     def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
-        """The tested readings of every block, and the field there given the rest.
+        """The tested observations of every block, and the field there given the rest.
 
         Raises:
             ValueError: a block that leaves nothing to learn from.
@@ -574,12 +587,12 @@ class Predictor:
         return left_out(self.inference, *parts, blocks)
 
     def _name(self) -> list[object]:
-        """What tells this work from others of the same call."""
+        """What distinguishes this work from others of the same call."""
         return ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
 
     @torch.no_grad()
     def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
-        """The scores of all blocks with readings.
+        """The scores of all blocks with observations.
 
         Raises:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
@@ -588,7 +601,7 @@ class Predictor:
         scored = fold(work, self._name, shares(blocks)) or []
         if not scored:
             raise ValueError(
-                "expected blocks with observed numbers, got none in any of them; drop points "
+                "expected blocks with observed values, got none in any of them; drop points "
                 "without observations"
             )
         names, columns = zip(*scored, strict=True)
@@ -671,7 +684,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class ScoresOfBlocks:
-    """The name of every block with readings, and its scores in the order of their rows."""
+    """The name of every block with observations, and its scores in the order of their rows."""
 
     predictor: Predictor
 
@@ -688,7 +701,7 @@ class ScoresOfBlocks:
 
 
 def _require_rest(observed: Iterable[Observations], block: Block) -> None:
-    """Raise if a block contains all readings."""
+    """Raise if a block contains all observations."""
     if all(block.left_out[part.index].all() for part in observed):
         raise ValueError(
             f"expected blocks that leave observations to learn from, got block {block.name!r} with "

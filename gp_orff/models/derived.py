@@ -233,7 +233,7 @@ class ScalarNormal(_InAnyUnit):
     """One output at n points, (n,)."""
 
 
-# The heights that harmonic kernels take from the readings.
+# The heights that harmonic kernels take from the observations.
 
 
 _ONE_HEIGHT = 1e-3  # of the horizontal extent: heights that differ by less are one
@@ -242,9 +242,9 @@ _TURN = 0.05  # the root mean square of directions across their axis, of those t
 
 @torch.no_grad()
 def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
-    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the readings.
+    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the observations.
 
-    Kernels that have them already keep them, unless `anew`.
+    Kernels that have them already keep them, unless `again`.
     """
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -265,7 +265,7 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
 
 def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:
     """Warn of numbers along one direction at one height: sources below and above explain them
-    equally well. Vectors tell the sides apart, by the sign of the vertical component."""
+    equally well. Vectors distinguish the sides, by the sign of the vertical component."""
     (west, east), (south, north), (low, high) = box
     units = torch.cat([_directions(part) for part in parts])
     turns = torch.linalg.svdvals(units)[1:].square().sum() > _TURN**2 * len(units)

@@ -29,7 +29,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
@@ -279,7 +278,7 @@ def _noise_of(
     v = 1 if along else p
     if values.shape == (count,) == (v,) and not (values == values[0]).all():
         raise ValueError(
-            f"expected noise whose shape tells apart {count} candidates and {v} components, got "
+            f"expected noise whose shape distinguishes {count} candidates and {v} components, got "
             f"{tuple(values.shape)}; give torch.diag(noise) for components, or noise[:, None, None]"
             f" * torch.eye({v}) for candidates"
         )
@@ -403,7 +402,7 @@ def _field_and_target(
     if target is None:
         return field, field
     image = snapshot.apply(symbol, field, support)
-    if image.inference is not field.inference:  # features in the place of the exact kernel
+    if image.inference is not field.inference:  # features instead of the exact kernel
         field = snapshot.learned_field(support, symbol, image.inference)
     return field, image
 
@@ -417,8 +416,8 @@ def redundancy(
 ) -> Redundancy:
     """What the target loses without each station; as `FieldPosterior.redundancy`."""
     data = snapshot.inference.data
-    if not isinstance(data, Dataset) or data.tracks:
-        what = "observations along tracks" if isinstance(data, Dataset) else "statistics"
+    if not data.revisitable or data.tracks:
+        what = "observations along tracks" if data.revisitable else "statistics"
         raise NotImplementedError(f"expected observations that can be left out, got {what}")
     parts, r = list(data.visit()), region_of(region, snapshot)
     every = torch.cat([part.x for part in parts])
@@ -486,7 +485,7 @@ def _stations(
         )
     if labels.shape != (len(x),):
         raise ValueError(
-            f"expected a station for each of the {len(x)} observations that the model holds, got "
+            f"expected a station for each of the {len(x)} observations that the model stores, got "
             f"shape {labels.shape}; copies of records and rows without a value are not among them: "
             "leave these out of x and y, or condition with merge=0, which keeps copies"
         )

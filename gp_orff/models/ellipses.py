@@ -39,7 +39,7 @@ class TidalEllipses:
     """The ellipses of one tidal constituent at n points, each as a `Summary` of shape (n,).
 
     The field of the constituent is largest along the inclination at the phase, w(t) = semi-major
-    axis at νt = phase. If an ellipse is hardly known, its mean semi-major axis is too large, as for
+    axis at νt = phase. If an ellipse is barely known, its mean semi-major axis is too large, as for
     every mean of a modulus.
 
     Attributes:
@@ -70,7 +70,8 @@ class TidalEllipses:
         Example:
             >>> import torch
             >>> from gp_orff.models.ellipses import TidalEllipses
-            >>> along = torch.tensor([[2.0, 0.0]]).expand(9, 1, 2)  # 2 cos νt along the first axis
+            >>> # 2 cos νt along the first axis
+            >>> along = torch.tensor([[2.0, 0.0]]).expand(9, 1, 2)
             >>> across = torch.tensor([[0.0, 1.0]]).expand(9, 1, 2)
             >>> ellipse = TidalEllipses.of(along, across)
             >>> ellipse.semi_major.mean.item(), ellipse.semi_minor.mean.item()

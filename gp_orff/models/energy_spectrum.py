@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.frozen_model import Snapshot
@@ -43,30 +42,34 @@ _ROWS = 2048  # points at a time
 
 @dataclass(frozen=True)
 class EnergySpectrum:
-    """Energy per wavenumber of a planar field in a box, its mean and its intervals.
+    """The energy per wavenumber of a planar field in a box, with intervals.
 
-    With the Fourier coefficients û of a path under a Hann window (of mean square one, less its
-    mean), and the means over the modes around k,
+    Each sample path, without its mean, is multiplied by a Hann window of mean square one. With its
+    Fourier coefficients û, and the mean ⟨·⟩ over the modes around k,
 
         E(k) = 2πk ⟨½ |û(k)|²⟩ / (area of a mode) ,    ∫ E(k) dk = half the variance of the field ,
 
-    as the sum of a rotational part, of û across k, and a divergent part, along it. This is the
-    energy of the field in the box, and not the expectation of a stationary process: with many
-    readings its intervals are narrow.
+    The rotational part has the component of û perpendicular to k, and the divergent part has the
+    component along k. This is the energy of the field in the box, and not the expectation of a
+    stationary process, so that its intervals are narrow with many observations.
 
     Attributes:
         wavenumbers: k (m,), radians per unit of the inputs.
         rotational, divergent, total: E(k), with `mean`, `sd`, and the interval from `low` to
-            `high`, (m,) each; in squared units of the field times the unit of the inputs.
+            `high`, (m,) each, in squared units of the field times the unit of the inputs.
         level: the probability of the intervals.
 
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(200, 2, dtype=torch.float64)
-        >>> y = torch.stack([torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(9 * x[:, 1]), torch.cos(9 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> field = model.condition(x, y).posterior()
-        >>> spectrum = field.energy_spectrum(torch.tensor([13.0, 20.0, 30.0]), num_paths=20)
+        >>> spectrum = field.energy_spectrum(
+        ...     torch.tensor([13.0, 20.0, 30.0]), num_paths=20
+        ... )
         >>> spectrum.rotational.mean.shape
         torch.Size([3])
         >>> bool((spectrum.rotational.mean > spectrum.divergent.mean).all())
@@ -192,11 +195,11 @@ def windowed_energy(
 def _checked(
     wavenumbers: Float[Tensor, "m"] | None, lowest: float, highest: float
 ) -> Float[Tensor, "m"]:
-    """Wavenumbers from two periods in the box to what a grid holds."""
+    """Wavenumbers from two periods in the box to the largest one of a grid."""
     low = _LOWEST * lowest
     if low > highest:
         raise ValueError(
-            f"energy_spectrum expects a box that holds two periods of the highest wavenumber, "
+            f"energy_spectrum expects a box with two periods of the highest wavenumber, "
             f"{highest:.4g}, got one for {low:.4g} and more; give a larger box, or a finer grid"
         )
     if wavenumbers is None:
@@ -223,7 +226,7 @@ def _cut_off(snapshot: Snapshot) -> float:
     if not isinstance(distribution, WeightPosterior):
         return math.inf
     phi = distribution.expansion.phi
-    if not isinstance(phi, LatticeColumns):
+    if not phi.on_lattice:
         return math.inf
     largest = phi.indices.abs().amax(0).to(phi.spacing) * phi.spacing
     return largest[list(snapshot.space)].min().item()

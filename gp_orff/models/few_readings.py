@@ -191,7 +191,7 @@ def with_drawn_weights(
 
         w_n | ε ~ Gamma((ν + v)/2, (ν + ε_nᵀ N_n⁻¹ ε_n)/2) .
 
-    The weights stay as they are under Gaussian noise, and where readings were merged.
+    The weights stay as they are under Gaussian noise, and where observations were merged.
     """
     models = EStep.of(kernel, likelihoods, mean).heavy_tailed
     data = inference.data
@@ -260,7 +260,7 @@ def drawn_errors(
 # 3. Otherwise, as for learned spectra, whose curves have many coordinates, `about_a_fit` draws 32
 #    times from Laplace's approximation and truncates the weights.
 # 4. The draws are resampled to at most 64 members of equal weight, or fewer if their factors exceed
-#    the memory, because every member predicts anew.
+#    the memory, because every member predicts again.
 # 5. `_member` computes the posterior of each one when a prediction first needs it, under Student-t
 #    noise with drawn weights of the observations. A member whose covariance cannot be factorised is
 #    left out, and the remaining weights are normalised again.
@@ -272,7 +272,7 @@ _LARGEST = 1200  # covariance matrix of which the factors of all draws are kept:
 _MEMORY = 5e7  # numbers in all factors
 _FEW = 4.0  # effective draws
 _MEMBERS = 64  # of a mixture, each of which predicts: their error of error bars is below 9 %
-_LIKELY = 0.5  # a probability of which a warning tells
+_LIKELY = 0.5  # a probability at which a warning is given
 _EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
 _PLACES, _STEP = 16, 1e-3  # where predictions tell how many draws they need
 
@@ -297,7 +297,8 @@ class Sample:
         return self.compute()
 
     def check(self, symbol: Symbol) -> None:
-        """Warn of potentials that have long waves, which the constant mean cannot be told from."""
+        """Warn of potentials that have long waves, which the data cannot distinguish from the
+        constant mean."""
         if symbol.order < 0 and self.longer > _LIKELY:
             warnings.warn(
                 "a lengthscale exceeds the extent of the data with a probability of "
@@ -310,8 +311,8 @@ class Sample:
 
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
-    """Whether readings are so few that they leave a learned spectrum open."""
-    few = isinstance(inference, ExactInference) and inference.num_values <= MOST_SAMPLED
+    """Whether observations are so few that they leave a learned spectrum open."""
+    few = inference.is_exact and inference.num_values <= MOST_SAMPLED
     return few and has_learned_spectrum(kernel, trained=True)
 
 
@@ -326,9 +327,9 @@ def sample_of_hyperparameters(
 
     Where all of these have a weak prior, or one that the user registered, the sample is that of
     `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
-    learned spectra, it consists of 32 draws about those of a fit. A `DataWarning` tells if few
-    draws have most of the weight. Under Student-t noise every posterior has weights of the readings
-    that are drawn as well; the degrees of freedom are those of the fit.
+    learned spectra, it consists of 32 draws about those of a fit. You get a `DataWarning` if few
+    draws have most of the weight. Under Student-t noise every posterior has weights of the
+    observations that are drawn as well; the degrees of freedom are those of the fit.
 
     Args:
         inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
@@ -380,8 +381,8 @@ def _members(model: Model, drawn: Draws) -> list[Member]:
 
 
 def _longer(model: Model, draws: Draws) -> float:
-    """The probability that the lengthscale of a field exceeds the extent of the data; a
-    `DataWarning` tells of lengthscales below the distances of neighbours."""
+    """The probability that the lengthscale of a field exceeds the extent of the data; you get a
+    `DataWarning` of lengthscales below the distances of neighbours."""
     distances, longest = model.inference.data.survey.distances, 0.0
     names = {own: name for name, own in parameter_names(model.kernel, model.likelihoods).items()}
     every = dict(_values(model, draws))
@@ -529,11 +530,11 @@ def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
 
 
 def _check(inference: Inference) -> None:
-    exact = isinstance(inference, ExactInference)
+    exact = inference.is_exact
     size = inference.size if exact else inference.num_values
     if not exact or size > _LARGEST:
         raise ValueError(
-            f"expected at most {_LARGEST} numbers under the exact kernel, whose posteriors under "
+            f"expected at most {_LARGEST} values under the exact kernel, whose posteriors under "
             f"many hyperparameters are kept, got {size}{'' if exact else ' on features'}; fit "
             "fewer observations (gp_orff.thin) with frequencies=Auto(), or use posterior(): with "
             "many observations, little uncertainty remains"

@@ -43,30 +43,34 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior(NamedSymbols):
-    """The posterior of the field given the data, including the mean μ; a snapshot of a model.
+    """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
 
-    `model.posterior()` makes one. Variances are those of the field, without noise. They include the
+    `model.posterior()` returns it. Variances are for the field without noise. They include the
     uncertainty of a trained constant mean (universal kriging), also for symbols. After a fit to few
     data, or with a learned spectrum, they include the uncertainty of the hyperparameters. The
     posterior is then a mixture of normal distributions, with moments by `mean` and `variance`, and
     intervals by `confidence_region`. A `symbol` is a linear map, such as `Divergence()`.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
-    the domain of a grid, a larger grid is built, with a ValueError if that is impossible.
+    the domain of a grid, a larger grid is built, or a ValueError is raised if that is impossible.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
-        units: of the columns of the points, if known. Points in other units, from
+        units: the units of the columns of the points, if known. Points in other units, from
             `gp_orff.labelled` or pint, are converted, and so are regions and references.
-        coverage: of 95 % intervals, for observations that were held out after the fit; None if it
-            was not computed. Datasets have it as an attribute.
+        coverage: the coverage of 95 % intervals, for observations that were held out after the fit;
+            None if it was not computed. Datasets have it as an attribute.
 
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2, dtype=torch.float64)
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> field = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False).posterior()
+        >>> field = model.fit(
+        ...     x, y + 0.1 * torch.randn(100, 2), progress=False
+        ... ).posterior()
         >>> field.mean(x).shape, field.variance(x).shape
         (torch.Size([100, 2]), torch.Size([100, 2]))
         >>> (field.mean(x) - y).abs().mean() < 0.1  # the noise
@@ -97,8 +101,8 @@ class FieldPosterior(NamedSymbols):
                 `ORFFKernel` or an exact kernel.
 
         Raises:
-            TypeError: the model lacks training data or one of the two modules.
-            NotImplementedError: a likelihood whose noise is not known to this package.
+            TypeError: the model has no training data, or one of the two modules is missing.
+            NotImplementedError: a likelihood whose noise this package does not support.
 
         Example:
             >>> import gp_orff, gpytorch, torch
@@ -106,9 +110,14 @@ class FieldPosterior(NamedSymbols):
             ...     def __init__(self, x, y, likelihood):
             ...         super().__init__(x, y, likelihood)
             ...         constant = gpytorch.means.ConstantMean()
-            ...         self.mean_module = gpytorch.means.MultitaskMean(constant, num_tasks=2)
+            ...         self.mean_module = gpytorch.means.MultitaskMean(
+            ...             constant, num_tasks=2
+            ...         )
             ...         kernel = gp_orff.HelmholtzKernel(num_dims=2)
-            ...         self.covar_module = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
+            ...         self.covar_module = gp_orff.ORFFKernel(
+            ...             kernel, gp_orff.Grid.for_data(x)
+            ...         )
+            ...
             ...     def forward(self, x):
             ...         return gpytorch.distributions.MultitaskMultivariateNormal(
             ...             self.mean_module(x), self.covar_module(x)
@@ -138,8 +147,8 @@ class FieldPosterior(NamedSymbols):
 
     @property
     def description(self) -> str:
-        """The kernel, its hyperparameters, the noise variances and the constant mean, in a line, as
-        the history of a Dataset has it."""
+        """The kernel, its hyperparameters, the noise variances and the constant mean in one line,
+        for the history of a Dataset."""
         return description(self._snapshot)
 
     @property
@@ -212,7 +221,7 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:
         """Return the covariance (n, q, q) between the outputs of the field, or of a `symbol` of it,
-        at each of the points `x`; `plotting.plot_uncertainty` draws it."""
+        at each of the points `x`. `plotting.plot_uncertainty` draws it."""
         if is_transformed():
             return pointwise(partial(self.pointwise_covariance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
@@ -222,7 +231,7 @@ class FieldPosterior(NamedSymbols):
         self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
         """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
-        is with a probability, at points `x`.
+        lies with the given `probability`, at points `x`.
 
         If the posterior integrates over the hyperparameters, it is a mixture of normal
         distributions with heavy tails, and these are the quantiles of the mixture.
@@ -233,7 +242,9 @@ class FieldPosterior(NamedSymbols):
         Example:
             >>> import gp_orff, torch
             >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
-            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
             >>> x = torch.rand(7, 2)
             >>> (field.quantile(x, 0.1) < field.quantile(x, 0.9)).all()
             tensor(True)
@@ -243,8 +254,9 @@ class FieldPosterior(NamedSymbols):
     def confidence_region(
         self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
-        """Return the limits of the central intervals that contain each component of the field, or
-        of a `symbol` of it, at points `x` with the probability `level`: quantiles, (n, q) each.
+        """Return the lower and upper limits, (n, q) each, of central intervals at points `x`. The
+        intervals contain each component of the field, or of a `symbol` of it, with the probability
+        `level`.
 
         Raises:
             TypeError: a symbol instead of the level.
@@ -273,8 +285,8 @@ class FieldPosterior(NamedSymbols):
         values: Float[Tensor, "n q"],
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "n"]:
-        """Return the log density (n,) of `values` (n, q) of the field, or of a `symbol` of it, at
-        each of the points `x`: of the noise-free field, not of observations.
+        """Return the log density (n,) of `values` (n, q) of the noise-free field, or of a `symbol`
+        of it, at each of the points `x`.
 
         Raises:
             ValueError: values of another shape.
@@ -312,11 +324,10 @@ class FieldPosterior(NamedSymbols):
         For any kernel, `curl_free_part` maps the complete field to its curl-free part.
 
         Args:
-            name: the number of the summand, from 0, in the sum as it was written: a + b + c has the
-                parts 0, 1 and 2, where each may be a `HelmholtzKernel`. Or the name of one of its
-                halves. If several summands have halves, select one first:
-                `field.part(0).part("curl_free")`. A `HelmholtzKernel` that is the whole kernel has
-                its halves as parts 0 and 1.
+            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each may be
+                a `HelmholtzKernel`. Or the name of a part of a `HelmholtzKernel`. If several terms
+                have such parts, select one term first: `field.part(0).part("curl_free")`. If the
+                complete kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
 
         Raises:
             ValueError: the kernel is not a sum, or has no such term or several.
@@ -325,7 +336,8 @@ class FieldPosterior(NamedSymbols):
         return FieldPosterior(PartSnapshot.of(self._snapshot, name), self.units)
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
-        """Draw functions from the posterior; with the result, `paths(x)` is (num_paths, n, p).
+        """Draw functions from the posterior. If `paths` is the result, `paths(x)` is
+        (num_paths, n, p).
 
         All calls `paths(x)` evaluate the same functions. With features, each function has one draw
         of the weights, and x must be in the domain of the grid. With the exact kernel, Matheron's
@@ -354,7 +366,8 @@ class FieldPosterior(NamedSymbols):
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
-        """Estimate mean, sd and 95 % interval of a function of the field by sample paths.
+        """Estimate the mean, standard deviation and 95 % interval of a function of the field by
+        sample paths.
 
         For example, the mean speed (n,) is `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
 
@@ -390,27 +403,32 @@ class FieldPosterior(NamedSymbols):
 
         Args:
             candidates: points (C, d) where vectors may be observed.
-            count: how many of them are chosen, each at most once.
+            count: the number of candidates to choose, each at most once.
             target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
-            region: points (m, d), or a box as a tuple ((low, high), ...), for 256 quasi-random
-                points in it; that of the data if None. A target along a given path has one point,
-                zero.
+            region: points (m, d), or a box as a tuple ((low, high), ...), in which 256 quasi-random
+                points are used. If None, the box of the data. For a target along a given path, pass
+                one point, zero.
             directions: (C, p), where candidates observe the components along them.
-            noise: the variance of an observation, (C,) of each, (p,) of each component, or
-                covariances (p, p) or (C, p, p); by default that of the data, if the same for all.
-            cost: (C,), by which decreases are divided before they are compared.
+            noise: the variance of an observation, of each observation (C,) or of each component
+                (p,), or covariances (p, p) or (C, p, p). If None, the noise of the data, if it is
+                the same for all.
+            cost: (C,), the costs of the candidates. Decreases are divided by them.
 
         Raises:
-            ValueError: shapes that do not fit or may mean two things, such as a list of two pairs
-                as region, or noise of the data that differs between them.
-            NotImplementedError: no `noise` for pseudo-observations, which have none.
+            ValueError: shapes that do not fit or are ambiguous, such as a list of two pairs as
+                region; or noise of the data that is not the same for all.
+            NotImplementedError: no `noise` is given under a likelihood without additive noise.
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.rand(
+            ...     30, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
             >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
             >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
-            >>> chosen = field.design(torch.rand(50, 2).double(), 3, target=gp_orff.Curl())
+            >>> chosen = field.design(
+            ...     torch.rand(50, 2).double(), 3, target=gp_orff.Curl()
+            ... )
             >>> chosen.indices.shape, bool((chosen.gains > 0).all())
             (torch.Size([3]), True)
         """
@@ -436,7 +454,8 @@ class FieldPosterior(NamedSymbols):
         Raises:
             NotImplementedError: observations along tracks, a model of statistics alone, or
                 labels for observations of several groups or with missing components.
-            ValueError: labels that do not fit the data, which lack copies and rows without values.
+            ValueError: labels that do not fit the data, from which copies and rows without values
+                were removed.
 
         Example:
             >>> import gp_orff, torch
@@ -460,19 +479,20 @@ class FieldPosterior(NamedSymbols):
         level: float = 0.9,
         seed: int = 0,
     ) -> EnergySpectrum:
-        """Return the energy of a planar field per wavenumber, rotational and divergent, with
-        intervals: spectra of sample paths under a Hann window; see `EnergySpectrum`.
+        """Return the rotational and divergent energy of a planar field per wavenumber, with
+        intervals. They are computed from spectra of sample paths with a Hann window; see
+        `EnergySpectrum`.
 
         Args:
-            wavenumbers: (m,), radians per unit of the inputs, from two periods in the box on. On a
-                frequency grid they end at 2/3 of its cut-off. Default: 24 at equal ratios.
-            box: (low, high) of both directions of space; by default that of the data.
-            at: the values of the other inputs, such as a time.
+            wavenumbers: (m,), radians per unit of the inputs, at least two periods in the box. On a
+                frequency grid, at most 2/3 of its cut-off. Default: 24 at equal ratios.
+            box: (low, high) of both directions of space. Default: the box of the data.
+            at: the values of the other inputs, for example a time.
             num_paths, seed: as for `sample_paths`.
             level: the probability of the intervals.
 
         Raises:
-            ValueError: wavenumbers beyond those limits, or a level, box or `at` that do not fit.
+            ValueError: wavenumbers beyond these limits, or an invalid level, box or `at`.
             NotImplementedError: a field that is not planar, or a `part` of an exact model.
         """
         paths = self.sample_paths(num_paths, seed=seed)
@@ -498,16 +518,16 @@ class FieldPosterior(NamedSymbols):
         Args:
             constituent: its name, such as "M2".
             x: (n, k), points of the k = d − 1 inputs without time.
-            epoch: the time from which phases count; a date, such as numpy.datetime64, if the data
-                had dates that `gp_orff.labelled` read.
+            epoch: the time relative to which phases are given. Pass a date, such as
+                numpy.datetime64, if `gp_orff.labelled` read dates.
             num_samples: the number of samples.
             level: the probability of the intervals.
-            seed: of the random numbers.
+            seed: the seed of the random numbers.
 
         Raises:
-            ValueError: a constituent that the kernel does not have, points of another shape, a
-                date where the data have none, less than two samples, a level that is not between 0
-                and 1, or a field that is not planar.
+            ValueError: a constituent that the kernel does not have; points of another shape; a date
+                although the data have none; fewer than two samples; a level that is not between 0
+                and 1; a field that is not planar.
 
         Example:
             >>> import gp_orff, torch
@@ -542,24 +562,25 @@ class FieldPosterior(NamedSymbols):
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
-        The grid is the product of the coordinates, or curvilinear where they are 2-D. Attributes
-        and the order of dimensions are those of the CF conventions; see
-        `gp_orff.labelled.on_grid`. The variables `<name>` and `<name>_sd` are the
-        mean and the standard deviation of an output or symbol; with `paths`, `<name>` are so many
-        functions drawn from the posterior, along the dimension `realization`.
+        The grid is the product of 1-D coordinates, or a curvilinear grid if they are 2-D.
+        Attributes and the order of dimensions follow the CF conventions; see
+        `gp_orff.labelled.on_grid`. The variables `<name>` and `<name>_sd` are the mean and the
+        standard deviation of an output or symbol. With `paths`, the variable `<name>` has functions
+        drawn from the posterior instead, along the dimension `realization`.
 
         Args:
-            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs; 2-D
-                ones of a curvilinear grid.
+            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs, or
+                2-D for a curvilinear grid.
             names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
-            symbols: symbols of the field by name; several outputs of one are numbered. Default:
-                divergence and vorticity of a planar field, if they exist.
+            symbols: symbols of the field by name. If one has several outputs, they are numbered.
+                Default: divergence and vorticity of a planar field, if they exist.
             attrs: attributes by name, {"u": {"units": "m s-1"}}, or a Dataset that has them. Units
-                of symbols follow: a vorticity is in "s-1" for "m s-1" and "km".
-            time_unit, epoch: of datetime64 coordinates, as in `gp_orff.labelled.readings`.
+                of symbols are derived: a vorticity is in "s-1" for "m s-1" and "km".
+            time_unit, epoch: the unit and origin of datetime64 coordinates, as in
+                `gp_orff.labelled.readings`.
             project, chunks: for degrees, and for Dask arrays; see `gp_orff.labelled.on_grid`.
             paths, seed: the number of functions of an ensemble, and the seed of `sample_paths`.
-                Derivatives of these need a model on features.
+                Derivatives of the functions need a model on features.
 
         Raises:
             ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
@@ -569,11 +590,15 @@ class FieldPosterior(NamedSymbols):
         Example:
             >>> import gp_orff, torch
             >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-            >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
             >>> ds = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]})
             >>> ds["vorticity_sd"].dims, ds["vorticity_sd"].shape
             (('x', 'y'), (3, 2))
-            >>> ensemble = field.to_xarray({"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}, paths=32)
+            >>> ensemble = field.to_xarray(
+            ...     {"x": [0.0, 0.5, 1.0], "y": [0.0, 1.0]}, paths=32
+            ... )
             >>> dict(ensemble["u"].sizes)
             {'realization': 32, 'x': 3, 'y': 2}
         """

@@ -19,7 +19,7 @@ from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 
-_SIZE = 768  # of the matrix whose factorisation tells the speed of this machine
+_SIZE = 768  # of the matrix whose factorisation gives the speed of this machine
 _MATRICES = 4  # of the size of a covariance, or of the normal equations, that are held at a time
 _BYTES = 8  # of a number
 
@@ -50,7 +50,7 @@ class PlannedSearch:
     def __str__(self) -> str:
         columns = "" if self.features is None else f" on {self.features} features"
         return (
-            f"{self.name}: {self.rows:.0f} numbers{columns}, {self.operations:.1e} operations an "
+            f"{self.name}: {self.rows:.0f} values{columns}, {self.operations:.1e} operations an "
             f"evaluation, about {self.seconds:.2g} s and {self.mebibytes:.2g} MiB, expected loss "
             f"{self.loss:.2g} nats"
         )
@@ -58,20 +58,29 @@ class PlannedSearch:
 
 @dataclass(frozen=True)
 class FitPlan:
-    """What `fit` would do with some data.
+    """The searches that `fit` would run on some data, with their cost.
 
     Attributes:
-        searches: in their order, after starting values were found on 600 numbers; the last one
-            decides. If none would improve on the starting values, these alone.
-        numbers: all observed numbers.
-        reason: why the kernel is represented as it is, in words; may be empty.
+        searches: the searches in order, after starting values were found on 600 values. The last
+            one determines the result. If no search would improve the starting values, only the
+            search for these.
+        numbers: the number of all observed values.
+        reason: the reason for the representation of the kernel, in words; may be empty.
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
-        >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(x, y)
+        >>> x = torch.rand(
+        ...     500, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     500, 2, generator=torch.Generator().manual_seed(1)
+        ... )
+        >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(
+        ...     x, y
+        ... )
         >>> plan.numbers, plan.seconds > 0, plan.to_dict()["searches"][-1]["name"]
         (1000, True, 'exact kernel')
     """
@@ -82,27 +91,27 @@ class FitPlan:
 
     @property
     def rows(self) -> float:
-        """Those of the last search."""
+        """The rows of the last search."""
         return self.searches[-1].rows
 
     @property
     def features(self) -> int | None:
-        """Those of the last search; None for the kernel itself."""
+        """The features of the last search; None for the exact kernel."""
         return self.searches[-1].features
 
     @property
     def seconds(self) -> float:
-        """Of all searches."""
+        """The seconds of all searches."""
         return sum(search.seconds for search in self.searches)
 
     @property
     def mebibytes(self) -> float:
-        """Of the search that needs most memory."""
+        """The memory of the search that needs most, in MiB."""
         return max(search.mebibytes for search in self.searches)
 
     @property
     def loss(self) -> float:
-        """The nats of log evidence that the fit is expected to lack."""
+        """The expected loss of log evidence, in nats."""
         return self.searches[-1].loss
 
     def to_dict(self) -> dict[str, object]:
@@ -110,7 +119,7 @@ class FitPlan:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"plan of a fit to {self.numbers:.0f} numbers, after starting values:"]
+        lines = [f"plan of a fit to {self.numbers:.0f} values, after starting values:"]
         lines += [f"  {search}" for search in self.searches]
         return "\n".join([*lines, *([f"  {self.reason}"] if self.reason else [])])
 

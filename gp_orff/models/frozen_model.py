@@ -46,7 +46,7 @@ def warn_of_features(
     noises: Noises,
 ) -> None:
     """Warn where features take the place of the exact kernel in an integral over many lengthscales,
-    or truncate much of the noise variance of a reading."""
+    or truncate much of the noise variance of an observation."""
     if isinstance(error, TooFine):
         warnings.warn(
             f"{error}. This result uses features, which are less accurate than the exact kernel; "
@@ -220,7 +220,7 @@ class Snapshot(KernelOfField, ABC):
         try:
             image = inference.apply(symbol, distribution, self.kernel, self.space)
         except NotImplementedError as error:
-            exact = not isinstance(inference, FeatureInference)
+            exact = inference.is_exact
             features = self.feature_inference(points) if exact else None
             if features is None:
                 raise
@@ -393,7 +393,7 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few readings leave open
+    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few observations leave open
 
     @classmethod
     def of(

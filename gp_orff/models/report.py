@@ -17,7 +17,7 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
@@ -32,8 +32,7 @@ from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
 from gp_orff.fitting.trainer import MOST_SEARCHED
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference, log_marginal_likelihood
+from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
@@ -57,7 +56,7 @@ class Approximation:
     def of(cls, snapshot: ModelSnapshot) -> "Approximation":
         """The representation that a model with data uses."""
         inference, kernel = snapshot.inference, snapshot.kernel
-        if not isinstance(inference, FeatureInference):
+        if inference.is_exact:
             return cls("exact")
         features = inference.num_features(kernel)
         if any(draw.sampled for draw in inference.draws):
@@ -111,7 +110,7 @@ def data_attributes(data: Data) -> dict[str, object]:
     return {
         "points": data.survey.num_points,
         "numbers": data.num_values,
-        "held": "statistics" if isinstance(data, StatisticsOnly) else "data",
+        "held": "data" if data.revisitable else "statistics",
         "observed": dict(observed),
         "skipped": data.survey.skipped,
     }
@@ -266,11 +265,11 @@ def plain(value: object) -> object:
 
 
 _ESTIMATED = (
-    "no standard errors: the evidence of so many features is an estimate, whose curvature is not "
+    "no standard errors: the evidence of this many features is an estimate, whose curvature is not "
     "that of the evidence"
 )
 _LEARNED_ELSEWHERE = (
-    "no standard errors: so many numbers under the exact kernel learn the hyperparameters on "
+    "no standard errors: this many values under the exact kernel learn the hyperparameters on "
     "subsets or on a grid, near the maximum of their evidence, not at it"
 )
 _FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
@@ -299,7 +298,7 @@ class Curvature:
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
     likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
     plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
-    freedom of Student-t noise have the curvature that `Tail` tells.
+    freedom of Student-t noise have the curvature that `Tail` gives.
     """
 
     snapshot: ModelSnapshot
@@ -366,11 +365,11 @@ class Curvature:
         errors.update(self._of_tails(kernel, likelihoods))
         if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
-                "standard errors hold the Student-t weights of the observations fixed, and are "
+                "standard errors treat the Student-t weights of the observations as known, and are "
                 "too small by the uncertainty of the weights"
             )
         if any_pointwise(likelihoods):
-            remarks.append("standard errors hold the pseudo-observations fixed, and are rough")
+            remarks.append("standard errors treat pseudo-observations as known, and are rough")
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
@@ -378,9 +377,9 @@ class Curvature:
     def _of_tails(
         self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
     ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
-        """Those of degrees of freedom, from the weights of readings in memory."""
+        """Those of degrees of freedom, from the weights of observations in memory."""
         data = self.snapshot.representation.data
-        if not (isinstance(data, Dataset) and data.weights and data.is_small):
+        if not (data.revisitable and data.weights and data.is_small):
             return {}
         found = EStep(kernel, likelihoods, None).stored(data)
         errors = Tails(likelihoods, scaled=True).standard_errors(found)
@@ -390,7 +389,7 @@ class Curvature:
     def _learned_elsewhere(self) -> bool:
         """Whether no search has seen the evidence of all numbers."""
         inference = self.snapshot.inference
-        return isinstance(inference, ExactInference) and inference.size > MOST_SEARCHED
+        return inference.is_exact and inference.size > MOST_SEARCHED
 
     @property
     def _likelihoods(self) -> Mapping[str, Likelihood]:
@@ -452,7 +451,7 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
 
     Args:
         snapshot: of a fitted model.
-        kernel: its kernel, which tells the curves that are trained; it is not changed.
+        kernel: its kernel, which determines the curves that are trained; it is not changed.
     """
     kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
     model, coordinates = (snapshot.inference, kernel, likelihoods), Coordinates(kernel)
@@ -498,30 +497,30 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class FitReport:
-    r"""What a `VectorFieldGP` holds and how it was fitted; `print` shows it as text.
+    r"""The hyperparameters, the data and the fit of a `VectorFieldGP`; `print` shows it as text.
 
-    `model.report` returns one. It describes the model at that moment: later changes of the model
-    leave it as it is. A report keeps the data in memory; the result of `to_dict` does not.
+    `model.report` returns it. It describes the model at that time, and later changes of the model
+    do not affect it. A report keeps the data in memory; the result of `to_dict` does not.
 
-    Standard errors follow from the curvature of the log evidence, plus the log priors, in the
-    coordinates u of the search (the logarithm of a positive parameter, the logit of one in an
-    interval), with the constant mean at its best value (Mardia & Marshall 1984, *Maximum likelihood
-    estimation of models for residual covariance in spatial regression*, §3, with the observed
-    information):
+    Standard errors follow from the curvature of the log evidence plus the log priors. The
+    coordinates u are those of the search: the logarithm of a positive parameter, or the logit of a
+    parameter in an interval. The constant mean has its best value (Mardia & Marshall 1984, *Maximum
+    likelihood estimation of models for residual covariance in spatial regression*, §3, with the
+    observed information):
 
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² .
 
-    They take two evaluations of the evidence for each learned number, and are computed at the first
-    access; `print` shows them if they take less than 10 seconds. A standard error is NaN for a
-    frozen hyperparameter, for one at a bound of the search, for one that the data do not determine,
-    and for all hyperparameters after `condition`, `update` or `observe`, which learn none.
-    `remarks` and `notes` give the reasons.
+    They need two evaluations of the evidence for each learned value, and are computed at the first
+    access. `print` shows them if they take less than 10 seconds. A standard error is NaN if the
+    hyperparameter is frozen, is at a bound of the search, or is not determined by the data. All are
+    NaN after `condition`, `update` or `observe`, which learn no hyperparameters. `remarks` and
+    `notes` give the reasons.
 
     Attributes:
         action: what was done last: "fitted", "conditioned", "updated" or "observed"; "not fitted"
             for a model without data.
         method: the representation of the kernel: "exact", "grid" (features on a frequency grid),
-            "quadrature" or "random" (features of these rules); "none" for a model without data.
+            "quadrature" or "random" (features of these rules). A model without data has "none".
         features: the number F of features; None for the exact kernel.
         tolerance_reached: the tolerance of the grid, which may be larger than requested if
             `max_features` limits it; None without a grid.
@@ -537,35 +536,42 @@ class FitReport:
         skipped: the number of chunks, files and updates without a valid observation.
         evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
             a lower bound (ELBO) under Student-t noise; NaN without data.
-        evidence_error: the standard error of `evidence`, which is an estimate where features are
-            too many for a factorisation; 0 otherwise.
-        noise: noise variances by group: a float for all components, or an array (p,);
-            "default" is the group of observations without a group name. Where noise is given with
-            the observations, its factor.
+        evidence_error: the standard error of `evidence`, if this is an estimate because there are
+            too many features for a factorisation; 0 otherwise.
+        noise: noise variances by group: a float for all components, or an array (p,). "default" is
+            the group of observations without a group name. If noise is given with the observations,
+            the value is its factor.
         hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
             `adcp.noise` (of the group `adcp`) and `mean` (the constant mean). A name is gpytorch's
-            name of the parameter. Branches of the kernel come before it where they are needed to
-            tell parameters apart: a branch is named after its class, with a number if several share
-            a class.
-        stages: the stages of the last fit, each with name, evaluations, seconds, nats_per_number,
-            and, as `plan` foresees them, operations of an evaluation and the loss.
+            name of the parameter. If parameters would have the same name, branches of the kernel
+            come before it. A branch is named after its class, with a number if several branches
+            have the same class.
+        stages: the stages of the last fit, each with name, evaluations, seconds and
+            nats_per_number. It also has the operations of an evaluation and the loss that `plan`
+            predicts.
         seconds: wall time of the last fit; None without one.
         threads: the number of threads of the last fit; None without one.
         weak_priors: whether the last fit had so few data that it learned with weak priors, and
             without the constant mean, which is integrated out.
-        coverage: the share of observations, left out in turn after the last fit, that their 95 %
-            intervals contain; None where the check was not made.
+        coverage: the coverage of 95 % intervals, for observations that were held out after the last
+            fit; None if it was not computed.
         effective_draws: the effective number of the draws over which the posterior integrates the
             hyperparameters; None without them.
-        pareto_k: the shape of the tail of their weights (Vehtari et al. 2024): above 0.7, error
-            bars may be too small; None without draws, and for those of learned spectra.
+        pareto_k: the shape of the tail of their weights (Vehtari et al. 2024). Above 0.7, error
+            bars may be too small. None without draws, and for draws of learned spectra.
         notes: decisions and warnings, as sentences.
 
     Example:
         >>> import gp_orff, torch
-        >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
-        >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-        >>> y = y + 0.1 * torch.randn(60, 2, generator=torch.Generator().manual_seed(1))
+        >>> x = torch.rand(
+        ...     60, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> y = torch.stack(
+        ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+        ... )
+        >>> y = y + 0.1 * torch.randn(
+        ...     60, 2, generator=torch.Generator().manual_seed(1)
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> report = model.fit(x, y, progress=False).report
         >>> report.action, report.method, report.points, report.numbers
@@ -607,8 +613,7 @@ class FitReport:
 
     @property
     def zero_mean(self) -> bool:
-        """Whether the constant mean is zero, as with `mean=gpytorch.means.ZeroMean()`: a fit does
-        not choose it."""
+        """Whether the constant mean is zero, as with `mean=gpytorch.means.ZeroMean()`."""
         mean = self.hyperparameters.get("mean")
         return mean is None or not np.any(mean.value)
 
@@ -618,7 +623,7 @@ class FitReport:
 
         Args:
             snapshot: the model.
-            history: what was done to it.
+            history: the calls that changed it.
             trained: the names of the hyperparameters that a fit learns.
         """
         representation = snapshot.representation
@@ -667,25 +672,25 @@ class FitReport:
         )
 
     def standard_errors(self) -> dict[str, Numbers]:
-        """The standard errors of all hyperparameters by name, computed however long they take.
+        """The standard errors of all hyperparameters by name, which may take long to compute.
 
-        Each has the shape of the value; NaN where there is none.
+        Each has the shape of the value. NaN marks a missing standard error.
         """
         return {name: estimate.standard_error for name, estimate in self.hyperparameters.items()}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Why standard errors are missing or doubtful, as sentences; computes the standard errors.
+        """The reasons for missing or doubtful standard errors, as sentences; computes the errors.
 
-        Empty if all is well, and for a model that was not fitted to its data.
+        The list is empty if there are none, and for a model that was not fitted to its data.
         """
         return () if self._curvature is None else self._curvature.standard_errors.remarks
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values for `json.dumps`, with standard errors and `remarks`.
 
-        The keys are those of the attributes. Values are dicts, lists, strings and numbers; None
-        stands for NaN. Standard errors are computed, however long they take.
+        The keys are the names of the attributes. Values are dicts, lists, strings and numbers, with
+        None instead of NaN. Standard errors are computed, which may take long.
         """
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         del values["_curvature"]
@@ -728,8 +733,8 @@ class FitReport:
     def _data(self) -> str:
         """The numbers of points and values, and what the model keeps of them."""
         symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
-        numbers = f"{self.numbers:.12g} numbers{f' ({symbols})' if symbols else ''}"
-        kept = "" if self.held == "data" else "; only their statistics are kept"
+        numbers = f"{self.numbers:.12g} values{f' ({symbols})' if symbols else ''}"
+        kept = "" if self.held == "data" else "; only their statistics are stored"
         plural = f"{self.skipped} chunks without a valid observation were skipped"
         one = "a chunk without a valid observation was skipped"
         skipped = f"; {one if self.skipped == 1 else plural}" if self.skipped else ""

@@ -120,8 +120,8 @@ class PathwisePaths(Paths):
         f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
     (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
-    exact. Far from the data, the variance of the paths is the prior's. Between dense readings it is
-    that of frequencies which these do not resolve: many are drawn there, with weights
+    exact. Far from the data, the variance of the paths is the prior's. Between dense observations
+    it is that of frequencies which these do not resolve: many are drawn there, with weights
     (`LongTails`).
     """
 
@@ -282,7 +282,9 @@ class SamplePaths:
     Example:
         >>> import gp_orff, torch
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-        >>> field = model.condition(torch.rand(20, 2), torch.randn(20, 2)).posterior()
+        >>> field = model.condition(
+        ...     torch.rand(20, 2), torch.randn(20, 2)
+        ... ).posterior()
         >>> paths, x = field.sample_paths(5), torch.rand(7, 2)
         >>> particles = x.expand(5, 7, 2)  # each path moves its own
         >>> particles = particles + 0.1 * paths(particles)
@@ -422,24 +424,26 @@ def sample_prior(
 ) -> SamplePaths:
     """Draw functions from the Gaussian process with a kernel and the mean zero.
 
-    Each is f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I): the features are those of a grid for
-    the domain, which lacks at most a ten-thousandth of the variance or so, and otherwise of 2048
-    quasi-random frequencies, whose covariance has an error of some per cent that all paths share.
+    Each is f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I). If a grid for the domain is
+    possible, its features are used, which omit about a ten-thousandth of the variance at most.
+    Otherwise 2048 quasi-random frequencies are used. Their covariance has an error of some per
+    cent, which is the same for all paths.
 
     Args:
         kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
         num_paths: the number of functions S.
-        seed: of the random numbers.
-        domain: (low, high) of each input, where the functions are needed. None for anywhere; then
-            the frequencies are quasi-random, and the kernel has to know its number of inputs.
+        seed: the seed of the random numbers.
+        domain: (low, high) of each input, for the points where the functions are needed. If None,
+            the functions are defined everywhere with quasi-random frequencies, and the kernel must
+            determine its number of inputs.
 
     Returns:
-        `paths`, with `paths(x)` of shape (S, n, p), which is the same functions in all calls;
-        `paths(x, symbol)` are their derivatives, potentials and parts. See `SamplePaths`.
+        `paths`, with `paths(x)` of shape (S, n, p). All calls evaluate the same functions.
+        `paths(x, symbol)` returns their derivatives, potentials and parts. See `SamplePaths`.
 
     Raises:
-        ValueError: `num_paths` is less than 1, a number of inputs that is not known, or a kernel
-            that needs a domain.
+        ValueError: `num_paths` is less than 1; the number of inputs is unknown; or the kernel needs
+            a domain.
 
     Example:
         >>> import gp_orff, torch

@@ -36,8 +36,7 @@ from gp_orff.fitting.noise import (
 )
 from gp_orff.fitting.robust_em import EStep
 from gp_orff.fitting.scoring import leave_much_open
-from gp_orff.inference.exact import ExactInference
-from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
+from gp_orff.inference.features import Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
 from gp_orff.models.derived import note_of_places
@@ -53,7 +52,7 @@ from gp_orff.threads import chosen_threads
 #
 # 1. `current` compares the state with the present kernel and likelihoods. Another kernel, or a
 #    lengthscale outside the range of the grid, gets a new representation; otherwise frequencies and
-#    sums over the data remain. Student-t weights and pseudo-observations converge anew if
+#    sums over the data remain. Student-t weights and pseudo-observations converge again if
 #    hyperparameters are other ones than those at which they did.
 # 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
 #    that are known, and the old data are not visited. Data that no longer fit into memory are
@@ -98,7 +97,7 @@ class ModelState:
     ) -> "ModelState":
         """The state with the rule of a file, and with its statistics if it has some."""
         inference = representation.inference(rule)
-        if isinstance(inference, FeatureInference) and known is not None:
+        if not inference.is_exact and known is not None:
             phi = inference.draws[0].shared_columns()
             if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
                 return cls.of(representation, mean, history)
@@ -126,7 +125,7 @@ class ModelState:
         """This state with Student-t weights or pseudo-observations that follow from its posterior.
         Statistics alone keep theirs."""
         e_step = self.e_step
-        if not e_step.refreshes or not isinstance(self.data, Dataset):
+        if not e_step.refreshes or not self.data.revisitable:
             return self
         return ModelState.of(e_step.converged(self.representation), self.mean, self.history)
 
@@ -207,7 +206,7 @@ class ModelState:
         """The state with new observations too."""
         state = self.with_new_groups(new)
         new = state.weighted(new)
-        if isinstance(self.data, StatisticsOnly):
+        if not self.data.revisitable:
             self.data.require(new.box)
             data = self.data + new
         else:
@@ -221,8 +220,8 @@ class ModelState:
         # the last fit as known, although they were learned from few.
         if self._leaves_much_open and not state._leaves_much_open:
             warnings.warn(
-                f"hyperparameters that were learned from {self.data.num_values:.0f} numbers or "
-                "fewer are taken as known now that there are more: error bars may be too small; "
+                f"hyperparameters that were learned from {self.data.num_values:.0f} values or "
+                "fewer are treated as known now that there are more: error bars may be too small; "
                 "call fit() to learn them from all data, or ask for posterior(marginalize=True)",
                 DataWarning,
                 stacklevel=3,
@@ -233,7 +232,7 @@ class ModelState:
         """The state with a representation whose data contain the `new` ones too."""
         kernel, data, inference = representation.kernel, representation.data, self.inference
         history = self.history.then("updated")
-        if not isinstance(inference, FeatureInference):
+        if inference.is_exact:
             parts = kernel, representation.likelihoods, representation.requested, data
             return ModelState.of(Representation.of(*parts).mended, self.mean, history)
         draw = inference.draws[0]
@@ -241,7 +240,7 @@ class ModelState:
         if phi is None:
             inference = inference.of(data)
         elif draw.shared.outside(corners(new.box, next(kernel.parameters()).device)).any() or (
-            isinstance(data, Dataset) and representation.conditioning_rule() != self.rule
+            data.revisitable and representation.conditioning_rule() != self.rule
         ):
             return ModelState.of(representation, self.mean, history)
         else:
@@ -340,7 +339,7 @@ class ModelState:
         """Warn if the grid that the user gave truncates much of the variance, unless the fit has
         said so."""
         inference, given = self.inference, self.representation.requested
-        if not (isinstance(given, Grid) and isinstance(inference, FeatureInference)):
+        if inference.is_exact or not isinstance(given, Grid):
             return
         noises = noises_of(self.kernel, self.likelihoods)
         ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
@@ -355,7 +354,7 @@ class ModelState:
             )
 
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
-        """The state after its likelihoods learned what the data tell of new tracks."""
+        """The state after its likelihoods learned the variance of new tracks from the data."""
         snapshot = self.snapshot(prior_mean)
         field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
         notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)
@@ -374,11 +373,7 @@ class ModelState:
     def _leaves_much_open(self) -> bool:
         """Whether a posterior integrates over hyperparameters that few data leave open."""
         few = self.history.weak_priors and leave_much_open(self.data)
-        return (
-            few
-            and not any_pointwise(self.likelihoods)
-            and isinstance(self.inference, ExactInference)
-        )
+        return few and not any_pointwise(self.likelihoods) and self.inference.is_exact
 
     @property
     def _modules(self) -> list[Kernel | Likelihood]:
@@ -414,7 +409,7 @@ def with_groups(
 ) -> dict[str, Likelihood]:
     """A likelihood for every group. A new group starts with the Σ of observations without a group
     name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`, one of
-    readings that come with their noise a `KnownNoiseLikelihood`."""
+    observations that come with their noise a `KnownNoiseLikelihood`."""
     groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
     reference = next(kernel.parameters())
     for key in data.keys:

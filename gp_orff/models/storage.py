@@ -37,7 +37,6 @@ from gp_orff.data.track_reading import TrackObservations
 from gp_orff.data.tracks import Track, means_of
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
-from gp_orff.inference.features import FeatureInference
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
 from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
@@ -487,7 +486,7 @@ def pack_state(state: ModelState) -> dict:
         "mean": state.mean,
         "choice": describe_rule(state.representation.rule),
         "dense": state.representation.dense,
-        "exact": not isinstance(state.inference, FeatureInference),
+        "exact": state.inference.is_exact,
         "conditioned_by": describe_rule(state.rule),
         **_pack_data_or_statistics(state),
     }
@@ -497,7 +496,7 @@ def _pack_data_or_statistics(state: ModelState) -> dict:
     """The data with their learned weights, or the statistics that serve in their place, whichever
     take fewer bytes; the data where statistics would not serve."""
     data, inference = state.data, state.inference
-    needed = not isinstance(inference, FeatureInference) or data.tracks
+    needed = inference.is_exact or data.tracks
     needed = needed or (data.revisitable and any_pointwise(state.likelihoods))
     needed = needed or inference.written_out(state.kernel)
     if needed or not state.representation.on_lattice:  # whose statistics serve no other waves
@@ -554,7 +553,7 @@ def pack_data(data: Data) -> dict:
         "further": [_pack_symbol_data(part) for part in data.symbol_data],
         "skipped": data.survey.skipped,
     }
-    if isinstance(data, Dataset):
+    if data.revisitable:
         content["repeats"] = dataclasses.asdict(data.repeats)
         content["tracks"] = [pack_tracks(part) for part in data.tracks]
         content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]

@@ -26,7 +26,7 @@ from gp_orff.data.checks import (
     warn_of_values,
 )
 from gp_orff.data.copies import without_copies
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import Data, Dataset
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
@@ -41,7 +41,6 @@ from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
-from gp_orff.features.lattice import LatticeColumns
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
 from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
 from gp_orff.fitting.robust_em import EStep
@@ -98,7 +97,7 @@ _KIND = "gp_orff.VectorFieldGP"
 
 
 class VectorFieldGP(GP):
-    r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten points or ten million.
+    r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten to ten million points.
 
     `fit` learns the hyperparameters by marginal likelihood, `condition` does not change them, and
     `posterior` returns the posterior of the field. Small data sets use the exact kernel. For larger
@@ -106,20 +105,20 @@ class VectorFieldGP(GP):
     training is then independent of N. Training starts with the exact evidence of a small subset of
     the data, and continues with searches of increasing cost: see `plan`.
 
-    Hyperparameters, constraints and priors are in the units of x and y; changing the units does not
+    Hyperparameters, constraints and priors are in the units of x and y. Changing the units does not
     change the results. Computations are in float64. A call that fails leaves the model unchanged.
 
     Args:
         kernel: any kernel that `ORFFKernel` accepts. It is trained in place. Each term without an
-            amplitude, such as a bare `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
+            outputscale, for example a `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
             outputscale 1; `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
             `GaussianLikelihood` for one output. If None, Gaussian with one noise variance. Any
             other likelihood of gpytorch, for example for signs, counts or classes, is wrapped in a
             `Pointwise`: the posterior is then the normal distribution with the largest ELBO.
-        mean: the prior mean μ. If None, the best constant for each output, in closed form, with a
-            flat prior: posteriors include its variance. Others, such as `ZeroMean()`, are not
-            trained. Add a kernel term to model a trend.
+        mean: the prior mean μ. If None, the best constant for each output is computed in closed
+            form, with a flat prior: posteriors include its variance. Other means, such as
+            `ZeroMean()`, are not trained. Add a kernel term to model a trend.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
             random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid is for a noise
             variance of 1/1000 of the signal variance. The model adapts it to the learned noise and
@@ -132,7 +131,9 @@ class VectorFieldGP(GP):
     Example:
         >>> import gp_orff, torch
         >>> x = torch.rand(100, 2)
-        >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+        >>> y = torch.stack(
+        ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> model = model.fit(x, y + 0.1 * torch.randn(100, 2), progress=False)
         >>> field = model.posterior()
@@ -141,7 +142,7 @@ class VectorFieldGP(GP):
     """
 
     def __new__(cls, *args: object, **kwargs: object):
-        """A new model; a TypeError for data in the place of the kernel."""
+        """A new model; a TypeError for data instead of the kernel."""
         if len(args) > 1:
             raise TypeError(
                 f"VectorFieldGP expects the kernel alone without a name, got {len(args)} "
@@ -195,8 +196,8 @@ class VectorFieldGP(GP):
     def forward(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
         """Return the distribution of the field at points x given all data, `posterior()(x)`.
 
-        `fit`, `condition` and `load` end in eval mode, as gpytorch's models have to be for
-        predictions; `update` and `observe` too.
+        `fit`, `condition`, `update`, `observe` and `load` leave the model in eval mode, which
+        gpytorch requires for predictions.
 
         Args:
             x: points (n, d).
@@ -213,12 +214,12 @@ class VectorFieldGP(GP):
 
     @property
     def covar_module(self) -> Kernel:
-        """The `kernel`, by the name that it has in gpytorch's models."""
+        """The `kernel`, under its name in gpytorch's models."""
         return self.kernel
 
     @property
     def mean_module(self) -> Mean:
-        """The prior `mean`, by the name that it has in gpytorch's models."""
+        """The prior `mean`, under its name in gpytorch's models."""
         return self.mean
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -255,24 +256,29 @@ class VectorFieldGP(GP):
         these. The posterior integrates over all hyperparameters: see `posterior`.
 
         You get a `CalibrationWarning` if the held-out coverage of 95 % intervals is too low. You
-        get a `DataWarning` in these cases: the data are constant, and the hyperparameters do not
-        change; points are far from all others, and a frequency grid omits them; there are fewer
-        than 10 values per hyperparameter, and these are not integrated; a lengthscale is below the
-        distances of neighbours; no observation depends on a direction of the constant mean.
+        get a `DataWarning` in these cases:
+
+        - The data are constant, and the hyperparameters do not change.
+        - Points are far from all others, and a frequency grid omits them.
+        - There are fewer than 10 values per hyperparameter, and the posterior does not integrate
+          over the hyperparameters.
+        - A lengthscale is below the distances of neighbours.
+        - No observation depends on a direction of the constant mean.
 
         Args:
             x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
-                iterable of chunks (x, y) that can be iterated repeatedly, such as a list; memory
-                does not grow with their number. A chunk may be a mapping with the keys x, y and, as
-                needed, variances, noise, directions, group, track, time; or a callable without
-                arguments that returns one, and loads it where it is used.
-            variances: relative noise variances (N,), which multiply that of the likelihood; or
-                (N, p), one for each component, with independent noise.
+                iterable of chunks (x, y) that can be iterated repeatedly, such as a list. Memory
+                does not grow with the number of chunks. A chunk may be a mapping with the keys x, y
+                and, as needed, variances, noise, directions, group, track, time. It may also be a
+                callable without arguments that returns a chunk, and loads it in the process that
+                uses it.
+            variances: relative noise variances (N,), which multiply the noise variance of the
+                likelihood. Or (N, p), one for each component, with independent noise.
             noise: instead of `variances`, the noise variance of each observation (N,) or component
-                (N, p), or covariances (N, p, p), in squared units of y, for all observations of a
-                group. Values of components that are NaN are ignored. See `KnownNoiseLikelihood`.
-                With Student-t noise, these are squared scales. With `track`, pass (N,): it is added
-                to the learned white variance.
+                (N, p), or covariances (N, p, p), in squared units of y. Pass it for all
+                observations of a group. Values for components that are NaN are ignored. See
+                `KnownNoiseLikelihood`. With Student-t noise, these are squared scales. With
+                `track`, pass (N,): it is added to the learned white variance.
             scale_noise: False uses `noise` as given. True multiplies it by one factor, which each
                 group learns. `condition`, `update` and others do not change the factor.
             directions: (N, p) unit vectors. Then y, (N,), contains the components along them.
@@ -288,8 +294,8 @@ class VectorFieldGP(GP):
                 offset and correlated noise: see `TrackLikelihood`. This levels the lines of a
                 survey, also with `directions`. A track may continue in later chunks. Its
                 observations stay in memory.
-            time: (N,) times, which increase along each track; dates and durations become seconds.
-                If None, the length of its path.
+            time: (N,) times, which increase along each track. Dates and durations become seconds.
+                If None, the length of the path is used.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
             warm_start: True starts the search from the present hyperparameters, False from values
@@ -298,7 +304,7 @@ class VectorFieldGP(GP):
                 client's `get_executor()` or mpi4py's `MPIPoolExecutor`. Its workers read the chunks
                 and return sums. Arrays are processed here, and so are passes with Student-t weights
                 and passes that train random frequencies. See `gp_orff.data.passes`.
-            retries: how often a chunk that fails on a worker is tried again.
+            retries: the number of further attempts for a chunk that fails on a worker.
             checkpoint: the path of a file (a pickle) with partial sums. An interrupted call with
                 the same model and data continues from it. It is deleted after the call succeeds.
 
@@ -309,10 +315,10 @@ class VectorFieldGP(GP):
         """
         if x is None:
             data = self._held.data
-            if isinstance(data, StatisticsOnly):
-                remedy = "fit(x, y) on the observations, which are no longer held"
+            if not data.revisitable:
+                remedy = "fit(x, y) on the observations, which are no longer stored"
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
-            warm_start, read = warm_start or isinstance(data, StatisticsOnly), lambda: data
+            warm_start, read = warm_start or not data.revisitable, lambda: data
             units = nullcontext()
             scale_noise = scale_noise or None  # as before
         else:
@@ -345,8 +351,8 @@ class VectorFieldGP(GP):
 
         The plan lists values, features, operations, seconds and memory, and the nats of log
         evidence that the fit is expected to lose. Starting values are computed from 600 values, as
-        in a fit. The hyperparameters and data of the model do not change. Seconds are those of
-        eight evaluations of each search, without passes over the data, rounds of EM under Student-t
+        in a fit. The hyperparameters and data of the model do not change. Seconds are for eight
+        evaluations of each search. They exclude passes over the data, rounds of EM under Student-t
         noise, and the posterior.
 
         Args:
@@ -354,14 +360,22 @@ class VectorFieldGP(GP):
 
         Raises:
             TypeError: as `fit` does.
-            ValueError: as `fit` does; also where all observations are the same.
+            ValueError: as `fit` does, and if all observations are equal.
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(500, 2, generator=torch.Generator().manual_seed(0)).double()
-            >>> y = torch.stack([torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
-            >>> y = y + 0.1 * torch.randn(500, 2, generator=torch.Generator().manual_seed(1))
-            >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(x, y)
+            >>> x = torch.rand(
+            ...     500, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
+            >>> y = torch.stack(
+            ...     [torch.cos(4 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1
+            ... )
+            >>> y = y + 0.1 * torch.randn(
+            ...     500, 2, generator=torch.Generator().manual_seed(1)
+            ... )
+            >>> plan = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).plan(
+            ...     x, y
+            ... )
             >>> plan.rows, plan.features, plan.loss
             (1000, None, 0.0)
         """
@@ -385,9 +399,9 @@ class VectorFieldGP(GP):
     def condition(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Condition on observations without changing the hyperparameters, and return self.
 
-        The observations replace all stored data, including those of `observe`. Data with units
-        (from `gp_orff.labelled` or pint) are converted to the units of the fit, if these are known.
-        `update` does the same.
+        The observations replace all stored data, including the observations of `observe`. Data with
+        units (from `gp_orff.labelled` or pint) are converted to the units of the fit, if these are
+        known. `update` does the same.
 
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
@@ -464,19 +478,20 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
 
-        Q is a `Symbol`: the potential, measured by a tide gauge; the divergence, zero in a region
-        without sources; the component normal to a wall, `Component(normal)`. The posterior and
-        `fit()` combine these observations with those of the field. Units that are known are
-        converted, as by `condition`. `fit(x, y)` and `condition(x, y)` discard the observations;
-        `statistics` and `compare_with_exact` ignore them. Memory grows with m times the number of
-        features: use at most a few thousand observations.
+        Q is a `Symbol`. Examples are the potential, measured by a tide gauge; the divergence, which
+        is zero in a region without sources; and the component normal to a wall,
+        `Component(normal)`. The posterior and `fit()` combine these observations with observations
+        of the field. Units are converted if they are known, as by `condition`. `fit(x, y)` and
+        `condition(x, y)` discard the observations; `statistics` and `compare_with_exact` ignore
+        them. Memory grows with m times the number of features: use at most a few thousand
+        observations.
 
         Args:
             x: points (m, d).
             y: observed values (m, q), or (m,) if q = 1.
             symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
-            noise: the known variance of ε: a number, one per output (q,), or a covariance (q, q).
-            directions: (m, q), where y, (m,), has the components of Q f along them.
+            noise: the known variance of ε: one value, one per output (q,), or a covariance (q, q).
+            directions: (m, q); then y, (m,), has the components of Q f along them.
 
         Raises:
             RuntimeError: the model has no observations of the field.
@@ -486,9 +501,15 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0)).double()
-            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1)
-            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2)).condition(x, y)
+            >>> x = torch.rand(
+            ...     60, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
+            >>> y = torch.stack(
+            ...     [torch.sin(3 * x[:, 1]), torch.cos(3 * x[:, 0])], dim=-1
+            ... )
+            >>> model = gp_orff.VectorFieldGP(
+            ...     gp_orff.HelmholtzKernel(num_dims=2)
+            ... ).condition(x, y)
             >>> before = model.posterior().divergence(x[:3]).stddev
             >>> _ = model.observe(x, torch.zeros(60), gp_orff.Divergence(), noise=1e-4)
             >>> bool((model.posterior().divergence(x[:3]).stddev < 0.1 * before).all())
@@ -522,20 +543,21 @@ class VectorFieldGP(GP):
         """Add observations of no flow through a coast, and return self.
 
         At points along the coast, f(x)·n = 0 with the normal n. The flow along the coast is not
-        constrained. Do not trust error bars next to coasts: in simulations, 95 % intervals cover
-        74 to 88 % there, with and without these observations, because a flow near a coast differs
-        from the flow elsewhere.
+        constrained. Do not trust error bars next to coasts: in simulations, the coverage of 95 %
+        intervals is 74 to 88 %, with and without these observations. The reason is that a flow near
+        a coast differs from the flow elsewhere.
 
         Args:
             polygon: the vertices (v, 2) of a ring, in the coordinates of the model, with the
-                coordinate of the first component first; a list of rings, of the coast and of
-                islands; or an object with `__geo_interface__`, such as a polygon of shapely. Its
-                units, and those of `spacing` and `at`, are converted. For longitudes and latitudes,
+                coordinate of the first component first. Or a list of rings, of the coast and of
+                islands, or an object with `__geo_interface__`, such as a polygon of shapely. The
+                units of `polygon`, `spacing` and `at` are converted. For longitudes and latitudes,
                 pass `plane.forward(polygon)` with the `gp_orff.labelled.LocalPlane` of the data.
-            spacing: of the points along the coast; half of the shortest lengthscale if None.
+            spacing: the spacing of the points along the coast; half of the shortest lengthscale if
+                None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
                 variance of the flow if None.
-            at: (t, k), the further inputs of the model, such as times; the coast is observed at
+            at: (t, k), the other inputs of the model, for example times. The coast is observed at
                 each row.
 
         Raises:
@@ -545,7 +567,9 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.rand(
+            ...     40, 2, generator=torch.Generator().manual_seed(0)
+            ... ).double()
             >>> y = torch.sin(6 * x.flip(-1))
             >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
             >>> model = model.condition(x, y)
@@ -564,20 +588,21 @@ class VectorFieldGP(GP):
 
     @chosen_threads()
     def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
-        """Return the posterior given all data, as a `FieldPosterior`; RuntimeError without data.
+        """Return the posterior given all data, as a `FieldPosterior`.
 
-        With `marginalize=True`, error bars include the uncertainty of the hyperparameters. The
-        posterior is then a mixture over draws of all of them. Their importance weights follow from
-        the restricted likelihood and from the weak priors of `fit`, or the registered ones. Draws
-        continue until error bars are accurate to 2 %, or to 7 % after `observe`. The report lists
-        the effective number of draws and the Pareto k of the weights. Under Student-t noise, the
-        weights of the observations are drawn as well. With False, the learned values are taken as
-        known. With None, the posterior integrates after a `fit` to at most 120 vectors, or to at
-        most 200 values with a `LearnedSpectrumKernel`.
+        A RuntimeError is raised without data. With `marginalize=True`, error bars include the
+        uncertainty of the hyperparameters. The posterior is then a mixture over draws of all of
+        them. Their importance weights follow from the restricted likelihood and from the weak
+        priors of `fit`, or the registered ones. Draws continue until error bars are accurate to 2
+        %, or to 7 % after `observe`. The report lists the effective number of draws and the Pareto
+        k of the weights. Under Student-t noise, the weights of the observations are drawn as well.
+        With False, the learned values are treated as known. With None, the posterior integrates
+        over the hyperparameters after a `fit` to at most 120 vectors, or to at most 200 values with
+        a `LearnedSpectrumKernel`.
 
         For kernels with a learned spectrum or with trained matrices of outputs, and for tracks, 32
         draws near the learned values are used instead. A ValueError is raised for more than 1200
-        values and for features, whose hyperparameters are taken as known.
+        values and for features, because their hyperparameters are treated as known.
         """
         snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
         return FieldPosterior(snapshot, self._units.x, coverage)
@@ -590,9 +615,8 @@ class VectorFieldGP(GP):
         has gradients unless the model stores only statistics of random features.
         """
         state = self.state
-        frozen = isinstance(state.data, StatisticsOnly) and not isinstance(
-            state.data.field_statistics.phi, LatticeColumns
-        )  # random frequencies move with the lengthscales, their statistics do not
+        # Random frequencies move with the lengthscales, their statistics do not.
+        frozen = not state.data.revisitable and not state.data.field_statistics.phi.on_lattice
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             return state.log_marginal_likelihood()
 
@@ -601,8 +625,8 @@ class VectorFieldGP(GP):
     def statistics(self) -> FieldStatistics:
         """The sufficient statistics of the data, as a `FieldStatistics`.
 
-        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present ones, and in the
-        default domain of `Grid`: the box of the data with a margin.
+        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present values. Their
+        domain is the default domain of `Grid`: the box of the data with a margin.
         """
         return self.state.statistics_only().field_statistics
 
@@ -616,9 +640,10 @@ class VectorFieldGP(GP):
     ) -> FieldStatistics:
         """The sufficient statistics of given observations, to add to `statistics` or to subtract.
 
-        `x`, `y` and `options` are those of `fit`; RuntimeError if the model has no data, ValueError
-        for points outside the domain of `statistics`. The model does not change. Copies of it, for
-        example on workers that read parts of the data, make statistics that add exactly.
+        `x`, `y` and `options` are as for `fit`. A RuntimeError is raised if the model has no data,
+        and a ValueError for points outside the domain of `statistics`. The model does not change.
+        Copies of it, for example on workers that read parts of the data, make statistics that add
+        exactly.
 
         Under Student-t noise, stored observations have the weights from the fit, so that
         subtracting removes them exactly. Other observations get weights from the present posterior.
@@ -655,13 +680,15 @@ class VectorFieldGP(GP):
         hyperparameters, mean and Student-t weights from all data. Pass all or some of the data of
         `fit` as `x`, `y` and `options`. For tracks, the prediction uses the observations that you
         pass. Pass all observations if they were merged at sites within which the field changes. A
-        ValueError is raised for `variances` (N, p), `noise` (N, p) or (N, p, p), and for other data
-        if the field is less certain than the observation.
+        ValueError is raised for `variances` (N, p), and for `noise` (N, p) or (N, p, p). It is also
+        raised for data outside the fit if the field is less certain than the observation.
 
         Example:
             >>> import gp_orff, torch
             >>> x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))
-            >>> y = torch.stack([torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1)
+            >>> y = torch.stack(
+            ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+            ... )
             >>> y[7] = -y[7]  # a bad vector
             >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
             >>> robust = gp_orff.MultitaskStudentTLikelihood(num_tasks=2)
@@ -699,7 +726,7 @@ class VectorFieldGP(GP):
         predicts best and whether the coverage is right. Holding out single observations is too
         optimistic if the errors of neighbours are correlated.
 
-        The prediction is that of a copy of the model that is conditioned on the rest of the data,
+        The prediction comes from a copy of the model that is conditioned on the rest of the data,
         with the frequencies of all data. Hyperparameters do not change, and a trained constant mean
         μ is estimated from the rest. The result has a closed form. With features, the statistics of
         a block b are subtracted, and A − A_b is factorised. With the exact kernel,
@@ -711,39 +738,45 @@ class VectorFieldGP(GP):
         include the Student-t noise. Observations of `observe` are ignored, and the model does not
         change.
 
-        If a complete track is held out, its observations are predicted as those of a new track.
-        Otherwise, the rest of the track determines its offset and correlated noise.
+        If a complete track is held out, its observations are predicted like observations of a new
+        track. Otherwise, the rest of the track determines its offset and correlated noise.
 
         Args:
             x, y: points (N, d) and vectors (N, p) in memory, usually the data of the model.
-            blocks: "auto" for tracks, in at most 50 blocks, if `track` has several; otherwise for
-                cells of two lengthscales, in 5 to 50 blocks. Or a label for each observation (N,),
-                of any hashable type. Or a splitter of scikit-learn, whose `groups` are those of
-                `group=` or `track=`; an observation may be in several of its sets or none.
+            blocks: "auto" uses tracks, in at most 50 blocks, if `track` has several. Otherwise it
+                uses cells of two lengthscales, in 5 to 50 blocks. Or a label for each observation
+                (N,), of any hashable type. Or a splitter of scikit-learn, whose `groups` are the
+                labels `group=` or `track=`. An observation may be in several of its sets or in
+                none.
             options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
                 `time`, as for `fit`. Observations that `condition` omits, such as copies, are not
                 scored. An observation with a covariance has one value along each axis of its noise.
-                And `executor`, whose workers share the blocks, `retries` and `checkpoint`.
+                Also `executor`, whose workers divide the blocks among them, `retries` and
+                `checkpoint`.
 
         Returns:
             A `CrossValidation`.
 
         Raises:
-            TypeError: chunks; blocks that are no labels and no splitter.
-            ValueError: as for `fit`; labels of another length, a block that leaves nothing.
+            TypeError: chunks; blocks that are neither labels nor a splitter.
+            ValueError: as for `fit`; labels of another length; a block with all data.
 
         Example:
-            Errors that are shared by the readings of an instrument:
+            Errors that are shared by the observations of an instrument:
 
             >>> import gp_orff, torch
             >>> generator = torch.Generator().manual_seed(0)
             >>> x = torch.rand(120, 2, generator=generator).double()
-            >>> y = torch.stack([torch.sin(5 * x[:, 1]), torch.sin(5 * x[:, 0])], dim=-1)
+            >>> y = torch.stack(
+            ...     [torch.sin(5 * x[:, 1]), torch.sin(5 * x[:, 0])], dim=-1
+            ... )
             >>> names = ["a", "b", "c", "d"] * 30
             >>> y[0::4] += 0.5  # instrument a
             >>> y = y + 0.1 * torch.randn(120, 2, generator=generator)
             >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
-            >>> result = model.fit(x, y, progress=False).cross_validate(x, y, blocks=names)
+            >>> result = model.fit(x, y, progress=False).cross_validate(
+            ...     x, y, blocks=names
+            ... )
             >>> result.blocks["a"].rmse > 2 * result.blocks["b"].rmse
             True
         """
@@ -761,8 +794,8 @@ class VectorFieldGP(GP):
     def track_offsets(self, group: str = DEFAULT) -> TrackOffsets:
         """Return the offset of every track of a group, with its standard deviation.
 
-        The offset is the common error of all observations of a track, such as the levelling error
-        of a survey line. It is relative to the field that is estimated from all tracks:
+        The offset is the common error of all observations of a track, for example the levelling
+        error of a survey line. It is relative to the field that is estimated from all tracks:
         `posterior()` has no offset. Correlated noise along the track is not included.
 
         Args:
@@ -774,16 +807,31 @@ class VectorFieldGP(GP):
 
         Example:
             >>> import gp_orff, torch
-            >>> x = torch.cartesian_prod(torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)).double()
-            >>> line, step = torch.arange(96) // 12, torch.tensor([1.0, -1.0]).double().repeat(4)
-            >>> noise = 0.05 * torch.randn(96, generator=torch.Generator().manual_seed(0)).double()
+            >>> x = torch.cartesian_prod(
+            ...     torch.linspace(0, 1, 8), torch.linspace(0, 1, 12)
+            ... ).double()
+            >>> line, step = (
+            ...     torch.arange(96) // 12,
+            ...     torch.tensor([1.0, -1.0]).double().repeat(4),
+            ... )
+            >>> noise = (
+            ...     0.05
+            ...     * torch.randn(
+            ...         96, generator=torch.Generator().manual_seed(0)
+            ...     ).double()
+            ... )
             >>> y = torch.sin(3 * x[:, 1]) + step[line] + noise
             >>> u = torch.tensor([0.0, 1.0]).double().expand(96, 2)
             >>> from gpytorch.means import ZeroMean
-            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2), mean=ZeroMean())
+            >>> model = gp_orff.VectorFieldGP(
+            ...     gp_orff.CurlFreeKernel(num_dims=2), mean=ZeroMean()
+            ... )
             >>> model = model.fit(x, y, directions=u, track=line, progress=False)
             >>> offsets = model.track_offsets()
-            >>> [tuple(part.shape) for part in (offsets.mean, offsets.sd)], offsets.labels[0]
+            >>> (
+            ...     [tuple(part.shape) for part in (offsets.mean, offsets.sd)],
+            ...     offsets.labels[0],
+            ... )
             ([(8, 1), (8, 1)], '0')
             >>> (last, sd), (first, _) = offsets["7"], offsets["0"]
             >>> bool(abs(last - first + 2) < 3 * sd)
@@ -808,9 +856,9 @@ class VectorFieldGP(GP):
         The file contains the data, with the weights of Student-t noise, or their `statistics`,
         whichever is smaller. An exact kernel, tracks, a `HarmonicKernel` and random frequencies
         that outnumber the observed values need the data. You can use, update and fit a loaded model
-        like the saved one; with statistics, for the lengthscales and the domain of `statistics`.
-        The new file replaces an old one only when it is complete. It can also be read by
-        `torch.load(path, weights_only=True)`.
+        like the saved one. If the file has statistics, this applies to the lengthscales and the
+        domain of `statistics`. The new file replaces an old one only when it is complete.
+        `torch.load(path, weights_only=True)` can also read it.
         """
         content = {
             "kernel": describe(self.kernel),
@@ -837,14 +885,14 @@ class VectorFieldGP(GP):
 
         Args:
             path: the file.
-            kernel, likelihood, mean, frequencies: parts of the saved model, built as they were for
-                it; needed only if their classes, constraints or priors are neither from gpytorch
-                nor from this package.
+            kernel, likelihood, mean, frequencies: parts of the saved model, built as before. Pass a
+                part only if its class, constraints or priors are neither from gpytorch nor from
+                this package.
 
         Raises:
             FileNotFoundError: no file at `path`.
-            ValueError: a file that is damaged or newer than this package; a part that the file
-                cannot describe and that is not given, or another one than was saved.
+            ValueError: the file is damaged or newer than this package; a part that the file cannot
+                describe is missing, or is not the saved one.
 
         Example:
             >>> import gp_orff, os, tempfile, torch
@@ -853,7 +901,11 @@ class VectorFieldGP(GP):
             >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
             >>> model.save(path)
             >>> loaded = gp_orff.VectorFieldGP.load(path)
-            >>> bool(loaded.log_marginal_likelihood().isclose(model.log_marginal_likelihood()))
+            >>> bool(
+            ...     loaded.log_marginal_likelihood().isclose(
+            ...         model.log_marginal_likelihood()
+            ...     )
+            ... )
             True
         """
         content = storage.read(path, _KIND)
@@ -873,9 +925,9 @@ class VectorFieldGP(GP):
         return model
 
     def get_extra_state(self) -> dict[str, object]:
-        """What no parameter or buffer has, for `state_dict`: the kinds of likelihood of all groups,
-        and what a fit has learned with weak priors. While the hyperparameters stay as they are,
-        `condition` gives a posterior that integrates over them, as the fit does."""
+        """Return the state other than parameters and buffers, for `state_dict`. It has the kinds of
+        likelihood of all groups, and results of a fit with weak priors. While the hyperparameters
+        do not change, `condition` gives a posterior that integrates over them, as the fit does."""
         every = self._every_likelihood.items()
         return {
             "likelihoods": {label: recipe_of(likelihood) for label, likelihood in every},
@@ -883,7 +935,7 @@ class VectorFieldGP(GP):
         }
 
     def set_extra_state(self, state: dict[str, object]) -> None:
-        """Take over `state`, which `get_extra_state` returned."""
+        """Restore `state`, which `get_extra_state` returned."""
         learned = state["learned"]
         self._learned = learned.double().cpu() if len(learned) else None
 
@@ -931,7 +983,7 @@ class VectorFieldGP(GP):
 
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
-        are chosen anew."""
+        are chosen again."""
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         likelihoods = self._every_likelihood
@@ -964,7 +1016,7 @@ class VectorFieldGP(GP):
     def _keeping_units(
         self, x: object, y: object, options: Options, anew: bool = False
     ) -> Iterator[None]:
-        """Keep the units that data are brought to, unless the block raises; `anew`: theirs."""
+        """Keep the units that data are brought to, unless the block raises; `again`: theirs."""
         before = self._units
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
@@ -976,8 +1028,8 @@ class VectorFieldGP(GP):
             raise
 
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
-        """The data that `x`, `y` and `options` describe, with a copy of small arrays, which the
-        caller cannot change; with `learning`, the blocks of tracks are chosen anew."""
+        """The data that `x`, `y` and `options` describe. Small arrays are copied, so that the
+        caller cannot change them. With `learning`, the blocks of tracks are chosen again."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
         warn_of_values([part for part in data.survey.sample if part.represented is None])
@@ -1001,7 +1053,8 @@ class VectorFieldGP(GP):
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
     ) -> list[TrackReadings]:
-        """All readings one by one, if they are along tracks, to be put in blocks as in `data`."""
+        """All observations one by one, if they are along tracks, to be put in blocks as in
+        `data`."""
         if not data.tracks:
             return []
         x, y, options = in_units(self._units_of(x, y, options), x, y, options)
@@ -1034,8 +1087,8 @@ class VectorFieldGP(GP):
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean if it is not trained, zero beside a mean that is not constant; None for
-        a trained constant mean."""
+        """The constant mean if it is not trained, zero in addition to a mean that is not constant;
+        None for a trained constant mean."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)
@@ -1083,7 +1136,7 @@ class VectorFieldGP(GP):
         return ModelState.of(result.representation, result.mean, result.history)
 
     def _checked(self, state: ModelState) -> ModelState:
-        """The state, with a note and a warning if error bars do not hold on left-out blocks."""
+        """The state, with a note and a warning if the coverage of held-out blocks is too low."""
         calibrated = check_calibration.on() and state.data.varies
         if not calibrated:
             return state
@@ -1148,7 +1201,7 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
     words = " and ".join(f"({vector})" for vector in along)
     warnings.warn(
         f"no observation depends on the constant mean of the outputs along {words}: it is "
-        "taken as zero there; observe other components or directions, or give a mean "
+        "assumed to be zero there; observe other components or directions, or give a mean "
         "that is known, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,
@@ -1157,7 +1210,7 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
 
 def _are_all(read: Sequence[Observations], data: Data) -> bool:
     """Whether the observations are all of the data, in their order."""
-    held, read = data.observations if isinstance(data, Dataset) else [], join(read)
+    held, read = data.observations if data.revisitable else [], join(read)
     return len(read) == len(held) and all(
         a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
         for a, b in zip(read, held, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +36,8 @@ def plot_energy_spectrum(
         wavenumbers: k (m,), positive.
         mean: E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
         low, high: the ends of its interval (m,), drawn as a band; no band without them.
-        slopes: exponents, such as (-3, -5 / 3): thin lines above the middle of the curve.
+        slopes: exponents, such as (-3, -5 / 3): thin lines above the middle of the curve,
+            with the exponent as a ratio if it is one.
         label: the name of the curve, for a legend.
         color: a matplotlib colour of curve and band.
 
@@ -52,7 +54,9 @@ def plot_energy_spectrum(
         >>> from gp_orff.plotting import plot_energy_spectrum
         >>> fig, ax = plt.subplots()
         >>> k = np.geomspace(1, 10, 20)
-        >>> curve = plot_energy_spectrum(ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3])
+        >>> curve = plot_energy_spectrum(
+        ...     ax, k, k**-3, 0.8 * k**-3, 1.3 * k**-3, slopes=[-3]
+        ... )
         >>> plt.close(fig)
     """
     k, mean, low, high = map(array, (wavenumbers, mean, low, high))
@@ -71,7 +75,9 @@ def plot_energy_spectrum(
         line = 5 * mean[middle] * (k / k[middle]) ** slope
         ax.plot(k, line, color="0.4", linewidth=0.8, linestyle="--")
         above = {"xytext": (4, 4), "textcoords": "offset points", "color": "0.4"}
-        ax.annotate(f"{slope:.3g}", (k[middle], line[middle]), fontsize="small", **above)
+        ratio = Fraction(slope).limit_denominator(9)
+        text = str(ratio) if abs(ratio - slope) < 1e-9 else f"{slope:.3g}"
+        ax.annotate(text.replace("-", "−"), (k[middle], line[middle]), fontsize="small", **above)
     return curve
 
 
@@ -112,7 +118,9 @@ def plot_calibration(
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_calibration
         >>> fig, ax = plt.subplots()
-        >>> curve, band = plot_calibration(ax, np.random.default_rng(0).uniform(size=300))
+        >>> curve, band = plot_calibration(
+        ...     ax, np.random.default_rng(0).uniform(size=300)
+        ... )
         >>> plt.close(fig)
     """
     pit, block = array(pit), array(block)

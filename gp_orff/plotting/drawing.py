@@ -80,11 +80,27 @@ def check_deviations(caller: str, sd: np.ndarray | None) -> None:
         )
 
 
+def check_level(caller: str, level: float) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"{caller} expects a level between 0 and 1, got {level}; say 0.95")
+
+
+def shown(x: np.ndarray, *arrays: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
+    """Positions that are finite, as those on a map are, and the same rows of arrays."""
+    rows = np.isfinite(x).all(-1)
+    return tuple(values if values is None else values[rows] for values in (x, *arrays))
+
+
 # Arrows: which points get one, how long they are, and one to read lengths from.
 
 
 def draw_arrows(
-    ax: Axes, x: np.ndarray, vectors: np.ndarray, rows: np.ndarray, scale: float
+    ax: Axes,
+    x: np.ndarray,
+    vectors: np.ndarray,
+    rows: np.ndarray,
+    scale: float,
+    color: str = "white",
 ) -> Quiver:
     """Arrows at some rows; none crosses the frame of the axes, which grow where they have none."""
     rows = inside(ax, x, vectors, rows, scale)
@@ -97,7 +113,7 @@ def draw_arrows(
         pivot="mid",
         units="inches",
         width=0.012,
-        color="white",
+        color=color,
         edgecolor="black",
         linewidth=0.3,
     )
@@ -107,26 +123,28 @@ def draw_arrows(
     return drawn
 
 
-def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
-    """An arrow of a round length up to `longest`, with its length, above the upper right corner.
+def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
+    """An arrow of a round length, with its length, above the upper right corner.
 
-    None where no arrow is inside the frame.
+    It is at least a tenth as long as the longer side of the positions. A circle of the radius is
+    at its tip, for ellipses. None where no arrow is inside the frame.
     """
     if not len(drawn.U):
         return
+    from matplotlib.patches import Circle
     from matplotlib.quiver import QuiverKey
-    from matplotlib.transforms import Bbox
+    from matplotlib.transforms import Affine2D, Bbox
 
     class Reference(QuiverKey):
         """An arrow that ends at the right edge, with its length; layouts know its box, which
         `QuiverKey` does not have."""
 
         def get_window_extent(self, renderer=None) -> Bbox:
-            """The box of the text to the left of the arrow, and of the arrow."""
-            self._move()
+            """The box of the text to the left of the arrow, and of the arrow and its circle."""
+            self._move(renderer)
             start = drawn.axes.transAxes.transform((self.X, self.Y))
             text = self.text.get_window_extent(renderer)
-            left, half = start[0] - self.labelsep - text.width, 0.8 * text.height
+            left, half = start[0] - self.labelsep - text.width, self._half(renderer)
             right = drawn.axes.bbox.x1
             return Bbox.from_extents(left, start[1] - half, right, start[1] + half)
 
@@ -135,35 +153,61 @@ def draw_reference(drawn: Quiver, longest: float, unit: str) -> None:
             return self.get_window_extent(renderer)
 
         def draw(self, renderer) -> None:
-            """Draw text and arrow where the axes are now."""
-            self._move()
+            """Draw text, arrow and circle where the axes are now."""
+            self._move(renderer)
             super().draw(renderer)
+            if radius:
+                tip = drawn.axes.bbox.x1 - self._length(radius)
+                middle = drawn.axes.transAxes.transform((self.X, self.Y))[1]
+                circle = Circle((0, 0), 1, fill=False, edgecolor="black", linewidth=0.7)
+                place = Affine2D().scale(self._length(radius)).translate(tip, middle)
+                circle.set_transform(place)
+                circle.set_figure(drawn.axes.figure)
+                circle.draw(renderer)
 
-        def _move(self) -> None:
-            """Begin where the tip of the arrow is at the right edge of the axes."""
-            ends = drawn.axes.transData.transform([(0.0, 0.0), (self.U / drawn.scale, 0.0)])
-            self.X = 1 - (ends[1, 0] - ends[0, 0]) / drawn.axes.bbox.width
+        def _length(self, value: float) -> float:
+            """Pixels of a length of the field along the first axis."""
+            ends = drawn.axes.transData.transform([(0.0, 0.0), (value / drawn.scale, 0.0)])
+            return abs(ends[1, 0] - ends[0, 0])
 
-    length = round_length(longest)
+        def _half(self, renderer) -> float:
+            """Half the height in pixels."""
+            text = self.text.get_window_extent(renderer)
+            return max(0.8 * text.height, self._length(radius) + 1)
+
+        def _move(self, renderer) -> None:
+            """Begin where the tip, or the circle, ends at the right edge of the axes."""
+            box = drawn.axes.bbox
+            self.X = 1 - (self._length(self.U) + self._length(radius)) / box.width
+            self.Y = 1 + (self._half(renderer) + 2) / box.height
+
+    side = np.ptp(drawn.get_offsets(), axis=0).max()
+    longest = np.hypot(drawn.U, drawn.V).max()
+    length = round_up(0.1 * side * drawn.scale or longest)
+    size = f" ± {radius:g}" if radius else ""
     key = Reference(
         drawn,
         1.0,
         1.03,
         length,
-        f"{length:g} {unit}".strip(),
+        f"{length:g}{size} {unit}".strip(),
         labelpos="W",
         labelsep=0.06,
         coordinates="axes",
+        color="black",
         fontproperties={"size": "small"},
     )
+    for other in drawn.axes.findobj(QuiverKey):
+        other.remove()
     drawn.axes.add_artist(key)
     key.set_clip_on(False)  # it is outside of the axes, and layouts leave out what is clipped there
 
 
-def round_length(longest: float) -> float:
-    """The largest of 1, 2, 5, 10, 20, ... that is not above `longest`; decimals alike."""
-    power = 10.0 ** np.floor(np.log10(max(longest, TINY)))
-    return float(max(step for step in (1, 2, 5) if step * power <= longest or step == 1) * power)
+def round_up(value: float) -> float:
+    """The least of 1, 2, 5, 10, 20, ... that is not below `value`; decimals alike."""
+    power = 10.0 ** np.floor(np.log10(max(value, TINY)))
+    steps = (1, 2, 5, 10)
+    return float(f"{min(step * power for step in steps if step * power >= value * (1 - 1e-9)):.3g}")
 
 
 def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
@@ -266,7 +310,10 @@ def plot_colorbar(
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_colorbar, plot_field
-        >>> x, norm = np.random.default_rng(0).uniform(size=(50, 2)), plt.Normalize(0, 0.8)
+        >>> x, norm = (
+        ...     np.random.default_rng(0).uniform(size=(50, 2)),
+        ...     plt.Normalize(0, 0.8),
+        ... )
         >>> fig, axes = plt.subplots(1, 2, layout="compressed")
         >>> style = {"norm": norm, "colorbar": False}
         >>> maps = [plot_field(ax, x, shade=x[:, 0], **style) for ax in axes]
@@ -274,7 +321,7 @@ def plot_colorbar(
         'max'
         >>> plt.close(fig)
     """
-    extend = _cut_off(shaded) if extend is None else extend
+    extend = cut_off(shaded.norm, shaded.get_array()) if extend is None else extend
     beside = _shrink(ax) if ax.figure.get_layout_engine() is None else ax.inset_axes(BESIDE)
     return ax.figure.colorbar(shaded, cax=beside, label=label, extend=extend)
 
@@ -314,6 +361,17 @@ def norm_from_zero(*shades: np.ndarray) -> Normalize:
     return Normalize(0, max(np.nanmax(np.abs(shade)) for shade in shades) or 1)
 
 
+def norm_of_interior(x: np.ndarray, *shades: np.ndarray) -> Normalize:
+    """From zero to the largest value in the interior: the middle eight tenths of each side.
+
+    Standard deviations rise at the edge of the data. Of positions without an interior, all count.
+    """
+    middle, extent = (x.min(0) + x.max(0)) / 2, np.ptp(x, axis=0)
+    inner = (np.abs(x - middle) <= 0.4 * extent).all(-1)
+    inner &= np.isfinite(shades).all(0)
+    return norm_from_zero(*(shade[inner] if inner.any() else shade for shade in shades))
+
+
 def norm_about_zero(*shades: np.ndarray) -> Normalize:
     from matplotlib.colors import Normalize
 
@@ -323,15 +381,18 @@ def norm_about_zero(*shades: np.ndarray) -> Normalize:
 
 def _shrink(ax: Axes) -> Axes:
     """New axes in a part of some, as high as what is left of these."""
+    from matplotlib.axes import Axes
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 
-    return make_axes_locatable(ax).append_axes("right", size="4%", pad="3%")
+    return make_axes_locatable(ax).append_axes("right", size="4%", pad="3%", axes_class=Axes)
 
 
-def _cut_off(shaded: ScalarMappable) -> str:
-    """The ends of its scale beyond which values lie, by more than rounding."""
-    low, high = shaded.get_clim()
-    values = np.ma.masked_invalid(shaded.get_array())
-    slack = 1e-3 * (high - low)
-    below, above = bool(values.min() < low - slack), bool(values.max() > high + slack)
+def cut_off(norm: Normalize, *shades: np.ndarray) -> str:
+    """The ends of a scale beyond which values lie, by more than rounding."""
+    values = np.ma.masked_invalid(np.concatenate([np.ravel(shade) for shade in shades]))
+    slack = 1e-3 * (norm.vmax - norm.vmin)
+    below, above = (
+        bool(values.min() < norm.vmin - slack),
+        bool(values.max() > norm.vmax + slack),
+    )
     return ("neither", "min", "max", "both")[below + 2 * above]

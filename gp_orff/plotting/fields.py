@@ -12,19 +12,27 @@ from gp_orff.plotting.drawing import (
     array,
     arrows_of,
     check,
+    check_deviations,
+    check_level,
+    column,
     draw_arrows,
     draw_reference,
     ends,
     frame,
     inside,
-    long_vector,
     norm_from_zero,
+    norm_of_interior,
     places_on_grid,
     plot_colorbar,
+    round_up,
     shade_map,
+    shown,
 )
+from gp_orff.plotting.geography import placed, turned
+from gp_orff.plotting.style import DEVIATION, MAGNITUDE
 
 if TYPE_CHECKING:
+    from cartopy.crs import CRS
     from matplotlib.axes import Axes
     from matplotlib.collections import Collection, PolyCollection
     from matplotlib.colors import Normalize
@@ -41,8 +49,10 @@ def plot_field(
     norm: Normalize | None = None,
     arrows: int = 24,
     reference: str | None = None,
-    cmap: str = "viridis",
+    color: str | None = None,
+    cmap: str = MAGNITUDE,
     colorbar: bool = True,
+    transform: CRS | None = None,
 ) -> Collection | None:
     """Draw arrows of a planar field over a shaded quantity, on the caller's axes.
 
@@ -60,16 +70,21 @@ def plot_field(
         norm: a matplotlib normalisation of `shade`; panels of one unit can share one.
         arrows: about how many arrows along the longer side; points between them get none.
         reference: the unit of the vectors, for an arrow of a round length above the upper right
-            corner; None draws none.
+            corner, at least a tenth of the longer side; None draws none.
+        color: a matplotlib colour of the arrows; by default white with dark edges over a shade, and
+            black without one.
         cmap: a matplotlib colour map; the default is safe for colour-blind readers.
         colorbar: whether to add a colour bar for `shade`, as high as the axes.
+        transform: for axes of cartopy, the reference system of `x`, such as
+            `cartopy.crs.PlateCarree()` for longitude and latitude. Components to the east and
+            north, or along its coordinates, are turned to where they point on the map.
 
     Returns:
         The shaded collection, to make a colour bar with `plot_colorbar`; None without `shade`.
 
     Raises:
         ValueError: arrays whose lengths differ, points that are not planar, or that are all on one
-            line if they are to be shaded.
+            line if they are to be shaded; `transform` on axes that are not cartopy's.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -78,22 +93,83 @@ def plot_field(
         >>> from gp_orff.plotting import plot_field
         >>> x = np.random.default_rng(0).uniform(size=(50, 2))
         >>> fig, ax = plt.subplots()
-        >>> shaded = plot_field(ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)")
+        >>> shaded = plot_field(
+        ...     ax, x, x[:, ::-1], shade=x[:, 0], label="speed (m/s)"
+        ... )
         >>> plt.close(fig)
     """
     x, vectors, shade = (array(values) for values in (x, vectors, shade))
     check("plot_field", x, vectors=(vectors, (2,)), shade=(shade, ()))
+    if vectors is not None:
+        vectors = turned(ax, x, vectors, transform)
+    x, vectors, shade = shown(placed("plot_field", ax, x, transform), vectors, shade)
     shaded = None
     if shade is not None:
         shaded = shade_map("plot_field", ax, x, shade, norm, cmap)
         if colorbar:
             plot_colorbar(ax, shaded, label)
     if vectors is not None:
-        drawn = draw_arrows(ax, x, vectors, *arrows_of(x, vectors, arrows))
+        color = color or ("black" if shade is None else "white")
+        drawn = draw_arrows(ax, x, vectors, *arrows_of(x, vectors, arrows), color)
         if reference is not None:
-            draw_reference(drawn, long_vector(vectors), reference)
+            draw_reference(drawn, reference)
     ax.set_aspect("equal")
     return shaded
+
+
+def plot_deviation(
+    ax: Axes,
+    x: ArrayLike,
+    sd: ArrayLike,
+    *,
+    label: str | None,
+    norm: Normalize | None = None,
+    colorbar: bool = True,
+    transform: CRS | None = None,
+) -> Collection:
+    """Draw a standard deviation from zero to its largest value in the interior.
+
+    The interior is the middle eight tenths of each side: error bars rise at the edge of the data,
+    and a scale up to there would show the interior in one colour. The colour bar has a tip if
+    values beyond the scale are cut off.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes or of `transform`.
+        sd: the standard deviation (n,), not below zero.
+        label: the name of the quantity, with its unit, for the colour bar.
+        norm: a matplotlib normalisation, for a scale that panels share.
+        colorbar: whether to add a colour bar, as high as the axes.
+        transform: as in `plot_field`.
+
+    Returns:
+        The shaded collection, to make a colour bar with `plot_colorbar`.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, or a negative standard deviation.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_deviation
+        >>> x = np.stack(
+        ...     np.meshgrid(np.arange(11.0), np.arange(11.0)), axis=-1
+        ... ).reshape(-1, 2)
+        >>> fig, ax = plt.subplots()
+        >>> shaded = plot_deviation(
+        ...     ax, x, 0.1 + (x[:, 0] - 5) ** 2, label="sd (m/s)"
+        ... )
+        >>> print(shaded.norm.vmin, shaded.norm.vmax, shaded.get_array().max())
+        0.0 16.1 25.1
+        >>> plt.close(fig)
+    """
+    x, sd = array(x), column(sd)
+    check("plot_deviation", x, sd=(sd, ()))
+    check_deviations("plot_deviation", sd)
+    norm = norm_of_interior(x, sd) if norm is None else norm
+    style = {"norm": norm, "cmap": DEVIATION, "colorbar": colorbar, "transform": transform}
+    return plot_field(ax, x, shade=sd, label=label, **style)
 
 
 def plot_uncertainty(
@@ -103,13 +179,15 @@ def plot_uncertainty(
     covariances: ArrayLike,
     *,
     arrows: int = 24,
+    level: float = 0.95,
+    reference: str | None = None,
     color: str = "black",
+    transform: CRS | None = None,
 ) -> PolyCollection:
-    """Draw ellipses of one standard deviation at the tips of the arrows of `plot_field`.
+    """Draw ellipses that contain a Gaussian with a probability, at the tips of `plot_field`.
 
-    Ellipses have the scale of the arrows: a semi-axis as long as the arrow is a standard deviation
-    as large as the vector. An ellipse holds 39 % of a Gaussian; multiply covariances by 5.99 for
-    95 %.
+    The semi-axes are r times the standard deviations along the principal axes, r² = −2 log(1 −
+    level): r = 2.45 at level 0.95, and r = 1 at level 0.39. They have the scale of the arrows.
 
     Args:
         ax: matplotlib axes; their limits, labels and titles are left to the caller.
@@ -118,29 +196,38 @@ def plot_uncertainty(
         covariances: of the two components at each position (n, 2, 2), in the square of their unit;
             such as `field.pointwise_covariance(x)`.
         arrows: as given to `plot_field`, so that the same points get them.
+        level: the probability in an ellipse, in (0, 1).
+        reference: the unit of the vectors, for a size key: a circle of a round radius at the tip of
+            the reference arrow, with both lengths; None draws none.
         color: a matplotlib colour of the outlines.
+        transform: as given to `plot_field`.
 
     Returns:
         The ellipses.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, or matrices that are no covariances.
+        ValueError: arrays whose shapes do not fit, matrices that are no covariances, a level
+            outside (0, 1), or a reference on axes without arrows of `plot_field`.
 
     Example:
         >>> import gp_orff, matplotlib, torch
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_field, plot_uncertainty
-        >>> x = torch.rand(50, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     50, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
         >>> field = model.condition(x, x.sin()).posterior()
         >>> fig, ax = plt.subplots()
-        >>> _ = plot_field(ax, x, field.mean(x), arrows=5)
+        >>> style = {"arrows": 5, "reference": "m/s"}
+        >>> _ = plot_field(ax, x, field.mean(x), **style)
         >>> covariances = field.pointwise_covariance(x)
-        >>> ellipses = plot_uncertainty(ax, x, field.mean(x), covariances, arrows=5)
+        >>> ellipses = plot_uncertainty(ax, x, field.mean(x), covariances, **style)
         >>> plt.close(fig)
     """
     from matplotlib.collections import PolyCollection
+    from matplotlib.quiver import Quiver
 
     x, vectors, covariances = (array(values) for values in (x, vectors, covariances))
     if covariances.shape == x.shape:
@@ -149,19 +236,33 @@ def plot_uncertainty(
             "uncorrelated components, give torch.diag_embed(variance)"
         )
     check("plot_uncertainty", x, vectors=(vectors, (2,)), covariances=(covariances, (2, 2)))
-    rows, scale = arrows_of(x, vectors, arrows)
-    rows = inside(ax, x, vectors, rows, scale)
+    check_level("plot_uncertainty", level)
+    drawn = [drawing for drawing in ax.collections if isinstance(drawing, Quiver)]
+    if reference is not None and not drawn:
+        raise ValueError(
+            "plot_uncertainty expects arrows on the axes for reference=, got none; call "
+            "plot_field first"
+        )
+    on_map = placed("plot_uncertainty", ax, x, transform)
+    vectors = turned(ax, x, vectors, transform)
+    on_map, vectors, x, covariances = shown(on_map, vectors, x, covariances)
+    rows, scale = arrows_of(on_map, vectors, arrows)
+    rows = inside(ax, on_map, vectors, rows, scale)
     radii, directions = _principal_axes(covariances[rows])
+    radii = radii * np.sqrt(-2 * np.log1p(-level))
     angle = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    _, tips = ends(x[rows], vectors[rows], scale)
-    outlines = tips[:, None] + np.swapaxes(directions * radii[:, None] @ circle, 1, 2) / scale
+    _, tips = ends(on_map[rows], vectors[rows], scale)
+    around = np.swapaxes(directions * radii[:, None] @ circle, 1, 2)
+    outlines = tips[:, None] + turned(ax, x[rows][:, None], around, transform) / scale
     ellipses = PolyCollection(
         outlines, facecolors="none", edgecolors=color, linewidths=0.7, zorder=3
     )
     ax.add_collection(ellipses, autolim=not np.isfinite(frame(ax)).all())
     ax.autoscale_view()
     ax.set_aspect("equal")
+    if reference is not None and len(rows):
+        draw_reference(drawn[-1], reference, round_up(np.median(radii.max(-1))))
     return ellipses
 
 
@@ -194,7 +295,9 @@ def plot_streamlines(
         >>> import matplotlib
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
-        >>> x = np.stack(np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1).reshape(-1, 2)
+        >>> x = np.stack(
+        ...     np.meshgrid(np.arange(9.0), np.arange(5.0)), axis=-1
+        ... ).reshape(-1, 2)
         >>> fig, ax = plt.subplots()
         >>> streamlines = plot_streamlines(ax, x, x[:, ::-1] * [-1, 1])
         >>> plt.close(fig)
@@ -250,7 +353,7 @@ def plot_gain(
     design: Any,
     *,
     label: str = "decrease of the mean variance",
-    cmap: str = "viridis",
+    cmap: str = MAGNITUDE,
     colorbar: bool = True,
 ) -> Collection:
     """Draw by how much each candidate of a design would improve its target, and the chosen ones.
@@ -277,11 +380,15 @@ def plot_gain(
         >>> matplotlib.use("agg")
         >>> from matplotlib import pyplot as plt
         >>> from gp_orff.plotting import plot_gain
-        >>> x = torch.rand(30, 2, generator=torch.Generator().manual_seed(0)).double()
+        >>> x = torch.rand(
+        ...     30, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
         >>> axis = torch.linspace(0, 1, 15)
-        >>> design = field.design(torch.cartesian_prod(axis, axis), 3, target=gp_orff.Curl())
+        >>> design = field.design(
+        ...     torch.cartesian_prod(axis, axis), 3, target=gp_orff.Curl()
+        ... )
         >>> fig, ax = plt.subplots()
         >>> shaded = plot_gain(ax, design)
         >>> plt.close(fig)

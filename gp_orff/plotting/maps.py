@@ -13,20 +13,26 @@ from gp_orff.plotting.drawing import (
     arrows_of,
     check,
     check_deviations,
+    check_level,
     column,
+    cut_off,
     draw_arrows,
     draw_reference,
-    long_vector,
     norm_about_zero,
     norm_from_zero,
+    norm_of_interior,
     plot_colorbar,
     shade_map,
+    shown,
     triangulated,
 )
+from gp_orff.plotting.geography import placed
+from gp_orff.plotting.style import DEVIATION, MAGNITUDE, SIGNED, title_panels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cartopy.crs import CRS
     from matplotlib.axes import Axes
     from matplotlib.collections import Collection
     from matplotlib.colors import Normalize
@@ -42,8 +48,9 @@ def plot_map(
     label: str | None,
     norm: Normalize | None = None,
     level: float = 0.95,
-    cmap: str = "PuOr_r",
+    cmap: str = SIGNED,
     colorbar: bool = True,
+    transform: CRS | None = None,
 ) -> tuple[Collection, TriContourSet | None]:
     """Draw a scalar with a sign in diverging colours, hatched where its sign is uncertain.
 
@@ -61,12 +68,15 @@ def plot_map(
         level: the probability in the interval mean ± z sd, in (0, 1).
         cmap: a matplotlib colour map; the default is safe for colour-blind readers.
         colorbar: whether to add a colour bar.
+        transform: for axes of cartopy, the reference system of `x`, such as
+            `cartopy.crs.PlateCarree()` for longitude and latitude.
 
     Returns:
         The shaded collection and the hatched contour set, or None for the latter without `sd`.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, a level outside (0, 1), or a negative sd.
+        ValueError: arrays whose shapes do not fit, a level outside (0, 1), a negative sd, or
+            `transform` on axes that are not cartopy's.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -75,14 +85,16 @@ def plot_map(
         >>> from gp_orff.plotting import plot_map
         >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 2))
         >>> fig, ax = plt.subplots()
-        >>> shaded, hatched = plot_map(ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)")
+        >>> shaded, hatched = plot_map(
+        ...     ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)"
+        ... )
         >>> plt.close(fig)
     """
     x, mean, sd = array(x), column(mean), column(sd)
     check("plot_map", x, mean=(mean, ()), sd=(sd, ()))
-    if not 0 < level < 1:
-        raise ValueError(f"plot_map expects a level between 0 and 1, got {level}; say 0.95")
+    check_level("plot_map", level)
     check_deviations("plot_map", sd)
+    x, mean, sd = shown(placed("plot_map", ax, x, transform), mean, sd)
     norm = norm_about_zero(mean) if norm is None else norm
     shaded = shade_map("plot_map", ax, x, mean, norm, cmap)
     ax.set_aspect("equal")
@@ -112,10 +124,11 @@ def plot_comparison(
 ) -> tuple[Collection, Collection, Collection, Collection]:
     """Draw truth, posterior mean, residual and standard deviation in four panels.
 
-    Truth and mean share one colour scale, residual and sd another; each has a colour bar, beside
-    the second of the two. For a vector field, the panels show lengths under arrows, and as sd the
-    square root of the summed variances, the root mean square length of the residual. Scalars are
-    shown with their signs.
+    Truth and mean share one colour scale; residual and sd share another, up to their largest value
+    in the interior, as in `plot_deviation`. Each has a colour bar, next to the second of the two.
+    For a vector field, the panels show lengths under arrows, and as sd the square root of the
+    summed variances, the root mean square length of the residual. Scalars are shown with their
+    signs.
 
     Args:
         axes: four matplotlib axes, two by two or in a row; titles are set, limits and labels are
@@ -142,7 +155,9 @@ def plot_comparison(
         >>> from matplotlib import pyplot as plt
         >>> x = np.random.default_rng(0).uniform(size=(50, 2))
         >>> fig, axes = plt.subplots(2, 2, layout="constrained")
-        >>> four = plot_comparison(axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)")
+        >>> four = plot_comparison(
+        ...     axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)"
+        ... )
         >>> four[0].norm is four[1].norm
         True
         >>> plt.close(fig)
@@ -163,25 +178,33 @@ def plot_comparison(
         "residual (mean − truth)": mean - truth,
         "posterior standard deviation": sd,
     }
-    shades, make_norm, cmaps = list(panels.values()), norm_about_zero, ("PuOr_r", "BrBG_r")
+    signed = not outputs
+    shades = list(panels.values())
     if outputs:
         shades = [np.linalg.norm(values, axis=-1) for values in shades]
-        make_norm, cmaps = norm_from_zero, ("viridis", "cividis")
-
-    shaded, labels = [], (label, f"residual and sd of {label}")
-    for pair, cmap, text in zip((slice(0, 2), slice(2, 4)), cmaps, labels, strict=True):
-        norm = make_norm(*shades[pair])
+    first = (norm_about_zero if signed else norm_from_zero)(*shades[:2])
+    second = norm_of_interior(x, *shades[2:])
+    if signed:
+        second.vmin = -second.vmax
+    pairs = (
+        (slice(0, 2), first, MAGNITUDE, label),
+        (slice(2, 4), second, DEVIATION, f"residual and sd of {label}"),
+    )
+    shaded = []
+    for pair, norm, cmap, text in pairs:
         for ax, shade in zip(axes[pair], shades[pair], strict=True):
+            cmap = SIGNED if signed else cmap
             shaded.append(shade_map("plot_comparison", ax, x, shade, norm, cmap))
-        plot_colorbar(axes[pair][1], shaded[-1], text)
+        extend = cut_off(norm, *shades[pair])
+        plot_colorbar(axes[pair][1], shaded[-1], text, extend=extend)
     if outputs:
         shared, own = arrows_of(x, truth, arrows), arrows_of(x, mean - truth, arrows)
         draw_arrows(axes[1], x, mean, *shared)
         for ax, vectors, chosen in ((axes[0], truth, shared), (axes[2], mean - truth, own)):
             drawn = draw_arrows(ax, x, vectors, *chosen)
             if reference is not None:
-                draw_reference(drawn, long_vector(vectors), reference)
-    for ax, title in zip(axes, panels, strict=True):
+                draw_reference(drawn, reference)
+    for ax in axes:
         ax.set_aspect("equal")
-        ax.set_title(title, loc="center" if reference is None else "left")
+    title_panels(axes, list(panels))
     return tuple(shaded)

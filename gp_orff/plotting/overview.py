@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gp_orff.plotting.drawing import ROUNDING, array, norm_about_zero, norm_from_zero
-from gp_orff.plotting.fields import plot_field
+from gp_orff.plotting.fields import plot_deviation, plot_field
 from gp_orff.plotting.maps import plot_map
+from gp_orff.plotting.style import STYLE, title_panels
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     Panel = Callable[[Axes], object]
+
+
+_DATA, _DEVIATION, _UNKNOWN = "data", "standard deviation", "sign unknown"
+Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
 
 
 # What an overview shows: each panel has a title and a function that draws it.
@@ -41,10 +47,15 @@ class Field(Protocol):
 
 @dataclass(frozen=True)
 class Units:
-    """The unit of a field, and the names of the inputs of a map, such as "east (km)"."""
+    """The unit of a field, the name of its magnitude, and the names of the inputs of a map."""
 
     field: str
+    quantity: str
     names: Sequence[str]
+
+    def label(self, name: str) -> str:
+        """A name with the unit of the field."""
+        return f"{name} ({self.field})" if self.field else name
 
     @property
     def derivative(self) -> str:
@@ -66,9 +77,10 @@ def output_panels(
     """Titles, and what draws each: mean and standard deviation of each output."""
     mean, sd = _moments(field, x)
     for output in range(field.num_outputs):
-        name = f" of output {output + 1}" if field.num_outputs > 1 else ""
-        yield f"mean{name}", _signed(plane, mean[:, output], None, units.field)
-        yield f"standard deviation{name}", _positive(plane, sd[:, output], units.field, "cividis")
+        name = f"output {output + 1}" if field.num_outputs > 1 else "output"
+        of = f" of {name}" if field.num_outputs > 1 else ""
+        yield f"mean{of}", _signed(plane, mean[:, output], None, units.label(name))
+        yield f"{_DEVIATION}{of}", _deviation(plane, sd[:, output], units.label(f"sd{of}"))
 
 
 def flow_panels(
@@ -76,11 +88,9 @@ def flow_panels(
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each: vectors, their standard deviation and derivatives."""
     mean, sd = (moment[:, columns] for moment in _moments(field, x))
-    unit = units.field
-    speed = f"length ({unit})" if unit else "length"
-    arrows = {"vectors": mean, "arrows": 20, "reference": unit}
-    yield "mean", _positive(plane, np.linalg.norm(mean, axis=-1), speed, "viridis", **arrows)
-    yield "standard deviation", _positive(plane, np.linalg.norm(sd, axis=-1), unit, "cividis")
+    length = np.linalg.norm(mean, axis=-1)
+    yield "mean", _arrows(plane, mean, length, units)
+    yield _DEVIATION, _deviation(plane, np.linalg.norm(sd, axis=-1), units.label("√(sd₁² + sd₂²)"))
     if field.num_outputs == 2:
         symbols = {"vorticity": Curl(), "divergence": Divergence()}
         found = {name: _derivative(field, x, symbol) for name, symbol in symbols.items()}
@@ -89,10 +99,9 @@ def flow_panels(
             n: m for n, m in found.items() if m is not None and m[1].max() > ROUNDING * largest
         }
         norm = norm_about_zero(*(mean for mean, _ in exist.values())) if exist else None
-        hatched = "hatched: sign uncertain"
-        label = f"{units.derivative}; {hatched}" if units.derivative else hatched
         for name, moments in exist.items():
-            yield name, _signed(plane, *moments, label, norm)
+            label = f"{name} ({units.derivative})" if units.derivative else name
+            yield f"{name}, hatched: {_UNKNOWN}", _signed(plane, *moments, label, norm)
 
 
 def line_panels(
@@ -134,11 +143,14 @@ def _signed(
     return lambda ax: plot_map(ax, plane, mean, sd, label=label or None, norm=norm)
 
 
-def _positive(
-    plane: np.ndarray, values: np.ndarray, label: str, cmap: str, **arrows: object
-) -> Panel:
-    colours = {"norm": norm_from_zero(values), "cmap": cmap, "label": label or None}
-    return lambda ax: plot_field(ax, plane, shade=values, **colours, **arrows)
+def _deviation(plane: np.ndarray, sd: np.ndarray, label: str) -> Panel:
+    return lambda ax: plot_deviation(ax, plane, sd, label=label)
+
+
+def _arrows(plane: np.ndarray, vectors: np.ndarray, length: np.ndarray, units: Units) -> Panel:
+    style = {"label": units.label(units.quantity), "norm": norm_from_zero(length)}
+    style |= {"arrows": 20, "reference": units.field}
+    return lambda ax: plot_field(ax, plane, vectors, shade=length, **style)
 
 
 def _curve(
@@ -149,20 +161,18 @@ def _curve(
     unit: str,
 ) -> Panel:
     def draw(ax: Axes) -> None:
-        ax.fill_between(x, mean - 2 * sd, mean + 2 * sd, alpha=0.25, linewidth=0, label="± 2 sd")
+        band = mean - Z * sd, mean + Z * sd
+        ax.fill_between(x, *band, alpha=0.25, linewidth=0, label="95 % interval")
         ax.plot(x, mean, label="mean")
         if data is not None:
             ax.plot(*data, "k.", markersize=3, label="data")
         ax.set_ylabel(unit)
-        ax.legend(fontsize="small")
+        ax.legend()
 
     return draw
 
 
 # A figure of a posterior, for a first look.
-
-
-_DATA = "data"
 
 
 def overview(
@@ -174,18 +184,20 @@ def overview(
     at: Mapping[int, float] | None = None,
     points: int = 40,
     unit: str = "",
+    quantity: str = "speed",
     names: Sequence[str] | None = None,
 ) -> Figure:
     """A new figure of a posterior over two of its inputs: data, mean, error bars, derivatives.
 
-    A planar field has arrows over the standard deviation √(Σ sd²), and maps of vorticity and
-    divergence on one scale, where these exist and are not zero, hatched where their sign is
-    uncertain. Other fields have a map of mean and standard deviation for each output. A field of
-    one input has a curve for each output, with a band of two standard deviations.
+    A planar field has arrows over their lengths, a map of the standard deviation √(Σ sd²), and maps
+    of vorticity and divergence on one scale, if these exist and are not zero. They are hatched
+    where 95 % intervals contain zero. Other fields have a map of mean and standard deviation for
+    each output. A field of one input has a curve for each output, with a band of 95 %. Standard
+    deviations have the scale of `plot_deviation`, with dots at the positions of the data.
 
     Args:
         field: a posterior, such as `model.posterior()`.
-        x: positions of the data (N, d), drawn as dots.
+        x: positions of the data (N, d), drawn as dots that cover at most a twentieth of a panel.
         y: vectors of the data (N, p), drawn in a panel of their own if the field is planar; gaps
             are left out.
         columns: the two inputs that span the maps, of two or more; a field of three dimensions
@@ -193,6 +205,7 @@ def overview(
         at: values of other inputs by column, such as {2: 0.5}; by default the middle of the data.
         points: how many points along each side of the maps.
         unit: the unit of the field.
+        quantity: the name of the length of a vector, such as "speed" or "intensity".
         names: of all inputs, with their units, such as ("east (km)", "north (km)"). With those of
             both columns, and that of the field, derivatives have theirs: "m/s per km".
 
@@ -209,44 +222,67 @@ def overview(
         >>> from matplotlib import pyplot as plt
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> x, y = torch.rand(20, 2, dtype=torch.float64), torch.randn(20, 2)
-        >>> figure = gp_orff.plotting.overview(model.condition(x, y).posterior(), x, y, points=9)
-        >>> [ax.get_title(loc="left") for ax in figure.axes[:4]]
-        ['data', 'mean', 'standard deviation', 'vorticity']
+        >>> figure = gp_orff.plotting.overview(
+        ...     model.condition(x, y).posterior(), x, y, points=9
+        ... )
+        >>> [ax.get_title(loc="left") for ax in figure.axes[:3]]
+        ['(a) data', '(b) mean', '(c) standard deviation, dots: data']
         >>> plt.close(figure)
     """
     x, y = _table(x, field.num_inputs), _table(y, field.num_outputs)
     names = [f"x{i + 1}" for i in range(field.num_inputs)] if names is None else names
     _check_overview(field, x, y, columns, names)
     _check_at(field, columns, at or {})
-    if field.num_inputs == 1:
-        data = None if y is None else (x, y)
-        return _lines(field, data, 10 * points, unit, names[0])
-    shown = list(columns)
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context(STYLE):
+        if field.num_inputs == 1:
+            data = None if y is None else (x, y)
+            return _lines(field, data, 10 * points, unit, names[0])
+        units = Units(unit, quantity, [names[column] for column in columns])
+        return _maps(field, x, y, list(columns), _grid(field, columns, at or {}, points), units)
+
+
+def _maps(
+    field: Field,
+    x: np.ndarray | None,
+    y: np.ndarray | None,
+    columns: list[int],
+    grid: tuple[np.ndarray, np.ndarray],
+    units: Units,
+) -> Figure:
+    """A panel for each map."""
+    whole, plane = grid
     in_space = set(columns) <= set(field.space)
     flow = in_space and len(field.space) == field.num_outputs
-    whole, plane = _grid(field, columns, at or {}, points)
-    units = Units(unit, [names[column] for column in columns])
-    panels = dict((flow_panels if flow else output_panels)(field, whole, plane, shown, units))
+    panels = dict((flow_panels if flow else output_panels)(field, whole, plane, columns, units))
     given = None if y is None else np.isfinite(y).all(-1)
     if flow and given is not None and given.any():
-        vectors = {"vectors": y[given][:, shown], "arrows": 30, "reference": unit}
-        panels = {_DATA: lambda ax: plot_field(ax, x[given][:, shown], **vectors), **panels}
-    if x is not None and _DATA not in panels:
-        (first, draw), *others = panels.items()
-        panels = {f"{first} (dots: {_DATA})": draw, **dict(others)}
+        vectors = {"vectors": y[given][:, columns], "arrows": 30, "reference": units.field}
+        panels = {_DATA: lambda ax: plot_field(ax, x[given][:, columns], **vectors), **panels}
     limits = np.stack([plane.min(0), plane.max(0)], axis=-1)
     figure, axes = _subplots(len(panels), limits, in_space)
     for ax, (title, draw) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         ax.set(xlim=limits[0], ylim=limits[1])
         draw(ax)
-        if x is not None:
-            ax.plot(*x[:, shown].T, ".", color="white", markersize=2.5, mec="black", mew=0.3)
-        ax.set(xlabel=names[columns[0]], ylabel=names[columns[1]])
+        if x is not None and title.startswith(_DEVIATION):
+            _dots(ax, x[:, columns])
+        ax.set(xlabel=units.names[0], ylabel=units.names[1])
         ax.set_aspect("equal" if in_space else "auto")
-        ax.set_title(title, loc="left")
+    dots = "" if x is None else ", dots: data"
+    titles = [f"{title}{dots if title.startswith(_DEVIATION) else ''}" for title in panels]
+    title_panels(axes.flat[: len(panels)], titles)
     for ax in axes.flat[len(panels) :]:
         ax.remove()
     return figure
+
+
+def _dots(ax: Axes, x: np.ndarray) -> None:
+    """Positions as dots of 2.5 points, or smaller ones that cover a twentieth of the axes."""
+    box = ax.get_position()
+    area = 72**2 * np.prod(ax.figure.get_size_inches()) * box.width * box.height
+    size = min(2.5, float(np.sqrt(area / 20 / max(len(x), 1))))
+    ax.plot(*x.T, ".", color="white", markersize=size, mec="black", mew=0.1 * size)
 
 
 def _lines(
@@ -257,12 +293,12 @@ def _lines(
 
     x = np.linspace(*field.box[0], points)[:, None]
     panels = dict(line_panels(field, x, data, unit))
-    size = (7, 0.6 + 2.4 * len(panels))
+    size = (6, 0.5 + 2.0 * len(panels))
     style = {"sharex": True, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(len(panels), 1, figsize=size, **style)
-    for ax, (title, draw) in zip(axes.flat, panels.items(), strict=True):
+    for ax, draw in zip(axes.flat, panels.values(), strict=True):
         draw(ax)
-        ax.set_title(title, loc="left")
+    title_panels(axes.flat, list(panels))
     axes[-1, 0].set_xlabel(name)
     return figure
 
@@ -276,7 +312,7 @@ def _subplots(count: int, limits: np.ndarray, in_space: bool) -> tuple[Figure, n
     width, height = np.ptp(limits, axis=1)
     tall = float(np.clip(height / width, 0.3, 2)) if in_space else 0.8
     layout = "compressed" if in_space else "constrained"
-    size = (5 * across, (3.8 * tall + 0.8) * down)
+    size = (4 * across, (3 * tall + 0.7) * down)
     return plt.subplots(down, across, figsize=size, layout=layout, squeeze=False)
 
 

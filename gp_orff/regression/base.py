@@ -31,8 +31,8 @@ from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.chunked import Box, box_of, in_words, union
-from gp_orff.features.draws import GridWarning, Lattice, LatticeDraw, Rule
-from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.features.draws import GridWarning, Lattice, Rule
+from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
 from gp_orff.threads import chosen_threads
 
@@ -78,7 +78,7 @@ def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> 
     """The features of C f from those of f."""
     if combination is None:
         return expansion
-    if isinstance(expansion, KroneckerExpansion):
+    if expansion.is_kronecker:
         return replace(expansion, mixing=combination @ expansion.mixing)
     full = expansion.general()
     return replace(full, directions=full.directions @ combination.mT)
@@ -299,7 +299,7 @@ class FeatureMap:
         if wider._lattice is None or wider.truncated > max(_MOST_TRUNCATED, 2 * self.truncated):
             raise ValueError(
                 f"expected points near the data, which are in {in_words(self.box)}, got some in "
-                f"{in_words(box)}: no frequency grid serves both; predict closer to the data, or "
+                f"{in_words(box)}: no frequency grid covers both; predict closer to the data, or "
                 "use a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
             )
         return wider
@@ -315,7 +315,7 @@ class FeatureMap:
     def _lattice(self) -> Lattice | None:
         """The lattice of the frequencies; None if they are on none."""
         draw = self.kernel.frequencies[0]
-        return draw.lattice if isinstance(draw, LatticeDraw) else None
+        return draw.lattice if draw.on_lattice else None
 
 
 def resolved(rule: Rule | None, box: Box) -> Rule:

@@ -107,7 +107,7 @@ class SeparableDesign(Design):
 
 def design(expansion: Expansion, num_targets: int) -> Design:
     """The scalar problems of an expansion, for targets with `num_targets` columns."""
-    if isinstance(expansion, KroneckerExpansion) and expansion.num_outputs > 1:
+    if expansion.is_kronecker and expansion.num_outputs > 1:
         left, scales, right = torch.linalg.svd(expansion.mixing, full_matrices=False)
         return SeparableDesign(expansion, scales, left, right.mT)
     columns = num_targets if expansion.num_outputs == 1 else 1

@@ -31,7 +31,7 @@ from gp_orff.regression.direct import Cholesky, Stein
 #
 # 1. `Descent.start` takes a sample of rows of Φ. Its principal directions define coordinates u in
 #    which large variances are reduced to one limit (`Whitening`): plain gradient steps would be
-#    limited by the largest variance and hardly move along the others. Directions that the sample
+#    limited by the largest variance and barely move along the others. Directions that the sample
 #    does not determine stay as they are.
 # 2. `reaching` chooses the first distance, so that a step gives predictions of the size of y, and
 #    halves it while the loss grows. DoG then lengthens steps as the iterate moves away from the

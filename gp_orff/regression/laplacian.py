@@ -26,20 +26,21 @@ _LARGE = 2000  # rows of a sparse matrix that is not factorised
 
 
 def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_array:
-    r"""Return the Laplacian M (N, N) of a graph that joins each point to its nearest neighbours.
+    r"""Return the Laplacian M (N, N) of a graph that connects each point to its nearest neighbours.
 
-    fᵀMf is large where f differs between neighbours. As `laplacian` of an `ORFFRidge`, M says that
-    every output varies slowly along the curve or surface that the points lie on; unlabelled points
-    tell where it is.
+    fᵀMf is large if f differs between neighbours. As `laplacian` of an `ORFFRidge`, M penalises
+    outputs that vary fast along the curve or surface of the points. Unlabelled points show where
+    this curve or surface is.
 
     M = c (diag(W1) − W), where W_nm = exp(−|x_n − x_m|²/s²) if one of the two points is among the
     `n_neighbors` nearest neighbours of the other, and s² is the mean square of these distances.
     Belkin, Niyogi & Sindhwani 2006 divide by N² and leave s to the user. Here c is such that
     tr(XᵀMX) is the mean square of the distances of the points from their mean. So fᵀMf is the mean
     square of the slope of f between neighbours, times the square of the size of the data. It has
-    the unit of f², the same for inputs in any unit, and tends to a limit as N grows: a weight
-    means the same for 100 and for 10 000 points. Rows of M sum to zero; a constant f is free.
-    Points at one place, such as the times of a station, are one node, with the mean of f over them.
+    the unit of f², is independent of the unit of the inputs, and tends to a limit as N grows. A
+    weight therefore has the same meaning for 100 and for 10 000 points. Rows of M sum to zero, so
+    that a constant f has no penalty. Points at one position, such as the times of a station, are
+    one node, with the mean of f over them.
 
     Args:
         X: N points (N, d), labelled and unlabelled; a tensor or an array, in one unit.
@@ -56,7 +57,8 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
         >>> angle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
         >>> X = np.stack([np.cos(angle), np.sin(angle)], axis=1)
         >>> M = graph_laplacian(X, n_neighbors=4)
-        >>> along, across = X[:, 0], np.cos(50 * angle)  # slow, and from point to point
+        >>> # slow, and from point to point
+        >>> along, across = X[:, 0], np.cos(50 * angle)
         >>> round(float(along @ M @ along), 3), bool(across @ M @ across > 200)
         (0.5, True)
     """
@@ -85,11 +87,12 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
 def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> sp.csr_array:
     r"""Return M (N·p, N·p) with fᵀMf = Σₙ Σ_{i<j} ‖fᵢ(xₙ) − fⱼ(xₙ)‖², for p = views · outputs.
 
-    As `laplacian` of an `ORFFRidge`, it asks the fields fᵢ of several views to agree at all points,
-    labelled and unlabelled. It is the between-view regulariser of co-regularised multi-view
-    learning, M = I_N ⊗ (m I_m − 1 1ᵀ) ⊗ I_q for m views of q outputs (Minh, Bazzani & Murino 2016,
-    JMLR 17). Output i·q + j of the field is output j of view i. It is a sum over points: divide
-    by `num_points` for a weight that does not depend on their number.
+    As `laplacian` of an `ORFFRidge`, it penalises differences between the fields fᵢ of several
+    views at all points, labelled and unlabelled. It is the between-view regulariser of
+    co-regularised multi-view learning, M = I_N ⊗ (m I_m − 1 1ᵀ) ⊗ I_q for m views of q outputs
+    (Minh, Bazzani & Murino 2016, JMLR 17). Output i·q + j of the field is output j of view i. The
+    penalty is a sum over points: divide it by `num_points` for a weight that does not depend on
+    their number.
 
     Args:
         num_points: N, labelled and unlabelled.
@@ -103,7 +106,8 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
         >>> import numpy as np
         >>> from gp_orff.regression import view_disagreement
         >>> M = view_disagreement(num_points=2, num_views=2)
-        >>> f = np.array([1.0, 4.0, 2.0, 2.0])  # views 1 and 4 at a point, 2 and 2 at the other
+        >>> # views 1 and 4 at a point, 2 and 2 at the other
+        >>> f = np.array([1.0, 4.0, 2.0, 2.0])
         >>> float(f @ M @ f)
         9.0
     """
@@ -157,7 +161,7 @@ def check_laplacian(
     asymmetry = abs(matrix - matrix.T).max()
     if asymmetry > rounding:
         raise ValueError(
-            f"laplacian expects a symmetric matrix, got M and Mᵀ that are {asymmetry:.2g} apart; "
+            f"laplacian expects a symmetric matrix, got M and Mᵀ that differ by {asymmetry:.2g}; "
             "take (M + Mᵀ)/2"
         )
     matrix = (matrix + matrix.T) / 2

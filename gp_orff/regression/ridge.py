@@ -47,18 +47,18 @@ class ORFFRidge(FeatureRegressor):
         Σ_n ‖C f(x_n) − y_n‖² + α ‖θ‖² + w fᵀM f ,
 
     where Φ are the features of a kernel (see `ORFFKernel`), the sum is over points with a label
-    y_n, and f holds the field at all points. With w = 0 and C = I, f is the posterior mean of a
-    Gaussian process with noise variance α, zero mean, and these features: `VectorFieldGP` has its
-    error bars and learns the hyperparameters, which are taken here as they are. The prior mean is
-    zero: subtract the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also
-    adds the truncated variance to the noise; with `diagonal_correction=False` the two are equal.
+    y_n, and the last f is the field at all points. With w = 0 and C = I, f is the posterior mean of
+    a Gaussian process with noise variance α, zero mean, and these features. Use `VectorFieldGP` for
+    error bars and learned hyperparameters, which are fixed here. The prior mean is zero: subtract
+    the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also adds the truncated
+    variance to the noise; with `diagonal_correction=False` the two are equal.
 
-    - A kernel with p outputs, such as `CurlFreeKernel`, learns vectors as a whole.
-    - A scalar kernel, such as `RBFKernel`, serves each column of y by itself.
-    - Points without a label (rows of NaN in y) help through the Laplacian M of a graph: f varies
-      slowly where points are dense. See `graph_laplacian`.
-    - Several views of a point, each with a field of its own, are outputs that C combines, as in
-      C = [½, ½], and that M asks to agree. See `view_disagreement`.
+    - A kernel with p outputs, such as `CurlFreeKernel`, learns all components of y together.
+    - A scalar kernel, such as `RBFKernel`, learns each column of y separately.
+    - Points without a label (rows of NaN in y) contribute through the Laplacian M of a graph: f
+      varies slowly where points are dense. See `graph_laplacian`.
+    - Several views of a point, each with a separate field, are outputs that C combines, as in
+      C = [½, ½]. M penalises their differences. See `view_disagreement`.
 
     Brault et al. 2016, Equations 10 and 20, with α = Nλ for N points. Minh 2016, Equation 67, with
     α = lγ_A and w = lγ_I for l labelled points.
@@ -68,11 +68,11 @@ class ORFFRidge(FeatureRegressor):
             `RBFKernel` whose lengthscale is the median distance of the points.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(1000)`. If
             None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
-        alpha: α ≥ 0: the variance of the noise over that of the field, times the variance of the
-            kernel. That of a curl-free or divergence-free kernel is about 1/ℓ² for a lengthscale ℓ:
-            compare lengthscales with kernels scaled by ℓ², or choose α anew for each, as
-            `ORFFRidgeCV` does.
-        solver: how θ is found.
+        alpha: α ≥ 0: the ratio of noise variance to field variance, times the variance of the
+            kernel. The variance of a curl-free or divergence-free kernel is about 1/ℓ² for a
+            lengthscale ℓ: to compare lengthscales, scale the kernels by ℓ², or choose α for each,
+            as `ORFFRidgeCV` does.
+        solver: the method that computes θ.
 
             - `"cholesky"`: the normal equations, of size F from one pass over the data, or of size
               N·p if that is smaller (Minh 2016, Equations 72, 74 and 75).
@@ -90,10 +90,11 @@ class ORFFRidge(FeatureRegressor):
             over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
             of squares. For `"sgd"`.
         max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 256 if None.
-            A `ConvergenceWarning` tells if they do not suffice.
-        tol: where iterations stop, 10⁻¹⁰ and 0.01 if None: the relative residual of `"lsmr"`, the
-            relative change of the predictions from pass k to pass 2k of `"sgd"`.
-        seed: of the order in which `"sgd"` takes the points.
+            You get a `ConvergenceWarning` if they are not enough.
+        tol: the tolerance at which iterations stop, 10⁻¹⁰ and 0.01 if None. It is the relative
+            residual of `"lsmr"`, or the relative change of the predictions from pass k to pass 2k
+            of `"sgd"`.
+        seed: the seed of the order in which `"sgd"` visits the points.
 
     Attributes:
         kernel_: the `ORFFKernel`: `kernel_.features(x)` is Φ, `kernel_.num_features` F.
@@ -127,7 +128,9 @@ class ORFFRidge(FeatureRegressor):
         Hyperparameters by cross-validation:
 
         >>> from sklearn.model_selection import GridSearchCV
-        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(X, y)
+        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(
+        ...     X, y
+        ... )
         >>> search.best_params_
         {'alpha': 0.1}
     """
@@ -191,17 +194,17 @@ class ORFFRidge(FeatureRegressor):
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
         """Learn from a chunk of data in addition to all data before, and return self.
 
-        The first chunk determines the features, from kernel and rule as they are then, and needs a
-        label. On a frequency grid, give its domain with the rule, as `gp_orff.Auto(domain=...)`, if
-        later chunks lie elsewhere. `"cholesky"` and `"stein"` add sufficient statistics, and have
-        the weights that `fit` has for all chunks together. `"sgd"` makes one pass over the chunk;
-        points given twice count twice. Its first chunk should have about a thousand points from all
-        of the domain. Each call of the exact solvers costs F³ besides the pass: large chunks cost
-        less.
+        The first chunk determines the features from the present kernel and rule, and needs a label.
+        If later chunks are elsewhere, pass the domain of a frequency grid with the rule, as
+        `gp_orff.Auto(domain=...)`. `"cholesky"` and `"stein"` add sufficient statistics, and give
+        the same weights as `fit` with all chunks together. `"sgd"` makes one pass over the chunk,
+        and repeated points have twice the weight. Its first chunk should have about a thousand
+        points from the complete domain. Each call of the exact solvers costs F³ in addition to the
+        pass, so that large chunks cost less.
 
         Args:
             X: points (N, d).
-            y: labels (N, q), or (N,); rows of NaN are left out.
+            y: labels (N, q), or (N,); rows of NaN are ignored.
 
         Raises:
             ValueError: as `fit`; a solver that needs all data at once (`"lsmr"`); a Laplacian; a
@@ -284,11 +287,11 @@ _RATIOS = np.logspace(-6, 2, 17)  # of α and the variance of the kernel, by def
 class ORFFRidgeCV(FeatureRegressor):
     r"""`ORFFRidge` whose α minimises the generalised cross-validation error (GCV).
 
-    GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n numbers in y. It estimates the
-    error of prediction at points left out one by one. All α share one eigendecomposition, so that a
-    hundred cost about as much as one; `GridSearchCV` fits every α anew for each fold, but takes
-    folds of your own, which you need where noise is correlated between neighbours. Copies of a
-    record look as if there were no noise, and lead to α far too small: average them first, or use
+    GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n values in y. It estimates the
+    error of prediction at points that are held out one by one. One eigendecomposition is used for
+    all α, so that a hundred cost about as much as one. Use `GridSearchCV` with your own folds if
+    noise is correlated between neighbours; it fits every α for each fold. Copies of a record
+    suggest that there is no noise, and α becomes far too small: average them first, or use
     `GridSearchCV` with groups.
 
     Golub, Heath & Wahba 1979, Technometrics 21. Brault et al. 2016 (Section 4.2) use 2-fold
@@ -296,18 +299,18 @@ class ORFFRidgeCV(FeatureRegressor):
 
     Args:
         kernel, frequencies: as for `ORFFRidge`.
-        alphas: the values to choose from. If None, 17 from 10⁻⁶ to 10² times the variance of the
-            kernel, in equal ratios.
+        alphas: the values to choose from. If None, 17 values from 10⁻⁶ to 10² times the variance of
+            the kernel, in equal ratios.
 
     Attributes:
-        alpha_: the value chosen.
-        alphas_: the values compared (A,), in ascending order.
+        alpha_: the chosen value.
+        alphas_: the compared values (A,), in ascending order.
         gcv_errors_: GCV of each (A,), in the square of the unit of y.
         kernel_, coef_, n_iter_, n_features_in_: as for `ORFFRidge`.
 
     Raises:
-        As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. It warns if the best α
-        is the first or the last.
+        As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. You get a warning if
+        the best α is the first or the last.
 
     Example:
         >>> import gp_orff, numpy as np
@@ -337,7 +340,7 @@ class ORFFRidgeCV(FeatureRegressor):
 
         Args:
             X: N points (N, d).
-            y: vectors (N, q), or (N,); rows of NaN are left out.
+            y: vectors (N, q), or (N,); rows of NaN are ignored.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
@@ -392,9 +395,9 @@ def _path(
 def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
     """The T corners of a regular simplex around the origin: one unit vector for each class.
 
-    ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, the most separated T unit vectors, and Σ_t c_t = 0. A field f
-    that is regressed on the codes of labels gives the label argmax_t ⟨f(x), c_t⟩. As columns of a
-    root, the same codes make a kernel of T outputs, k(x, z) C Cᵀ, which sum to zero.
+    They are the T unit vectors with the largest separation: ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, and
+    Σ_t c_t = 0. A field f that is regressed on the codes of labels gives the label argmax_t ⟨f(x),
+    c_t⟩. As the root of a kernel, the codes give k(x, z) C Cᵀ with T outputs that sum to zero.
 
     Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning with simplex coding"; Brault et
     al. 2016, Section 4.2.
@@ -406,7 +409,7 @@ def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
         C (T, T − 1) in float64; row t is c_t.
 
     Raises:
-        ValueError: `num_classes` is no integer, or less than two.
+        ValueError: `num_classes` is not an integer, or is less than two.
 
     Example:
         >>> from gp_orff.regression import simplex_codes
@@ -437,8 +440,9 @@ _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
 class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     r"""Classifier by ridge regression on operator-valued Fourier features and codes of classes.
 
-    Class t of T has a code c_t, a vector of q numbers. `ORFFRidge` fits a field f to the codes of
-    the labels, and the label of a point is that of the code along which the field is longest:
+    Class t of T has a code c_t, a vector (q,). `ORFFRidge` fits a field f to the codes of the
+    labels. The label of a point is the class whose code has the largest inner product with the
+    field:
 
         θ = argmin Σ_n ‖f(x_n) − c_{y_n}‖² + α‖θ‖²,   f = Φθ,   label(x) = argmax_t ⟨f(x), c_t⟩.
 
@@ -455,8 +459,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     with simplex coding".
 
     Args:
-        kernel: a scalar kernel, which serves each of the q coordinates, or a kernel with q outputs;
-            None and its hyperparameters are as for `ORFFRidge`.
+        kernel: a scalar kernel for each of the q coordinates, or a kernel with q outputs. None and
+            the hyperparameters are as for `ORFFRidge`.
         frequencies: the rule that chooses the frequencies; None as for `ORFFRidge`.
         alpha: α ≥ 0, the penalty of the squared weights.
         coding: "simplex" or "one-hot".
@@ -474,7 +478,9 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         >>> X, y = load_digits(return_X_y=True)
         >>> kernel = gpytorch.kernels.RBFKernel()
         >>> kernel.lengthscale = 30.0
-        >>> classifier = ORFFRidgeClassifier(kernel, gp_orff.MonteCarlo(200), alpha=0.1)
+        >>> classifier = ORFFRidgeClassifier(
+        ...     kernel, gp_orff.MonteCarlo(200), alpha=0.1
+        ... )
         >>> classifier.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) > 0.9
         True
     """
@@ -527,14 +533,15 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N T"] | Float[np.ndarray, "N"]:
-        """The scores of the classes, ⟨f(x), c_t⟩; of two classes, half the difference of both.
+        """Return the scores of the classes, ⟨f(x), c_t⟩; with two classes, half the difference of
+        both.
 
         Args:
             X: points (N, d).
 
         Returns:
-            (N, T) in the order of `classes_`, whose largest is the label; for two classes (N,),
-            positive where the label is `classes_[1]`.
+            (N, T) in the order of `classes_`; the largest score gives the label. For two classes
+            (N,), positive if the label is `classes_[1]`.
 
         Raises:
             NotFittedError: before `fit`.
@@ -546,7 +553,7 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         return scores if len(self.classes_) > 2 else (scores[:, 1] - scores[:, 0]) / 2
 
     def predict(self, X: ArrayLike) -> Shaped[np.ndarray, "N"]:
-        """The labels (N,) of the points `X` (N, d), as those of `y` in `fit`.
+        """Return the labels (N,) of the points `X` (N, d), of the same kind as `y` in `fit`.
 
         Raises:
             NotFittedError: before `fit`.
@@ -568,7 +575,7 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
 
     @property
     def n_iter_(self) -> int:
-        """How many iterations the solver took; 1 if it is direct."""
+        """The number of iterations of the solver; 1 if it is direct."""
         return self.regression_.n_iter_
 
     @property

@@ -28,20 +28,20 @@ Multiplier = Complex[Tensor, "D q p"]
 class Symbol(ABC):
     """A linear map of fields that commutes with translations, such as a derivative or a local mean.
 
-    It is given by its Fourier multiplier Q(ω), a matrix (q, p) for a field with p components and q
-    outputs: the wave v e^{i⟨ω, x⟩} becomes Q(ω) v e^{i⟨ω, x⟩}, for v ∈ C^p. A derivative ∂_j has
+    It is defined by its Fourier multiplier Q(ω), a matrix (q, p) for a field with p components and
+    q outputs. The wave v e^{i⟨ω, x⟩} becomes Q(ω) v e^{i⟨ω, x⟩}, for v ∈ C^p. A derivative ∂_j has
     Q = iω_j. Frequencies ω are in radians per unit of x. The constant part of a field, at ω = 0, is
     called its *background*.
 
-    Give a symbol to a posterior to predict its map of the field, or to `VectorFieldGP.observe` to
-    condition on it. Symbols are immutable. Subclass this class for a map of your own and define
-    `order`, `outputs` and `__call__`.
+    Pass a symbol to a posterior to predict its map of the field, or to `VectorFieldGP.observe` to
+    condition on it. Symbols are immutable. For another map, subclass this class and define `order`,
+    `outputs` and `__call__`.
 
     Attributes:
-        outputs: q; None if it is p. Where it depends on p otherwise, define `num_outputs(p)`.
+        outputs: q; None if it is p. If q depends on p in another way, define `num_outputs(p)`.
         order: the growth of the multiplier, |Q(ω)| ~ ‖ω‖^order: 1 for a first derivative, −1 for a
-            potential. A kernel may be too rough for it, so that the map has infinite variance; its
-            prediction then raises an error.
+            potential. If the kernel is too rough for the symbol, the map has infinite variance, and
+            its prediction raises an error.
         homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. If True, the variance that a `Grid`
             truncates is known in closed form.
         reference: (d,), a point whose value is subtracted from all values; None for no point.
@@ -50,7 +50,9 @@ class Symbol(ABC):
         A map of this package, the divergence, of a field with a posterior:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> field = model.condition(x, x).posterior()  # the field f(x) = x
         >>> field.mean(x, gp_orff.Divergence()).shape
@@ -60,8 +62,10 @@ class Symbol(ABC):
 
         >>> class AlongDerivative(gp_orff.Symbol):
         ...     order, homogeneous = 1, True
+        ...
         ...     def __init__(self, u):
         ...         self.u = torch.as_tensor(u, dtype=torch.float64)
+        ...
         ...     def __call__(self, omega, p):  # (D, d) to (D, q, p)
         ...         eye = torch.eye(p, dtype=omega.dtype)
         ...         return 1j * (omega @ self.u)[:, None, None] * eye
@@ -73,17 +77,18 @@ class Symbol(ABC):
     outputs: int | None = None  # q, if it does not depend on p
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
+    is_identity = False
 
     @property
     def is_absolute(self) -> bool:
-        """Whether it is an antiderivative without a reference: its constant is random, too."""
+        """Whether it is an antiderivative without a reference, so that its constant is random."""
         return self.order < 0 and self.reference is None
 
     @property
     def length_power(self) -> int | None:
-        """n where the outputs are in units of f times units of x to the power n; None if unknown.
+        """The power n in the units of the outputs, (units of f)·(units of x)ⁿ; None if unknown.
 
-        A homogeneous map has no length of its own, so that n = −order.
+        A homogeneous map has no intrinsic length, so that n = −order.
         """
         return -self.order if self.homogeneous else None
 
@@ -101,10 +106,10 @@ class Symbol(ABC):
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier | None:
         """Q(ω), (D, q, p), for waves e^{i⟨ω, x⟩} that decay with height, ω = (k, ±i|k|).
 
-        None, the default, for a map whose multiplier takes complex frequencies as it is, if any.
+        The default, None, is for maps whose multiplier accepts complex frequencies, if they occur.
 
         Args:
-            omega: (D, 3), none of them zero.
+            omega: (D, 3), nonzero frequencies.
             p: the number of components of the field.
         """
         return None
@@ -115,7 +120,7 @@ class Symbol(ABC):
         """The image of k affine fields, value + Σ_j x_j slope_j, which is affine too.
 
         With x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0, its value is Q(0) value − i Σ_j ∂_jQ(0) slope_j,
-        and its slopes are Q(0) slope_j. What a reference subtracts is not subtracted here.
+        and its slopes are Q(0) slope_j. The value at a reference is not subtracted.
 
         Args:
             value: (p, k), the fields at x = 0.
@@ -137,10 +142,11 @@ class Symbol(ABC):
         return image, at_zero @ slope
 
     def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
-        """This map, in which it is decided whether constant fields have an image under it.
+        """A copy of this map that is definite about the image of constant fields.
 
         Args:
-            curl_free, divergence_free: whether all terms of the kernel are; see `Potential`.
+            curl_free, divergence_free: whether all terms of the kernel have this property; see
+                `Potential`.
         """
         return self
 
@@ -154,7 +160,7 @@ class Symbol(ABC):
         return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
 
     def check(self, num_dims: int, p: int) -> None:
-        """Refuse fields on which the map is not defined.
+        """Raise an error for fields on which the map is not defined.
 
         Args:
             num_dims: d, the number of inputs in space.
@@ -172,7 +178,8 @@ class Symbol(ABC):
     def reference_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Tensor | None:
         """The points (n, d) whose values are subtracted from those at `x`, None without reference.
 
-        They have the coordinates of the reference in the columns `space`, and those of x elsewhere.
+        They have the coordinates of the reference in the columns `space`, and the coordinates of x
+        in the other columns.
         """
         if self.reference is None:
             return None
@@ -184,7 +191,7 @@ class Symbol(ABC):
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
         """The points (m, d) of a field that the map at `x` (n, d) uses, at least the outermost.
 
-        The default is x itself. `space` are the columns of x that are directions of space.
+        The default is x. The columns `space` of x are directions of space.
         """
         return x
 
@@ -200,8 +207,8 @@ class Symbol(ABC):
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
         """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
 
-        A matrix that is the same at all frequencies is a point. None where the map is no such sum.
-        `num_dims` is the number of inputs in space, `p` that of components of the field.
+        A matrix that is the same at all frequencies is a point. The result is None if the map is
+        not such a sum. The field has `num_dims` inputs in space and `p` components.
         """
         if self.order:
             return None
@@ -245,7 +252,7 @@ class VectorFieldSymbol(Symbol):
 class Identity(Symbol):
     """The field itself: Q = I."""
 
-    homogeneous = True
+    homogeneous = is_identity = True
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         return torch.eye(p, dtype=torch.complex128, device=omega.device).expand(len(omega), p, p)

@@ -23,9 +23,9 @@ from gp_orff.symbols.patches import Patch
 class LineIntegral(VectorFieldSymbol):
     """The line integral ∫ f·ds along a path of straight segments, one output.
 
-    Its units are those of f times units of x. For a closed path it is the circulation. In the
-    multiplier (see `Symbol`), the segment from corner a to corner b has the term
-    e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
+    Its units are the units of f times the units of x. For a closed path it is the circulation. In
+    the multiplier (see `Symbol`), the segment from corner a to corner b has the term e^{i⟨ω,
+    (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
 
     Args:
         path: (k, d), the k ≥ 2 corners in order, relative to a point x of evaluation: the path at x
@@ -38,12 +38,19 @@ class LineIntegral(VectorFieldSymbol):
         The circulation of f = (−x₂, x₁), whose curl is 2, around a square of area 1/4:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> y = torch.stack([-x[:, 1], x[:, 0]], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
-        >>> square = torch.tensor([[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]])
+        >>> square = torch.tensor(
+        ...     [[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]]
+        ... )
         >>> field = model.condition(x, y).posterior()
-        >>> round(field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(), 1)
+        >>> round(
+        ...     field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(),
+        ...     1,
+        ... )
         0.5
     """
 
@@ -95,19 +102,22 @@ class LineIntegral(VectorFieldSymbol):
 class Flux(LineIntegral):
     """The flux ∫ f·n ds across a path in two dimensions, with n to the right of the path.
 
-    One output, in units of f times units of x. For a closed path that turns counter-clockwise, n
-    points outward.
+    It has one output, in units of f times units of x. For a closed counter-clockwise path, n points
+    outward.
 
     Args:
         path: (k, 2), the corners relative to the points x of evaluation, as for `LineIntegral`.
 
     Raises:
-        ValueError: a path that is no matrix of at least two corners.
+        ValueError: `path` is not a matrix (k, 2) with at least two rows.
 
     Example:
         >>> import gp_orff, torch
-        >>> east = torch.zeros(1, 2)  # a constant field, across a path that goes north
-        >>> gp_orff.Flux(torch.tensor([[0.0, 0], [0, 3]]))(east, 2).real[0, 0, 0].item()
+        >>> # a constant field, across a path that goes north
+        >>> east = torch.zeros(1, 2)
+        >>> gp_orff.Flux(torch.tensor([[0.0, 0], [0, 3]]))(east, 2).real[
+        ...     0, 0, 0
+        ... ].item()
         3.0
     """
 
@@ -119,10 +129,10 @@ class Flux(LineIntegral):
 
 @dataclass(frozen=True)
 class BoxAverage(Symbol):
-    """The mean of a field over a box centred at x, such as the window of an instrument.
+    """The mean of a field over a box centred at x, for example the window of an instrument.
 
-    The outputs and units are those of the field. The multiplier (see `Symbol`) is
-    Q(ω) = Π_j sinc(ω_j w_j / 2) I, with sinc t = sin(t)/t.
+    It has the outputs and units of the field. The multiplier (see `Symbol`) is Q(ω) = Π_j sinc(ω_j
+    w_j / 2) I, with sinc t = sin(t)/t.
 
     Args:
         widths: w ≥ 0, the widths of the box in units of x: one number for all inputs in space, or
@@ -132,7 +142,8 @@ class BoxAverage(Symbol):
         A box as wide as the wavelength averages a wave to zero, and a small box keeps it:
 
         >>> import gp_orff, torch
-        >>> omega = torch.tensor([[torch.pi, 0.0]], dtype=torch.float64)  # wavelength 2 along x₁
+        >>> # wavelength 2 along x₁
+        >>> omega = torch.tensor([[torch.pi, 0.0]], dtype=torch.float64)
         >>> wide, small = gp_orff.BoxAverage(2.0), gp_orff.BoxAverage(0.2)
         >>> [round(box(omega, 1).real.item(), 2) for box in (wide, small)]
         [0.0, 0.98]

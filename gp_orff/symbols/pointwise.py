@@ -84,9 +84,11 @@ class Jacobian(Symbol):
 
     Example:
         >>> import gp_orff
-        >>> gp_orff.Jacobian().num_outputs(3)  # f has 3 components and 3 inputs: 3 × 3
+        >>> # f has 3 components and 3 inputs: 3 × 3
+        >>> gp_orff.Jacobian().num_outputs(3)
         9
-        >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)  # 3 components, 2 inputs: 3 × 2
+        >>> # 3 components, 2 inputs: 3 × 2
+        >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)
         6
     """
 
@@ -166,28 +168,36 @@ class Potential(_ScalarPotential):
     the sign of f, while a force is often minus the gradient of its potential. The multiplier (see
     `Symbol`) is Q(ω) = −iωᵀ/‖ω‖².
 
-    The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or
-    x₀ = 0 without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that
-    ∇g is the field. Under other kernels it is not, unless `background=True` assigns it to g.
+    The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or x₀ = 0
+    without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that ∇g is
+    the field. With other kernels it is not, unless `background=True` assigns it to g.
 
-    A potential is known up to a constant. With `reference`, g is zero there, and the error bars
-    grow with the distance from that point. Without it, the prior sets the constant: the mean of g
-    over all of space is zero, and its variance that of the kernel of g. Observations of g tell the
-    constant.
+    A potential is determined up to a constant. With `reference`, g is zero at this point, and the
+    error bars grow with the distance from it. Without `reference`, the prior sets the constant: the
+    mean of g over all of space is zero, and g has the variance of its kernel. Observations of g
+    determine the constant.
 
     Args:
         reference: (d,), the point where g is zero; None to leave the constant to the prior.
-        background: whether g includes the potential of the constant mean; None: if the kernel is
-            curl-free.
+        background: whether g includes the potential of the constant mean. If None, it does if the
+            kernel is curl-free.
 
     Example:
         The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2, from 0 to about 1/2 at distance 1:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
         >>> g = gp_orff.Potential(reference=torch.zeros(2))
-        >>> round(model.condition(x, x).posterior().mean(torch.tensor([[1.0, 0]]), g).item(), 1)
+        >>> round(
+        ...     model.condition(x, x)
+        ...     .posterior()
+        ...     .mean(torch.tensor([[1.0, 0]]), g)
+        ...     .item(),
+        ...     1,
+        ... )
         0.5
     """
 
@@ -218,14 +228,16 @@ class StreamFunction(_ScalarPotential):
     Args:
         reference: (2,), the point where ψ is zero; if None, the prior sets the constant, as for
             `Potential`.
-        background: whether ψ includes the stream function of the constant mean; None: if the
-            kernel is divergence-free.
+        background: whether ψ includes the stream function of the constant mean. If None, it does if
+            the kernel is divergence-free.
 
     Example:
         The field f = (x₂, −x₁) turns clockwise. Its stream function is ‖x‖²/2, a minimum at 0:
 
         >>> import gp_orff, torch
-        >>> x = torch.cartesian_prod(*[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2)
+        >>> x = torch.cartesian_prod(
+        ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
+        ... )
         >>> y = torch.stack([x[:, 1], -x[:, 0]], dim=-1)
         >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
         >>> psi = gp_orff.StreamFunction(reference=torch.zeros(2))
@@ -254,8 +266,8 @@ class VectorPotential(_Antiderivative):
     ½ c × x. If all terms of the kernel are divergence-free, it is part of A.
 
     Args:
-        background: whether A includes the vector potential of the constant mean; None: if the
-            kernel is divergence-free.
+        background: whether A includes the vector potential of the constant mean. If None, it does
+            if the kernel is divergence-free.
 
     Example:
         ω = (0, 0, 2) and v = (1, 0, 0): i · 2 · (0, 1, 0) / 4
@@ -297,8 +309,8 @@ class CurlFreePart(_Part):
     The background, which is the constant part of the field, belongs to neither the curl-free nor
     the divergence-free part. The multiplier (see `Symbol`) is Q(ω) = ωωᵀ/‖ω‖², and 0 at ω = 0.
 
-    The data cannot tell the two parts apart where a smooth field has neither curl nor divergence.
-    The error bars include this uncertainty, so they are wide near the edge of the data.
+    The data cannot distinguish the two parts of a smooth field that has neither curl nor
+    divergence. The error bars include this uncertainty, so they are wide near the edge of the data.
 
     Args:
         background: whether the constant mean of the field is assigned to this part.
@@ -324,14 +336,16 @@ class DivergenceFreePart(_Part):
 
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
 
-    The number of outputs and the units are those of the field.
+    It has the number of outputs and the units of the field.
 
     Args:
         background: whether the constant mean of the field is assigned to this part.
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.DivergenceFreePart()(torch.tensor([[0.0, 2.0]]), 2).real.tolist()
+        >>> gp_orff.DivergenceFreePart()(
+        ...     torch.tensor([[0.0, 2.0]]), 2
+        ... ).real.tolist()
         [[[1.0, 0.0], [0.0, 0.0]]]
     """
 
@@ -350,11 +364,13 @@ class Background(Symbol):
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I at ω = 0 and zero elsewhere.
 
     The field is the sum of its curl-free part, its divergence-free part and the background. On a
-    grid, the cell around ω = 0 of a separable kernel counts as background too.
+    grid, the background also includes the cell around ω = 0 of a separable kernel.
 
     Example:
         >>> import gp_orff, torch
-        >>> gp_orff.Background()(torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1).real.flatten().tolist()
+        >>> gp_orff.Background()(
+        ...     torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1
+        ... ).real.flatten().tolist()
         [1.0, 0.0]
     """
 
@@ -383,7 +399,8 @@ class Component(Symbol):
     Example:
         >>> import gp_orff, torch
         >>> line_of_sight = gp_orff.Component([0.6, 0.8])
-        >>> line_of_sight(torch.zeros(1, 2), 2).real  # Q is the same at every frequency
+        >>> # Q is the same at every frequency
+        >>> line_of_sight(torch.zeros(1, 2), 2).real
         tensor([[[0.6000, 0.8000]]], dtype=torch.float64)
     """
 
@@ -417,31 +434,35 @@ _LEAST = 10.0  # degrees of inclination, below which errors are multiplied by mo
 
 @dataclass(frozen=True)
 class ReductionToPole(Symbol):
-    """The total-field anomaly as if main field and magnetisation were vertical, one output.
+    """The total-field anomaly for a vertical main field and a vertical magnetisation, one output.
 
-    A magnetic field b of sources below, magnetised along m, is a sum of waves e^{i⟨k,x⟩ − |k|z}
-    with complex frequencies ω = (k, i|k|). Magnetised vertically, and read along a vertical main
-    field, the same sources have the anomaly
+    Sources below the points that are magnetised along m have a magnetic field b. It is a sum of
+    waves e^{i⟨k,x⟩ − |k|z} with complex frequencies ω = (k, i|k|). If magnetisation and main field
+    were vertical, the same sources would have the anomaly
 
         Q(ω) b = b₃ ω₃ / ⟨m, ω⟩ ,
 
-    whose maxima are above the rocks (Baranov 1957). Where m is inclined by I, errors grow by at
-    most 1/|sin I|. Constants are left out. It needs features of a `HarmonicKernel`, which have
-    complex frequencies: `VectorFieldGP(..., frequencies=gp_orff.Auto(exact_values=0))`.
+    whose maxima are above the rocks (Baranov 1957). If m is inclined by I, errors grow by a factor
+    of at most 1/|sin I|. Constants are omitted. The symbol needs features of a `HarmonicKernel`,
+    which have complex frequencies: use `VectorFieldGP(...,
+    frequencies=gp_orff.Auto(exact_values=0))`.
 
     Args:
-        magnetisation: m, (3,), east, north and up, of any length: that of the main field for
-            induced magnetisation, such as the mean of the `directions` of `labelled.total_field`.
+        magnetisation: m, (3,), east, north and up, of any length. For induced magnetisation, use
+            the direction of the main field, for example the mean of the `directions` of
+            `labelled.total_field`.
 
     Raises:
-        ValueError: `magnetisation` is no vector of 3 finite numbers, or is inclined by less than
+        ValueError: `magnetisation` is not a vector of 3 finite numbers, or is inclined by less than
             10 degrees.
 
     Example:
         >>> import gp_orff, torch
-        >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])  # at the pole already
+        >>> # at the pole already
+        >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])
         >>> wave = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x + 0.8 y) - z)
-        >>> reduction(wave, 3)[..., 2].real  # the anomaly along a field that points down is -b₃
+        >>> # the anomaly along a field that points down is -b₃
+        >>> reduction(wave, 3)[..., 2].real
         tensor([[-1.]], dtype=torch.float64)
     """
 

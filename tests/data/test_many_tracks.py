@@ -290,6 +290,6 @@ def test_more_features_than_are_factorised(monkeypatch):
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-8)
     monkeypatch.setattr(iterative, "MOST_DENSE", 10)
     monkeypatch.setattr(iterative, "most_factorised", lambda device: 70)
-    with pytest.raises(ValueError, match=r"at most 70 features for \d+ numbers along tracks"):
+    with pytest.raises(ValueError, match=r"at most 70 features for \d+ values along tracks"):
         written_out.condition(chunks)
     torch.testing.assert_close(written_out.posterior().mean(x), got[0], rtol=0, atol=0)

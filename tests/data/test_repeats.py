@@ -290,12 +290,12 @@ def test_copies_are_known_where_a_projection_turned_them():
 def test_the_copies_of_a_model_are_noted():
     """Half of the records are exact copies a little apart: the evidence is that without them."""
     x, y = uniform(60, 2), draw(60, 2)
-    with pytest.warns(gp_orff.DataWarning, match="60 records have the place and the values"):
+    with pytest.warns(gp_orff.DataWarning, match="60 records have the position and the values"):
         model = conditioned(torch.cat([x, x + 1e-8]), torch.cat([y, y]))
     alone = conditioned(x, y)
     torch.testing.assert_close(model.log_marginal_likelihood(), alone.log_marginal_likelihood())
     assert model.report.points == 60
-    assert any("60 records have the place and the values" in note for note in model.report.notes)
+    assert any("60 records have the position and the values" in note for note in model.report.notes)
 
 
 def test_the_lags_that_a_prior_cannot_tell():

@@ -313,7 +313,7 @@ def test_memory_stays_flat_and_the_model_says_so():
     with pytest.raises(ValueError, match=r"inside the grid's domain"):
         one.mean(9 * x[:3])
     before = one.mean(x)
-    with pytest.raises(ValueError, match="no longer held"):
+    with pytest.raises(ValueError, match="no longer stored"):
         model.update(9 * x[:3], y[:3])
     assert torch.equal(model.posterior().mean(x), before)
 

@@ -318,7 +318,7 @@ def test_few_numbers_are_factorised_in_the_place_of_iterations(monkeypatch, iter
     if found is not None:
         exact, reason = found
         assert exact.size == 600
-        assert "600 numbers" in reason
+        assert "600 values" in reason
 
 
 @pytest.mark.parametrize("most", [200, 199])
@@ -332,7 +332,7 @@ def test_repeated_positions_count_once_among_numbers_that_are_factorised(monkeyp
     assert (found is not None) == (most == 200)
     if found is not None:
         assert found[0].size == 200
-        assert "200 numbers" in found[1]
+        assert "200 values" in found[1]
 
 
 @pytest.mark.parametrize("width", [0.002, 0.6])
@@ -393,7 +393,7 @@ def test_under_student_t_noise_single_readings_take_the_place_of_rough_sites(mon
         return model
 
     model = robust(frequencies=gp_orff.Auto(exact_values=100))
-    with pytest.warns(gp_orff.DataWarning, match="of 350 observations are left out"):
+    with pytest.warns(gp_orff.DataWarning, match="of 350 observations are omitted"):
         model.condition(x, y)
     count = model.state.data.survey.num_points
     assert 50 < count <= 150

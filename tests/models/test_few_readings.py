@@ -456,7 +456,7 @@ def test_matrices_of_outputs_keep_draws_about_the_fit(points):
 
 def test_many_readings_are_refused(monkeypatch, fitted):
     monkeypatch.setattr(few_readings, "_LARGEST", 20)
-    with pytest.raises(ValueError, match=r"expected at most 20 numbers .* got 40; .*gp_orff\.thin"):
+    with pytest.raises(ValueError, match=r"expected at most 20 values .* got 40; .*gp_orff\.thin"):
         sample_of(fitted.state)
     x, y = problem()
     kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
@@ -655,7 +655,7 @@ def test_updates_beyond_few_data_warn():
         model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2)).fit(x, y, progress=False)
     model.update(x[:1] + 0.01, y[:1])
     assert model.report.effective_draws > 0
-    with pytest.warns(gp_orff.DataWarning, match="240 numbers or fewer are taken as known"):
+    with pytest.warns(gp_orff.DataWarning, match="240 values or fewer are treated as known"):
         model.update(x[1:2] + 0.01, y[1:2])
     assert model.report.effective_draws is None
 

@@ -190,12 +190,12 @@ def test_a_far_point_is_left_out_where_no_grid_serves_it(far, near):
     model = of_small_grid()
     with pytest.warns(DataWarning) as told:
         model.fit(*more, progress=False)
-    assert any("points far from all others are left out: 1" in str(own.message) for own in told)
-    text = "points far from all others are left out: 1"
+    assert any("points far from all others are omitted: 1" in str(own.message) for own in told)
+    text = "points far from all others are omitted: 1"
     assert any(text in note for note in model.report.notes)
     xs = points(60, seed=5)
     assert_same(model.posterior(), expected, xs)
-    with pytest.warns(DataWarning, match="left out"):
+    with pytest.warns(DataWarning, match="omitted"):
         model.condition(*more)
     assert_same(model.posterior(), expected, xs)
 
@@ -346,7 +346,7 @@ def test_few_numbers_for_many_hyperparameters_are_warned_of():
     y = torch.stack([torch.sin(5 * x[:, 0]), torch.cos(4 * x[:, 1])], dim=-1)
     zero = gpytorch.means.ZeroMean()
     model = gp_orff.VectorFieldGP(with_open_matrix(), mean=zero)
-    with pytest.warns(gp_orff.DataWarning, match="20 numbers determine 3 hyperparameters poorly"):
+    with pytest.warns(gp_orff.DataWarning, match="20 values determine 3 hyperparameters poorly"):
         model.fit(x, y, progress=False)
     model.likelihood.requires_grad_(False)
     model.fit(x, y, progress=False)
@@ -360,7 +360,7 @@ def test_constant_means_count_as_learned():
     x = points(24)[:22]
     y = swirl(x) + 0.3 * draw(22, 2)
     model = gp_orff.VectorFieldGP(with_open_matrix())
-    with pytest.warns(gp_orff.DataWarning, match="44 numbers determine 5 hyperparameters poorly"):
+    with pytest.warns(gp_orff.DataWarning, match="44 values determine 5 hyperparameters poorly"):
         model.fit(x, y, progress=False)
     zero = gpytorch.means.ZeroMean()
     gp_orff.VectorFieldGP(with_open_matrix(), mean=zero).fit(x, y, progress=False)

@@ -426,7 +426,7 @@ def test_what_is_no_model(of_sixty):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore:expected data that vary", r"ignore:\d+ numbers", r"ignore:the \d+ draws"
+    "ignore:expected data that vary", r"ignore:\d+ values", r"ignore:the \d+ draws"
 )
 @pytest.mark.parametrize(
     "data",

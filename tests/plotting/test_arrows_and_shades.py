@@ -94,15 +94,19 @@ def test_arrows_end_inside_axes_without_limits(ax):
     assert ax.get_ylim()[1] >= 2 + half
 
 
-@pytest.mark.parametrize(
-    ("longest", "shown"), [(0.083, "0.05 m/s"), (2.0, "2 m/s"), (73, "50 m/s")]
-)
-def test_the_reference_arrow_has_a_round_length(ax, longest, shown):
-    x = grid(5)
-    plot_field(ax, x, np.broadcast_to([0, longest], x.shape), reference="m/s")
-    (key,) = ax.findobj(matplotlib.quiver.QuiverKey)
-    assert key.text.get_text() == shown
-    np.testing.assert_allclose(key.U, float(shown.split()[0]))
+@pytest.mark.parametrize("longest", [0.083, 2.0, 73])
+@pytest.mark.parametrize("arrows", [5, 40])
+def test_the_reference_arrow_has_a_round_length_and_is_seen(ax, longest, arrows):
+    """It is at least a tenth of the side, and a fourth at most: 5 / 2 is the largest step."""
+    x = grid(81)
+    plot_field(ax, x, np.broadcast_to([0, longest], x.shape), reference="m/s", arrows=arrows)
+    (key,), (quiver,) = ax.findobj(matplotlib.quiver.QuiverKey), ax.collections
+    number, unit = key.text.get_text().split()
+    assert unit == "m/s"
+    assert number.replace(".", "").strip("0") in ("1", "2", "5")
+    np.testing.assert_allclose(key.U, float(number))
+    side = np.ptp(quiver.get_offsets(), axis=0).max()
+    assert 0.1 * side <= key.U / quiver.scale <= 0.25 * side
 
 
 def ends_of(quiver):
@@ -214,19 +218,28 @@ def test_nothing_is_drawn_where_no_point_is_inside_the_limits(ax):
     assert not ax.findobj(matplotlib.quiver.QuiverKey)
 
 
+@pytest.mark.parametrize("ellipses", [False, True])
 @pytest.mark.parametrize("layout", ["compressed", "constrained", "tight"])
 @pytest.mark.parametrize("size", [(6, 2), (3, 3), (2, 6)])
-def test_layouts_leave_room_for_the_reference_arrow(layout, size):
-    """Its text and its arrow are inside the figure, and the box that it tells is theirs."""
+def test_layouts_leave_room_for_the_reference_arrow(layout, size, ellipses):
+    """Its text, arrow and circle are inside the figure, and the box that it states is theirs."""
     figure, axes = plt.subplots(1, 2 if size[0] > 3 else 1, figsize=size, layout=layout)
     x = grid(8)
     for ax in np.ravel(axes):
-        plot_field(ax, x, x, reference="m s$^{-1}$ on the left", colorbar=False, shade=x[:, 0])
+        plot_field(ax, x, x, reference="m s$^{-1}$", colorbar=False, shade=x[:, 0])
+        if ellipses:
+            plot_uncertainty(ax, x, x, np.tile(0.3 * np.eye(2), (64, 1, 1)), reference="m/s")
     figure.canvas.draw()
     for ax in np.ravel(axes):
         (key,) = (own for own in ax.get_children() if isinstance(own, matplotlib.quiver.QuiverKey))
         text, box = key.text.get_window_extent(), key.get_window_extent()
         assert box.y0 <= text.y0 < text.y1 <= box.y1
+        if ellipses:
+            (quiver,) = (own for own in ax.collections if hasattr(own, "U"))
+            radius = 2 / quiver.scale * ax.bbox.width / np.ptp(ax.get_xlim())
+            assert "± 2" in key.text.get_text()
+            assert box.height >= 2 * radius > text.height
+            assert ax.bbox.y1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1
         assert text.x0 >= box.x0 - 1
         assert text.y1 <= figure.bbox.y1
         assert max(text.x1, key.vector.get_window_extent().x1) <= ax.bbox.x1 + 1

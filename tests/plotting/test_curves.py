@@ -53,3 +53,9 @@ def test_energy_spectra_have_bands_and_slopes(ax):
         plot_energy_spectrum(ax, k, -k)
     with pytest.raises(ValueError, match="like the wavenumbers"):
         plot_energy_spectrum(ax, k, k[:3])
+
+
+def test_slopes_are_named_as_ratios_if_they_are(ax):
+    k = np.geomspace(1, 10, 20)
+    plot_energy_spectrum(ax, k, k**-3, slopes=[-3, -5 / 3, -1.667])
+    assert [text.get_text() for text in ax.texts] == ["−3", "−5/3", "−1.67"]

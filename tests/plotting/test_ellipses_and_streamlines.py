@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from matplotlib.patches import Circle
+from matplotlib.quiver import QuiverKey
+from scipy.stats import chi2
 
 from gp_orff.plotting import plot_field, plot_streamlines, plot_uncertainty
 from tests.plotting.flows import grid
@@ -13,13 +16,14 @@ def covariance(first, second, angle):
     return turn @ np.diag([first**2, second**2]) @ turn.T
 
 
-def test_ellipses_are_the_covariances_to_the_scale_of_the_arrows(ax):
+@pytest.mark.parametrize("level", [0.95, 0.5])
+def test_ellipses_are_the_covariances_to_the_scale_of_the_arrows(ax, level):
     x, (first, second, angle) = grid(6), (0.3, 0.1, 0.7)
     vectors = np.stack([1 + x[:, 1], x[:, 0]], axis=-1)
     plot_field(ax, x, vectors, arrows=6)
     (quiver,) = ax.collections
     covariances = np.tile(covariance(first, second, angle), (len(x), 1, 1))
-    ellipses = plot_uncertainty(ax, x, vectors, covariances, arrows=6)
+    ellipses = plot_uncertainty(ax, x, vectors, covariances, arrows=6, level=level)
     assert ellipses in ax.collections
     outlines = np.stack([path.vertices[:-1] for path in ellipses.get_paths()])
     assert len(outlines) == len(quiver.U)
@@ -27,11 +31,39 @@ def test_ellipses_are_the_covariances_to_the_scale_of_the_arrows(ax):
     tips = quiver.get_offsets() + 0.5 * np.stack([quiver.U, quiver.V], axis=-1) / quiver.scale
     np.testing.assert_allclose(outlines.mean(1), tips, atol=1e-12)
     away = quiver.scale * (outlines - tips[:, None])
-    np.testing.assert_allclose(np.linalg.norm(away, axis=-1).max(-1), first)
-    np.testing.assert_allclose(np.linalg.norm(away, axis=-1).min(-1), second)
-    # all at a Mahalanobis distance of one, hence with the right directions
+    radius = np.sqrt(chi2.ppf(level, 2))
+    np.testing.assert_allclose(np.linalg.norm(away, axis=-1).max(-1), radius * first)
+    np.testing.assert_allclose(np.linalg.norm(away, axis=-1).min(-1), radius * second)
+    # all at one Mahalanobis distance, hence with the right directions
     distance = np.einsum("nki,ij,nkj->nk", away, np.linalg.inv(covariances[0]), away)
-    np.testing.assert_allclose(distance, 1.0)
+    np.testing.assert_allclose(distance, radius**2)
+
+
+def test_a_circle_at_the_reference_arrow_is_the_size_key_of_ellipses(ax):
+    x = grid(6)
+    style = {"arrows": 6, "reference": "m/s"}
+    covariances = np.tile(0.04 * np.eye(2), (len(x), 1, 1))
+    with pytest.raises(ValueError, match=r"arrows on the axes for reference=, .* plot_field first"):
+        plot_uncertainty(ax, x, 1 + x, covariances, **style)
+    plot_field(ax, x, 1 + x, **style)
+    plot_uncertainty(ax, x, 1 + x, covariances, **style)
+    (key,) = ax.findobj(QuiverKey)
+    length, radius = key.text.get_text().removesuffix(" m/s").split(" ± ")
+    assert (float(length), float(radius)) == (key.U, 0.5)  # above 2.45 times 0.2
+    circles = []
+
+    def watched(self, renderer):
+        circles.append(self.get_transform().transform([(0, 0), (1, 0)]))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Circle, "draw", watched)
+        ax.figure.canvas.draw()
+    (middle, right), pixels = circles[-1], ax.bbox.width / np.ptp(ax.get_xlim())
+    np.testing.assert_allclose(right[0] - middle[0], pixels * 0.5 / ax.collections[0].scale)
+    np.testing.assert_allclose(right[0], ax.bbox.x1)
+    tip = key.vector.get_offset_transform().transform(key.vector.get_offsets())[0]
+    tip[0] += pixels * key.U / ax.collections[0].scale
+    np.testing.assert_allclose(middle, tip, atol=1e-6)
 
 
 def test_a_field_known_exactly_has_points_for_ellipses(ax):

@@ -4,8 +4,16 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot as plt
 
-from gp_orff.plotting import plot_comparison, plot_map
+from gp_orff.plotting import (
+    DEVIATION,
+    STYLE,
+    plot_comparison,
+    plot_deviation,
+    plot_map,
+    title_panels,
+)
 from tests.plotting.flows import grid
 
 
@@ -72,7 +80,10 @@ def test_comparison_of_vectors_has_two_scales(axes):
     assert truth_map.norm is mean_map.norm
     assert residual_map.norm is sd_map.norm
     np.testing.assert_allclose([mean_map.norm.vmin, mean_map.norm.vmax], [0, speed.max()])
-    np.testing.assert_allclose([sd_map.norm.vmin, sd_map.norm.vmax], [0, 0.1 * speed.max()])
+    inner = (np.abs(x.numpy() - 1) < 0.8).all(-1)
+    assert 0.4 < inner.mean() < 0.8
+    np.testing.assert_allclose([sd_map.norm.vmin, sd_map.norm.vmax], [0, 0.1 * speed[inner].max()])
+    assert sd_map.colorbar.extend == "max"  # of the residual at the edge
 
     first, second, third, fourth = (list(ax.collections) for ax in axes.flat)
     assert [len(drawn) for drawn in (first, second, third, fourth)] == [2, 2, 2, 1]
@@ -80,7 +91,7 @@ def test_comparison_of_vectors_has_two_scales(axes):
     np.testing.assert_allclose(third[1].U, -0.1 * first[1].U)
     bars = [shown.colorbar.ax.get_ylabel() for shown in (mean_map, sd_map)]
     assert bars == ["current (m/s)", "residual and sd of current (m/s)"]
-    assert all(ax.get_title() for ax in axes.flat)
+    assert all(ax.get_title(loc="left") for ax in axes.flat)
 
 
 def test_comparison_of_scalars_keeps_their_signs(axes):
@@ -92,6 +103,41 @@ def test_comparison_of_scalars_keeps_their_signs(axes):
     limits = [(shown.norm.vmin, shown.norm.vmax) for shown in four]
     assert limits == [(-2, 2), (-2, 2), (-0.5, 0.5), (-0.5, 0.5)]
     assert [len(ax.collections) for ax in axes.flat] == [1, 1, 1, 1]
+
+
+def test_deviations_have_a_scale_from_zero_to_the_interior(ax):
+    x = np.random.default_rng(0).uniform(-1, 1, size=(4000, 2)) * [1, 3]
+    sd = 0.1 + np.abs(x[:, 0]) ** 9
+    shaded = plot_deviation(ax, x, sd[:, None], label="sd (m/s)")
+    assert shaded.norm.vmin == 0
+    np.testing.assert_allclose(shaded.norm.vmax, 0.1 + 0.8**9, rtol=0.02)  # 4000 positions
+    assert shaded.colorbar.extend == "max"
+    assert shaded.cmap.name == DEVIATION
+    norm = matplotlib.colors.Normalize(0, 2)
+    assert plot_deviation(ax, x, sd, label="", norm=norm, colorbar=False).norm is norm
+    edge = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # has no interior
+    assert plot_deviation(ax, edge, [1.0, 2.0, 3.0], label="").norm.vmax == 3
+    with pytest.raises(ValueError, match="standard deviations, got -1"):
+        plot_deviation(ax, edge, [1.0, -1.0, 1.0], label="")
+
+
+def test_titles_have_letters_if_there_are_several(axes):
+    title_panels(axes, ["data", "mean", "sd", "curl"])
+    titles = [ax.get_title(loc="left") for ax in axes.flat]
+    assert titles == ["(a) data", "(b) mean", "(c) sd", "(d) curl"]
+    title_panels(axes[0, 0], ["mean"])
+    assert axes[0, 0].get_title(loc="left") == "mean"
+    with pytest.raises(ValueError, match="a title for each of 2 axes, at most 26, got 1"):
+        title_panels(axes[0], ["mean"])
+
+
+def test_figures_in_the_style_are_saved_for_print(tmp_path):
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(2, 1))
+        figure.add_axes((0, 0, 1, 1))
+        figure.savefig(tmp_path / "a.png", bbox_inches=figure.bbox_inches)
+    assert plt.imread(tmp_path / "a.png").shape[:2] == (300, 600)
+    plt.close(figure)
 
 
 def test_bad_comparisons_are_refused(axes):
@@ -117,4 +163,4 @@ def test_a_comparison_has_reference_arrows_of_truth_and_residual(axes):
     plot_comparison(axes, x, x, 0.9 * x, x, label="current (m/s)", reference="m/s")
     keys = [ax.findobj(matplotlib.quiver.QuiverKey) for ax in axes.flat]
     assert [len(own) for own in keys] == [1, 0, 1, 0]
-    assert keys[2][0].text.get_text() == "0.2 m/s"
+    assert keys[2][0].text.get_text() == "0.1 m/s"

@@ -25,12 +25,14 @@ KERNELS = {
     "in space": (lambda: gp_orff.CurlFreeKernel(num_dims=3), 3, 3),
     "one output": (lambda: RBFKernel(ard_num_dims=2), 2, 1),
 }
+SD, VORTICITY = "standard deviation, dots: data", "vorticity, hatched: sign unknown"
+SUM = "√(sd₁² + sd₂²)"
 TITLES = {
-    "flow": ["data", "mean", "standard deviation", "vorticity", "divergence"],
-    "without divergence": ["data", "mean", "standard deviation", "vorticity"],
-    "no derivatives": ["data", "mean", "standard deviation"],
-    "in space": ["data", "mean", "standard deviation"],
-    "one output": ["mean (dots: data)", "standard deviation"],
+    "flow": ["data", "mean", SD, VORTICITY, "divergence, hatched: sign unknown"],
+    "without divergence": ["data", "mean", SD, VORTICITY],
+    "no derivatives": ["data", "mean", SD],
+    "in space": ["data", "mean", SD],
+    "one output": ["mean", SD],
 }
 
 
@@ -41,8 +43,13 @@ def test_an_overview_has_what_exists(name):
     y[3] = torch.nan
     figure = overview(field, x, y, points=6)
     titled = {ax.get_title(loc="left"): ax for ax in figure.axes if ax.get_title(loc="left")}
-    assert list(titled) == TITLES[name]
-    assert all(len(ax.lines[-1].get_xdata()) == len(x) for ax in titled.values())
+    letters = [f"({letter})" for letter in "abcde"]
+    assert [title.split(" ", 1) for title in titled] == [
+        [letter, title] for letter, title in zip(letters, TITLES[name], strict=False)
+    ]
+    titled = {title[4:]: ax for title, ax in titled.items()}
+    dots = {title: [len(line.get_xdata()) for line in ax.lines] for title, ax in titled.items()}
+    assert dots == {title: [len(x)] if title == SD else [] for title in titled}
     limits = {(ax.get_xlim(), ax.get_ylim()) for ax in titled.values()}
     assert len(limits) == 1
     sides = [np.linspace(*field.box[column], 6) for column in (0, 1)]
@@ -50,7 +57,7 @@ def test_an_overview_has_what_exists(name):
     middle = np.tile([sum(side) / 2 for side in field.box], (36, 1))
     middle[:, :2] = points
     sd = field.variance(torch.from_numpy(middle))[:, :2].sum(-1).sqrt()
-    shaded = titled["standard deviation"].collections[0].get_array()
+    shaded = titled[SD].collections[0].get_array()
     np.testing.assert_allclose(shaded, sd, rtol=1e-6)
     plt.close(figure)
 
@@ -100,24 +107,25 @@ def test_an_overview_refuses_values_of_inputs_that_it_draws_or_does_not_know():
 @pytest.mark.parametrize(
     ("unit", "names", "label"),
     [
-        ("m/s", ("east (km)", "north (km)"), "m/s per km; hatched: sign uncertain"),
-        ("m/s", ("east [km]", "north [km] "), "m/s per km; hatched: sign uncertain"),
-        ("", ("east (km)", "north (km)"), "hatched: sign uncertain"),
-        ("m/s", ("east (km)", "north (m)"), "hatched: sign uncertain"),
-        ("m/s", ("x", "y"), "hatched: sign uncertain"),
+        ("m/s", ("east (km)", "north (km)"), " (m/s per km)"),
+        ("m/s", ("east [km]", "north [km] "), " (m/s per km)"),
+        ("", ("east (km)", "north (km)"), ""),
+        ("m/s", ("east (km)", "north (m)"), ""),
+        ("m/s", ("x", "y"), ""),
     ],
 )
 def test_derivatives_of_an_overview_have_units_where_these_are_known(unit, names, label):
     figure = overview(Flow(), points=4, unit=unit, names=names)
     labels = [bar.get_ylabel() for ax in figure.axes for bar in ax.child_axes]
-    assert [own for own in labels if "hatched" in own] == [label, label]
+    assert labels[2:] == [f"vorticity{label}", f"divergence{label}"]
+    assert labels[:2] == [f"{name} ({unit})" if unit else name for name in ("speed", SUM)]
     plt.close(figure)
 
 
 def test_an_overview_of_one_input_has_curves_with_bands():
     field, x, y = posterior(MultitaskKernel(RBFKernel(), num_tasks=2), 1, 2)
     figure = overview(field, x.flatten(), y, points=5, unit="m/s", names=["time (h)"])
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["output 1", "output 2"]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["(a) output 1", "(b) output 2"]
     assert [ax.get_xlabel() for ax in figure.axes] == ["", "time (h)"]
     at = torch.linspace(*field.box[0], 50, dtype=torch.float64)[:, None]
     mean, sd = field.mean(at), field.variance(at).sqrt()
@@ -126,7 +134,7 @@ def test_an_overview_of_one_input_has_curves_with_bands():
         np.testing.assert_allclose(drawn.get_ydata(), mean[:, output])
         np.testing.assert_array_equal(data.get_xydata(), torch.stack([x[:, 0], y[:, output]], -1))
         band = ax.collections[0].get_paths()[0].vertices[:, 1]
-        np.testing.assert_allclose(band.max(), (mean + 2 * sd)[:, output].max())
+        np.testing.assert_allclose(band.max(), (mean + 1.959964 * sd)[:, output].max())
     plt.close(figure)
 
 
@@ -135,7 +143,18 @@ def test_an_overview_has_names_of_inputs_and_no_panel_of_data_without_whole_vect
     figure = overview(Flow(), x, x * [1, np.nan], points=4, names=("east (km)", "north (km)"))
     first = figure.axes[0]
     assert (first.get_xlabel(), first.get_ylabel()) == ("east (km)", "north (km)")
-    assert first.get_title(loc="left") == "mean (dots: data)"
+    assert first.get_title(loc="left") == "(a) mean"
     with pytest.raises(ValueError, match=r"a name for each of 2 inputs, got \['east'\]"):
         overview(Flow(), names=["east"])
+    plt.close(figure)
+
+
+def test_dots_of_many_data_leave_the_map_visible():
+    """A dot is as wide as its marker: 10⁵ of them would cover a panel at any fixed size."""
+    x = np.random.default_rng(0).uniform(size=(100_000, 2)) * [2, 1.5]
+    figure = overview(Flow(), x, points=4)
+    (dots,) = figure.axes[1].lines
+    box = figure.axes[1].get_window_extent()
+    pixels = len(x) * np.pi / 4 * (dots.get_markersize() * figure.dpi / 72 / 2) ** 2
+    assert pixels < 0.06 * box.width * box.height  # half a marker wide, as "." is
     plt.close(figure)

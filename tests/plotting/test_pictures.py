@@ -36,9 +36,9 @@ def vectors():
     style = {"arrows": 10, "reference": "m/s"}
     plot_field(left, x, flow(x), shade=x[:, 0], norm=plt.Normalize(0, 1.5), **style)
     scattered = np.random.default_rng(0).uniform(0, 2, size=(150, 2))
-    covariances = np.tile(0.05 * np.eye(2), (len(scattered), 1, 1))
+    covariances = np.tile(0.01 * np.eye(2), (len(scattered), 1, 1))
     plot_field(right, scattered, flow(scattered), **style)
-    plot_uncertainty(right, scattered, flow(scattered), covariances, arrows=10)
+    plot_uncertainty(right, scattered, flow(scattered), covariances, **style)
     return figure
 
 

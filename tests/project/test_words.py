@@ -24,17 +24,17 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "whole": 21,
 }
 IN_DOCSTRINGS = {
-    "apart": 20,
-    "beside": 10,
+    "apart": 1,
+    "beside": 2,
     "doubted": 0,
-    "hold": 27,
-    "holds": 20,
-    "own": 65,
-    "readings": 202,
+    "hold": 5,
+    "holds": 4,
+    "own": 50,
+    "readings": 19,
     "spoiled": 0,
-    "tell": 39,
-    "tells": 24,
-    "told": 5,
+    "tell": 1,
+    "tells": 1,
+    "told": 1,
 }
 IN_NO_MESSAGE = ["anew", "beside", "doubted", "reading", "readings", "spoiled", "told", "whoever"]
 IN_PAGES = [
@@ -67,11 +67,27 @@ PLAIN = [
     "kernels",
     "scale",
     "when_not",
+    "frequencies",
+    "coming_from",
+    "command_line",
+    "compatibility",
+    "mathematics",
+    "papers",
+    "measurements",
+    "install",
+    "citing",
+    "guide",
+    "reference",
     "gpytorch",
     "botorch",
 ]
+MOST_WORDS = 25  # of a sentence, as CONTRIBUTING asks
+LONGER = {"papers": 3, "measurements": 1}  # sentences of a page; lower these numbers
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in PLAIN)]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
+    *(ROOT / "docs" / f"{name}.md" for name in PLAIN),
+]
 TREES = [ast.parse(path.read_text()) for path in Path(gp_orff.__file__).parent.rglob("*.py")]
 
 
@@ -123,7 +139,7 @@ def test_docstrings_use_terms_of_the_field():
     """Intervals cover, they do not hold; results show, they do not tell; observations, not
     readings; separately, not apart."""
     found = counted(docstring(node) for tree in TREES for node in ast.walk(tree))
-    assert {word: found[word] for word in IN_DOCSTRINGS} == IN_DOCSTRINGS
+    assert not {word: found[word] for word, most in IN_DOCSTRINGS.items() if found[word] > most}
 
 
 def test_messages_use_terms_of_the_field():
@@ -136,6 +152,23 @@ def test_pages_use_terms_of_the_field(page):
     """CONTRIBUTING has the term for each of these words."""
     found = counted([prose(page)])
     assert not {word: found[word] for word in IN_PAGES if found[word]}
+
+
+def sentences(page):
+    """Of paragraphs and items of lists, without code, tables, images, formulas and commands."""
+    parts = r"```.*?```|<!--.*?-->|^\|.*?$|^!\[.*?$|^\*`python.*?$|\$\$.*?\$\$"
+    text = re.sub(parts, "\n\n", page.read_text(), flags=re.S | re.M)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    text = re.sub(r"`[^`\n]*`|\$[^$]*\$", "X", text)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        yield from re.split(r"(?<=[.?!:])\s+", " ".join(block.split()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_sentences_are_short(page):
+    words = {one: len(re.findall(r"\S*[A-Za-z]\S*", one)) for one in sentences(page)}
+    longer = {one: count for one, count in words.items() if count > MOST_WORDS}
+    assert len(longer) <= LONGER.get(page.stem, 0), longer
 
 
 def test_the_readme_is_short():

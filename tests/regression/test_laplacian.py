@@ -254,7 +254,7 @@ def with_nan(sparse):
 
 
 INVALID = {
-    "asymmetric": (asymmetric, r"symmetric matrix, got M and Mᵀ that are 0\.5 apart; take"),
+    "asymmetric": (asymmetric, r"symmetric matrix, got M and Mᵀ that differ by 0\.5; take"),
     "asymmetric sparse": (lambda: sp.csr_array(asymmetric()), "symmetric matrix"),
     "negative": (lambda: -graph_laplacian(circle(POINTS)), "got one with a negative eigenvalue"),
     "adjacency": (lambda: 1 - np.eye(POINTS), "got one with a negative eigenvalue; a Laplacian is"),

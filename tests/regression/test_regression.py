@@ -221,7 +221,7 @@ def test_a_point_far_out_does_not_change_the_others():
     assert abs(found[21]).max() > 0.01
     near = model.predict([[1.5, 0.5]])
     for far in (1e2, 1e4):
-        with pytest.raises(ValueError, match=r"points near the data, .* no frequency grid serves"):
+        with pytest.raises(ValueError, match=r"points near the data, .* no frequency grid covers"):
             model.predict([[far, far]])
     model.predict([[6.0, 6.0]])
     assert np.array_equal(model.predict([[1.5, 0.5]]), near)  # whatever was predicted before

