@@ -80,7 +80,7 @@ class Plan(ABC):
 
     @property
     def reference(self) -> "OfAll | None":
-        """The same data under the kernel itself; None if it is that, or has no covariance."""
+        """The plan of these data under the kernel itself; None if it is that, or cannot be."""
         return None
 
     @property
@@ -235,8 +235,8 @@ class OnLattice(Plan):
     @property
     def reference(self) -> "OfAll | None":
         data = self.data
-        whole = isinstance(data, Dataset) and data.num_values == self.of
-        exact = whole and self.of <= MOST_REPEATED * MOST_EXACT
+        every = data.revisitable and data.num_values == self.of
+        exact = every and self.of <= MOST_REPEATED * MOST_EXACT
         exact = exact and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
