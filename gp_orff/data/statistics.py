@@ -27,7 +27,7 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.lines import LineColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.features.waves import HarmonicColumns
-from gp_orff.features.zoo import DotProductColumns, TemplateColumns
+from gp_orff.features.zoo import Bump, DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
@@ -314,7 +314,9 @@ def unpack_columns(content: Mapping) -> Columns:
         parts = (content["side"], content["origin"], tuple(content["dims"]))
         return HarmonicColumns(content["wavevectors"], *parts)
     if "templates" in content:
-        return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
+        content = dict(content)
+        function = Bump(content.pop("a"), content.pop("p"))
+        return TemplateColumns(**{**content, "dims": tuple(content["dims"])}, function=function)
     return TrigColumns(_unpack_phases(content), content["sampled"])
 
 

@@ -360,7 +360,7 @@ def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
         candidate.search.coordinates.set(candidate.u)
         tails.set(candidate.tails)
 
-    for initial in starts(kernel, distances):
+    for initial in starts(kernel, distances, subset.observations):
         tails.set(at_first)
         coordinates.set(first)
         start(kernel, likelihoods, subset.observations, distances, initial)

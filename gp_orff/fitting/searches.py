@@ -74,7 +74,8 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         return trainer.value(small)
 
     best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
-    pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
+    initials = starts(trainer.kernel, trainer.distances, observations)
+    pairs = product(initials, splits(trainer.likelihoods))
     for initial, split in sorted(pairs, key=value):
         best.pop((initial.share, split), None)  # the best comes last
         best[initial.share, split] = initial, split
