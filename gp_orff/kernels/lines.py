@@ -109,6 +109,16 @@ def has_lines(term: Term) -> bool:
     return any(is_line(leaf.spectrum) for leaf in term.leaves)
 
 
+def inputs_of_lines(kernel: Kernel) -> list[int]:
+    """The inputs along which a kernel tree varies, and in all terms by kernels of lines alone."""
+    lines, others = set(), set()
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            is_line = isinstance(leaf.spectrum, LineSpectrum)
+            (lines if is_line else others).update(leaf.active_dims or ())
+    return sorted(lines - others)
+
+
 _ROUNDING = 1e-15  # of the variance
 
 
