@@ -229,6 +229,7 @@ MUCH_TRUNCATED = 0.1  # variance, over that of the noise, of which a warning tel
 MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
+_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with observations; even ones leave none empty
 
 
 @torch.no_grad()
@@ -249,6 +250,8 @@ def exact_instead(
     Where both are more than the noise, observations are left out instead. Under Student-t noise
     those of a site would pass for outliers: one of each site is kept. Shallow sources, which waves
     cannot represent, would pass for noise: every few observations are kept, in given order.
+    Even observations stay on the grid: they average out what it truncates, and a search on the grid
+    took this for noise.
 
     Args:
         inference: on the grid.
@@ -289,7 +292,9 @@ def exact_instead(
             f"changes by {change:.2g} of it within sites that are few enough; {which} "
             f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
         )
-    if loss_of_noise(change, numbers) > permitted:
+    if loss_of_noise(change, numbers) > permitted or (
+        min(change, cut) > 1 and _share_of_box(inference.data) > _EVEN
+    ):
         return None
     return sites, (
         f"exact kernel: the field changes by {change:.2g} of the noise variance "
@@ -338,6 +343,15 @@ def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.nda
     middle /= np.bincount(site)[:, None]
     order = np.lexsort((np.square(x - middle[site]).sum(-1), site))
     return np.sort(order[np.unique(site[order], return_index=True)[1]])
+
+
+def _share_of_box(data: Dataset) -> float:
+    """The share of cells with readings, where there are eight even readings for each cell."""
+    x = torch.cat([part.x for part in data.observations]).cpu().numpy()
+    x = x[:, np.ptp(x, axis=0) > 0]
+    count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
+    lattice = np.floor((x - x.min(0)) / np.ptp(x, axis=0) * count).clip(max=count - 1)
+    return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]
 
 
 COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search

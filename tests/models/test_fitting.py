@@ -375,7 +375,7 @@ def test_repeated_readings_of_few_places_are_few_numbers(base):
     x, y = points(6)[places], (draw(6, 2)[places] + 0.3 * draw(60, 2, seed=1))
     model = gp_orff.VectorFieldGP(with_open_matrix(base()))
     calibration = gp_orff.settings.check_calibration(False)  # gpytorch starts matrices at random
-    match = "120 numbers, equivalent to 12 because .* determine"
+    match = "120 values, equivalent to 12 because .* determine"
     with calibration, pytest.warns(gp_orff.DataWarning, match=match):
         model.fit(x, y, progress=False)
 
