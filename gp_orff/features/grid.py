@@ -426,9 +426,9 @@ class Auto:
     - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
       8192 features truncate too much. An iterative solver is then used.
     - For the posterior, the exact kernel on the means at sites, with up to `max_features` values,
-      8192 by default. It is used for tracks and clusters, if the grid truncates more than a tenth
-      of the noise variance (a hundredth with the iterative solver). In addition, the change of the
-      field within sites must be at most half of the truncated variance.
+      8192 by default. It is used for tracks and clusters: if the grid is expected to lose more than
+      max(1, 10⁻⁴ M) nats of log evidence of M values, or needs the iterative solver, and the means
+      lose less.
 
     Args:
         tolerance: the tolerance of the grid, as a fraction of the variance; see `Grid`.
