@@ -1028,7 +1028,8 @@ class VectorFieldGP(GP):
             raise
 
     def converted(self, x: object, y: object, options: Options) -> tuple[object, object, Options]:
-        """Arguments of `fit` in the units of the model, as far as these are known."""
+        """The arguments `x`, `y` and `options` of `fit` in the units of the model, as far as these
+        are known."""
         return in_units(self._units_of(x, y, options), x, y, options)
 
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
