@@ -216,9 +216,10 @@ class Grid:
         """The frequencies of each of `terms`, on one shared lattice.
 
         Raises:
-            GridBudgetError: no grid within `max_features`, or within 40 000 without a budget.
-            NotImplementedError: a spectrum without tail and correlation; a product of kernels on
-                the same inputs.
+            GridBudgetError: the grid needs more than `max_features` features, or more than 40 000
+                if `max_features` is None.
+            NotImplementedError: a spectrum that does not define `tail` and `correlation`; a product
+                of kernels on the same inputs.
             ValueError: a box or a spacing that does not have one entry for each input.
         """
         if any(map(has_lines, terms)):

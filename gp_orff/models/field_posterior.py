@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class FieldPosterior(NamedSymbols):
     """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
 
-    `model.posterior()` returns it. Variances are for the field without noise. They include the
-    uncertainty of a trained constant mean (universal kriging), also for symbols. After a fit to few
-    data, or with a learned spectrum, they include the uncertainty of the hyperparameters. The
-    posterior is then a mixture of normal distributions, with moments by `mean` and `variance`, and
-    intervals by `confidence_region`. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` returns it. A `symbol` is a linear map of the field, such as `Divergence()`.
+    Variances are for the field without noise. They include the uncertainty of a trained constant
+    mean (universal kriging), also for symbols. After a fit to few data, or with a learned spectrum,
+    they include the uncertainty of the hyperparameters. The posterior is then a mixture of normal
+    distributions, with moments by `mean` and `variance`, and intervals by `confidence_region`.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
     the domain of a grid, a larger grid is built, or a ValueError is raised if that is impossible.
