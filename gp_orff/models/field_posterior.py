@@ -324,13 +324,14 @@ class FieldPosterior(NamedSymbols):
         For any kernel, `curl_free_part` maps the complete field to its curl-free part.
 
         Args:
-            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each may be
-                a `HelmholtzKernel`. Or the name of a part of a `HelmholtzKernel`. If several terms
-                have such parts, select one term first: `field.part(0).part("curl_free")`. If the
-                complete kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
+            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each
+                may be a `HelmholtzKernel`. You can also give the name of a part of a
+                `HelmholtzKernel`. If several terms have such parts, select one term first:
+                `field.part(0).part("curl_free")`. If the complete kernel is a `HelmholtzKernel`,
+                its parts also have the indices 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum, or has no such term or several.
+            ValueError: the kernel is not a sum, or not exactly one term has this name or index.
             NotImplementedError: features of a sum of separable kernels.
         """
         return FieldPosterior(PartSnapshot.of(self._snapshot, name), self.units)

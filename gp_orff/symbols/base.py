@@ -106,7 +106,7 @@ class Symbol(ABC):
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier | None:
         """Q(ω), (D, q, p), for waves e^{i⟨ω, x⟩} that decay with height, ω = (k, ±i|k|).
 
-        The default, None, is for maps whose multiplier accepts complex frequencies, if they occur.
+        Return None, the default, if the multiplier of the symbol itself accepts complex ω.
 
         Args:
             omega: (D, 3), nonzero frequencies.
@@ -212,8 +212,8 @@ class Symbol(ABC):
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
         """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
 
-        A matrix that is the same at all frequencies is a point. The result is None if the map is
-        not such a sum. The field has `num_dims` inputs in space and `p` components.
+        A symbol whose Q(ω) does not depend on ω is one point. The result is None if the map is not
+        such a sum. The field has `num_dims` inputs in space and `p` components.
         """
         if self.order:
             return None
