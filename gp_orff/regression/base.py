@@ -330,9 +330,20 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
 
 
 def fixed_kernel(kernel: Kernel | None, x: Float[Tensor, "N d"]) -> Kernel:
-    """A copy of the kernel in float64 that is not trained; `median_kernel` without one."""
+    """A copy of the kernel in float64 that is not trained; `median_kernel` without one.
+
+    Raises:
+        ValueError: a batch of kernels.
+    """
     kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
-    return kernel.double().requires_grad_(False) if isinstance(kernel, Kernel) else kernel
+    if not isinstance(kernel, Kernel):  # refused where it is used
+        return kernel
+    if kernel.batch_shape:
+        raise ValueError(
+            f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "
+            "estimator for each kernel of the batch"
+        )
+    return kernel.double().requires_grad_(False)
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
