@@ -422,7 +422,7 @@ class Solver(ABC):
 
 
 def refuse_laplacian(name: str, problem: Problem) -> None:
-    """Raise ValueError if the problem has a Laplacian, which iterative solvers do not take."""
+    """Raise ValueError if the problem has a Laplacian, which this solver does not take."""
     if problem.laplacian is not None:
         raise ValueError(
             f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
