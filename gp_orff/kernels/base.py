@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from gp_orff.symbols.base import refuse_units
+
 # Constructors by the names of public classes; the base class of kernels that contain other kernels;
 # checks of inputs.
 
@@ -199,8 +201,9 @@ def as_real_tensor(
         dtype: of the tensor; that of the values if None.
 
     Raises:
-        TypeError: the type of the values is complex.
+        TypeError: the type of the values is complex, or they have a unit.
     """
+    refuse_units(values, what)
     kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
     if "complex" in str(kind):
         raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")

@@ -550,9 +550,9 @@ class VectorFieldGP(GP):
         Args:
             polygon: the vertices (v, 2) of a ring, in the coordinates of the model, with the
                 coordinate of the first component first. Or a list of rings, of the coast and of
-                islands, or an object with `__geo_interface__`, such as a polygon of shapely. The
-                units of `polygon`, `spacing` and `at` are converted. For longitudes and latitudes,
-                pass `plane.forward(polygon)` with the `gp_orff.labelled.LocalPlane` of the data.
+                islands, or an object with `__geo_interface__`, such as a polygon of shapely. For
+                longitudes and latitudes, pass `plane.forward(polygon)` with the
+                `gp_orff.labelled.LocalPlane` of the data. The units of all arguments are converted.
             spacing: the spacing of the points along the coast; half of the shortest lengthscale if
                 None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
@@ -605,7 +605,7 @@ class VectorFieldGP(GP):
         values and for features, because their hyperparameters are treated as known.
         """
         snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
-        return FieldPosterior(snapshot, self._units.x, coverage)
+        return FieldPosterior(snapshot, self._units.x, coverage, self._units.y)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -993,7 +993,7 @@ class VectorFieldGP(GP):
         if y is None:
             source = Chunks(reader, x, options, show_pass, units)
         else:
-            source = Arrays(reader, *in_units(units, x, y, options))
+            source = Arrays(reader, *self.converted(x, y, options))
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
         data = Dataset.of(source, num_points, spans)
         if learning:
@@ -1027,6 +1027,10 @@ class VectorFieldGP(GP):
             self._units = before
             raise
 
+    def converted(self, x: object, y: object, options: Options) -> tuple[object, object, Options]:
+        """Arguments of `fit` in the units of the model, as far as these are known."""
+        return in_units(self._units_of(x, y, options), x, y, options)
+
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """The data that `x`, `y` and `options` describe. Small arrays are copied, so that the
         caller cannot change them. With `learning`, the blocks of tracks are chosen again."""
@@ -1057,7 +1061,7 @@ class VectorFieldGP(GP):
         `data`."""
         if not data.tracks:
             return []
-        x, y, options = in_units(self._units_of(x, y, options), x, y, options)
+        x, y, options = self.converted(x, y, options)
         spans = {part.key.label: part.span for part in data.tracks}
         plain = self._read(x, y, replace(options, track=None, time=None))
         return [

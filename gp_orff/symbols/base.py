@@ -321,13 +321,33 @@ class Composed(Symbol):
 TINY = 1e-300
 
 
+def unit_of(values: object) -> str | None:
+    """The unit that values come with: the attribute of an xarray object, or that of a quantity."""
+    attributes = getattr(values, "attrs", None)
+    if isinstance(attributes, dict):
+        unit = attributes.get("units")
+    elif hasattr(values, "magnitude"):  # of pint
+        unit = f"{values.units:C}"  # such as meter**2/second**2
+    else:  # of astropy
+        unit = getattr(values, "unit", None) if hasattr(values, "to_value") else None
+    return None if unit is None else str(unit)
+
+
+def refuse_units(values: object, what: str) -> None:
+    """Raise TypeError for numbers, or lists of them, with a unit that is not converted here."""
+    for value in values if isinstance(values, list | tuple) else ():
+        refuse_units(value, what)
+    unit = unit_of(values)
+    if unit is not None:
+        raise TypeError(
+            f"expected plain numbers for {what}, got a quantity in {unit!r}, which is not "
+            "converted here; give its numbers: quantity.to(unit).magnitude, or array.values"
+        )
+
+
 def copy_of(values: object) -> Float[Tensor, "*n"]:
     """A float64 copy of numbers of any type (list, array, tensor) that nobody else can change."""
-    if hasattr(values, "magnitude"):  # of pint
-        raise TypeError(
-            f"expected numbers in the unit of the points, got a quantity in '{values.units}'; "
-            "give its magnitude in that unit: quantity.to(unit).magnitude"
-        )
+    refuse_units(values, "places and directions, in the unit of the points")
     plain = values.tolist() if hasattr(values, "tolist") else values
     return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
 
