@@ -407,8 +407,8 @@ class GaussHermite:
     The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
     its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
     lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
-    error. Delays between outputs in a `SpectralMatrixKernel` are added to the lags, with their values
-    when the `ORFFKernel` is built. `Grid` has no such limit.
+    error. Delays between outputs in a `SpectralMatrixKernel` are added to the lags, with their
+    values when the `ORFFKernel` is built. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
