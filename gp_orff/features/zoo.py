@@ -515,9 +515,9 @@ def _longest_shift(leaf: LeafSpectrum) -> Float[np.ndarray, "d"]:
     """How much farther a general B(ω) moves correlations along every axis, as delays do."""
     if leaf.variance is None:
         return np.zeros(leaf.num_dims)
-    own = math.sqrt(-2 * math.log(_ERROR)) / leaf.variance.scales
+    without = math.sqrt(-2 * math.log(_ERROR)) / leaf.variance.scales
     reach = [leaf.variance.correlation_lag(axis, _ERROR) for axis in range(leaf.num_dims)]
-    return np.maximum(reach - own, 0.0)
+    return np.maximum(reach - without, 0.0)
 
 
 def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[np.ndarray, "D"]]:
