@@ -142,8 +142,8 @@ class ColumnUnits:
         )
 
     def variances(self, noise: object, y: object = None, leading: int = 0) -> object:
-        """Noise variances or covariances in products of the units of y; noise without a unit of its
-        own is in those of the array `y`.
+        """Noise variances or covariances in products of the units of y; noise without a unit is in
+        those of the array `y`.
 
         Args:
             noise: variances or covariances, after as many axes of observations as `leading`.
@@ -201,10 +201,10 @@ def _factors(
     if len(given) != len(wanted) and len(set(wanted)) == 1:
         wanted = wanted[:1] * len(given)
     if len(given) != len(wanted):
-        known = f"with the units {list(wanted)}" if wanted else "of data without units"
+        stated = f"with the units {list(wanted)}" if wanted else "of data without units"
         raise ValueError(
-            f"expected {name} as numbers {known}, got {len(given)} columns in {list(given)}, which "
-            "cannot be converted; give plain numbers in the units of the data"
+            f"expected {name} as numbers {stated}, got {len(given)} columns in {list(given)}, "
+            "which cannot be converted; give plain numbers in the units of the data"
         )
     for column, (old, new) in enumerate(zip(given, wanted, strict=True)):
         if None not in (old, new) and " in " not in old:  # positions that do not say their plane
@@ -255,12 +255,12 @@ def entries_in_units(
     values: object, wanted: tuple[str | None, ...], name: str
 ) -> list[Float[np.ndarray, "*k"]]:
     """The entries of a place, or the sides of a box, each in the unit of its column."""
-    whole = units_of_columns(values)
-    if len(set(whole)) > 1:
-        raise ValueError(f"expected {name} in one unit, got {list(whole)}; give a list of entries")
-    entries = list(as_real(values, name).numpy() if whole else values)
-    if whole:
-        entries = [UnitArray.of(entry, whole[:1]) for entry in entries]
+    shared = units_of_columns(values)
+    if len(set(shared)) > 1:
+        raise ValueError(f"expected {name} in one unit, got {list(shared)}; give a list of entries")
+    entries = list(as_real(values, name).numpy() if shared else values)
+    if shared:
+        entries = [UnitArray.of(entry, shared[:1]) for entry in entries]
     units = wanted if len(wanted) == len(entries) else (None,) * len(entries)
     return [
         as_real(in_column_units(entry, (unit,), name), name).numpy()

@@ -45,8 +45,9 @@ def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:
 
 
 def _lengthscale(kernel: Kernel) -> Float[Tensor, "*b 1 k"] | None:
-    """The lengthscale (*b, 1, k) of the one kernel inside `kernel` that has one, which can be set;
-    None if none or several have one."""
+    """The lengthscale (*b, 1, k) of the scalar kernel inside, which can be set.
+
+    It is None if no kernel inside has a lengthscale, or if several have one."""
     inside = list(_with_lengthscale(kernel).values())
     return inside[0].lengthscale if len(inside) == 1 else None
 

@@ -497,8 +497,8 @@ def _trajectories(
 ) -> tuple[str, Int[np.ndarray, "N"]] | None:
     """The variable that numbers trajectories, and the number of that of each observation."""
     for name, variable in dataset.variables.items():
-        own = variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension
-        if own and variable.dtype.kind in "iu":
+        index = variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension
+        if index and variable.dtype.kind in "iu":
             return name, variable.to_numpy()
     counts = []
     for name, variable in dataset.variables.items():

@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class FieldPosterior(NamedSymbols):
     """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
 
-    `model.posterior()` returns it. Variances are for the field without noise. They include the
-    uncertainty of a trained constant mean (universal kriging), also for symbols. After a fit to few
-    data, or with a learned spectrum, they include the uncertainty of the hyperparameters. The
-    posterior is then a mixture of normal distributions, with moments by `mean` and `variance`, and
-    intervals by `confidence_region`. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` returns it. A `symbol` is a linear map of the field, such as `Divergence()`.
+    Variances are for the field without noise. They include the uncertainty of a trained constant
+    mean (universal kriging), also for symbols. After a fit to few data, or with a learned spectrum,
+    they include the uncertainty of the hyperparameters. The posterior is then a mixture of normal
+    distributions, with moments by `mean` and `variance`, and intervals by `confidence_region`.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
     the domain of a grid, a larger grid is built, or a ValueError is raised if that is impossible.
@@ -332,13 +332,14 @@ class FieldPosterior(NamedSymbols):
         For any kernel, `curl_free_part` maps the complete field to its curl-free part.
 
         Args:
-            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each may be
-                a `HelmholtzKernel`. Or the name of a part of a `HelmholtzKernel`. If several terms
-                have such parts, select one term first: `field.part(0).part("curl_free")`. If the
-                complete kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
+            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each
+                may be a `HelmholtzKernel`. You can also give the name of a part of a
+                `HelmholtzKernel`. If several terms have such parts, select one term first:
+                `field.part(0).part("curl_free")`. If the complete kernel is a `HelmholtzKernel`,
+                its parts also have the indices 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum, or has no such term or several.
+            ValueError: the kernel is not a sum, or not exactly one term has this name or index.
             NotImplementedError: features of a sum of separable kernels.
         """
         part = PartSnapshot.of(self._snapshot, name)
