@@ -75,8 +75,10 @@ from gp_orff.models.state import (
     copied_if_small,
     default_mean,
     is_trained,
+    is_trend,
     raw_parameters,
     restored_on_failure,
+    trend_of,
     with_groups,
 )
 from gp_orff.models.storage import (
@@ -186,6 +188,7 @@ class VectorFieldGP(GP):
         self.frequencies = frequencies
         self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
+        self._trend: tuple[Mean, ...] = ()  # a copy of a varying mean, subtracted from the data
         self._units = ColumnUnits()  # of the data that it was fitted to, as far as they are known
         self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
         given = next(kernel.parameters(), None)  # the amplitude, which may be new, is the first
@@ -1086,9 +1089,13 @@ class VectorFieldGP(GP):
 
     @property
     def _held(self) -> ModelState:
-        """The state as it was assigned last."""
+        """The state as it was assigned last, for the present mean if that varies."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
+        if not is_trend(self._trend, self.mean):
+            means = self._trend, self.mean, self._fixed_mean
+            self._assigned = self._assigned.following(*means)
+            self._trend = trend_of(self.mean)
         return self._assigned
 
     @property
@@ -1176,7 +1183,7 @@ class VectorFieldGP(GP):
                 self.likelihood = likelihood
             else:
                 self.likelihoods[label] = likelihood
-        self._assigned = state
+        self._assigned, self._trend = state, trend_of(self.mean)
         self.eval()
         self._learned = self._hyperparameters() if state.history.weak_priors else None
         return self
@@ -1195,6 +1202,7 @@ class VectorFieldGP(GP):
         """`.to(device)` moves the data too."""
         before = next(self.kernel.parameters()).device
         super()._apply(fn, recurse)
+        self._trend = tuple(mean._apply(fn, recurse) for mean in self._trend)
         device = next(self.kernel.parameters()).device
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)
