@@ -184,10 +184,11 @@ print("\nfigure:", arguments.output / "energy_spectra.png")
 # ## The winds of January
 #
 # The winds of [tutorial 6](../tutorials/06_winds.py) are those at 200 hPa over East Asia: 561
-# points, of which a third are stations. A `HelmholtzKernel` separates the rotational energy from the divergent. On
-# Lambert's conformal map (the extra `gp_orff[geo]`), wavenumbers are right within 7 %. The spectrum
-# from all points under the same window takes the place of the truth. The winds are means over many
-# years, in which eddies average out. Their spectrum is therefore far steeper than that of one day.
+# points, of which a third are stations. A `HelmholtzKernel` separates the rotational energy from
+# the divergent. On Lambert's conformal map (the extra `gp_orff[geo]`), wavenumbers are right within
+# 7 %. The spectrum from all points under the same window takes the place of the truth. The winds
+# are means over many years, in which eddies average out. Their spectrum is therefore far steeper
+# than that of one day.
 
 # %%
 columns = np.loadtxt(folder / "winds.csv", delimiter=",", skiprows=1)
