@@ -126,7 +126,9 @@ print(f"{len(x)} observations of {ships} ships")
 # ## With and without tracks
 #
 # A model of independent errors takes drift and offsets for small eddies of the current, and follows
-# them. A model that knows the tracks separates the three errors from the current.
+# them. Its fit warns that intervals cover too few held-out observations, and `track=` is among the
+# remedies that the warning names. A model that knows the tracks separates the three errors from the
+# current.
 
 # %%
 models = {}
@@ -182,6 +184,9 @@ if not arguments.smoke:
     assert coverage["independent"] < 0.8 < 0.88 < coverage["tracks"]
 
 # %% [markdown]
+# With tracks the error is 0.07 m/s instead of 0.22 m/s, and the intervals contain 95 % of the truth
+# instead of 63 %.
+#
 # ## A ship that joins later
 #
 # `update` includes observations of another ship, and continues the track of a ship that the model
@@ -254,8 +259,9 @@ with plt.rc_context(STYLE):
 # %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
-    figure.savefig(arguments.output / "tracks.png", dpi=200)
-    card = true.get_tightbbox()
+    figure.savefig(arguments.output / "tracks.png", dpi=150)
+    figure.savefig(arguments.output / "tracks.pdf")
+    card = covered.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(
         arguments.output / "tracks_card.png",

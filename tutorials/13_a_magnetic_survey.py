@@ -165,7 +165,9 @@ for name, likelihood in likelihoods.items():
 # The table has the root mean square and mean absolute errors (RMSE, MAE) and the coverage of 95 %
 # intervals. The NLPD is the negative log predictive density of an observation.
 #
-# PLACEHOLDER
+# Neither model is best by all scores. Student-t noise has the higher density (NLPD 4.94 instead of
+# 5.08). Gaussian noise has the smaller errors, and its intervals contain 0.949 of the held-out
+# observations. Those of Student-t noise contain 0.887: they are too short on these lines.
 #
 # For comparison, the next cell fits the equivalent sources of harmonica. They give no standard
 # deviations.
@@ -220,22 +222,23 @@ for height in (top, top + 1.0):
 points = torch.nn.functional.pad(places[::10], (0, 1), value=top)
 pole = gp_orff.ReductionToPole(mean_u)
 reduced, variance = field.mean(points, pole), field.variance(points, pole)
-print(f"\nreduced to the pole: rms {reduced.square().mean().sqrt():.0f} nT, ")
+print(
+    f"\nreduced to the pole: rms {reduced.square().mean().sqrt():.0f} nT, ",
+    end="",
+)
 print(f"standard deviation {variance.mean().sqrt():.0f} nT")
 
 # %% [markdown]
 # ## The anomaly at two heights
 #
-# Hatches are where the 95 % interval of the anomaly contains zero. The standard deviation is small
-# along the lines that the model has seen, and larger along those held out (black).
+# Hatches are where the 95 % interval of the anomaly contains zero. The standard deviation is smallest
+# in the middle, where all points have neighbours on many lines, and rises to the edge.
 
 # %%
 limit = float(y.abs().quantile(0.98))
 norm = plt.Normalize(-limit, limit)
 with plt.rc_context(STYLE):
-    figure, panels = plt.subplots(
-        2, 2, figsize=(7.2, 6.0), sharex=True, sharey=True, layout="compressed"
-    )
+    figure, panels = plt.subplots(2, 2, figsize=(7.2, 6.2), layout="compressed")
     (data, lower), (deviation, higher) = panels
     dots = {"norm": norm, "cmap": SIGNED}
     data.set_facecolor("0.75")  # so that values near zero are visible
@@ -250,10 +253,7 @@ with plt.rc_context(STYLE):
         panel.plot(*x[held_out, :2].T, "k.", ms=0.8)
     for panel in panels.flat:
         panel.set(aspect="equal", xlim=axes[0][[0, -1]], ylim=axes[1][[0, -1]])
-    for panel in panels[1]:
-        panel.set_xlabel("east (km)")
-    for panel in panels[:, 0]:
-        panel.set_ylabel("north (km)")
+        panel.set(xlabel="east (km)", ylabel="north (km)")
     title_panels(
         panels,
         [
@@ -267,7 +267,8 @@ with plt.rc_context(STYLE):
 # %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
-    figure.savefig(arguments.output / "a_magnetic_survey.png", dpi=200)
+    figure.savefig(arguments.output / "a_magnetic_survey.png", dpi=170)
+    figure.savefig(arguments.output / "a_magnetic_survey.pdf")
     card = lower.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(

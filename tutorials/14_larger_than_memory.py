@@ -269,6 +269,7 @@ if __name__ == "__main__":
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
         figure.savefig(arguments.output / "larger_than_memory.png")
+        figure.savefig(arguments.output / "larger_than_memory.pdf")
         card = axes[1].get_tightbbox()
         card = card.transformed(figure.dpi_scale_trans.inverted())
         figure.savefig(

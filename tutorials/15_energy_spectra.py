@@ -167,6 +167,7 @@ with plt.rc_context(STYLE):
 arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "energy_spectra.png")
+    figure.savefig(arguments.output / "energy_spectra.pdf")
     card = axes[1].get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(

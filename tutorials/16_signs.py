@@ -168,7 +168,8 @@ print(f"from the measured displacements: {density(known):.3f}")
 # %% [markdown]
 # ## The flow
 #
-# The core, where many measured vectors are wrong, is the dashed circle. Bars are binomial intervals
+# The dashed circle is the core, where many measured vectors are wrong. Near the core, the mean is
+# too slow: signs determine a speed poorly where they are rarely wrong. Bars are binomial intervals
 # of 95 % at the predicted probability.
 
 # %%
@@ -224,8 +225,8 @@ with plt.rc_context(STYLE):
         axes,
         [
             "observed signs",
-            "mean from signs",
-            "held-out signs",
+            "posterior mean",
+            "held-out signs, 95 % intervals",
             "measured",
         ],
     )
@@ -234,6 +235,7 @@ with plt.rc_context(STYLE):
 arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "signs.png", dpi=200)
+    figure.savefig(arguments.output / "signs.pdf")
     card = learned.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(
