@@ -231,8 +231,8 @@ print(f"standard deviation {variance.mean().sqrt():.0f} nT")
 # %% [markdown]
 # ## The anomaly at two heights
 #
-# Hatches are where the 95 % interval of the anomaly contains zero. The standard deviation is smallest
-# in the middle, where all points have neighbours on many lines, and rises to the edge.
+# Hatches are where the 95 % interval of the anomaly contains zero. The standard deviation is
+# smallest in the middle, where all points have neighbours on many lines, and rises to the edge.
 
 # %%
 limit = float(y.abs().quantile(0.98))
