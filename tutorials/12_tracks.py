@@ -212,8 +212,8 @@ for count in (0, observations // 4, observations):
 # ## Maps of the error
 #
 # The maps are those before the other ship joins. Arrows are the posterior mean, and the colour is
-# the length of its error. The band contains 95 % of the curves of a calibrated model at each level,
-# if the map has 60 independent values, about two for each square of one lengthscale.
+# the length of its error. At each level, the band contains 95 % of the curves of a calibrated
+# model. It is that of 60 independent values, about two for each square of one lengthscale.
 
 # %%
 errors = {name: (mean - truth).norm(dim=-1) for name, (mean, _) in maps.items()}
