@@ -150,17 +150,22 @@ with plt.rc_context(STYLE):
                 energy.low,
                 energy.high,
                 slopes=[slope] if name == "learned" else [],
-                label=f"{name}, mean and 95 % interval",
+                label=name,
                 color=color,
             )
         known = truths[title]
-        ax.plot(k, known, "ko", ms=3, label="truth under the same window")
+        ax.plot(k, known, "ko", ms=3, label="truth, same window")
         ax.set_ylim(known.min() / 10, known.max() * 10)
         ax.set_xlabel("wavenumber (rad/km)")
         ax.set_xticks([20, 50, 100], ["20", "50", "100"])
         ax.xaxis.set_minor_formatter(NullFormatter())
     axes[0].set_ylabel("energy per wavenumber (m² s⁻² km)")
-    axes[1].legend(loc="lower left")
+    axes[0].legend(
+        loc="lower left",
+        title="mean and 95 % interval",
+        title_fontsize="small",
+        alignment="left",
+    )
     title_panels(axes, [f"flow {title}" for title in flows])
 
 # %% tags=["remove-cell"]
@@ -168,7 +173,7 @@ arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "energy_spectra.png")
     figure.savefig(arguments.output / "energy_spectra.pdf")
-    card = axes[1].get_tightbbox()
+    card = axes[0].get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(
         arguments.output / "energy_spectra_card.png",
