@@ -80,7 +80,7 @@ def picture(rows):
         N = np.array([last["N"] / (100 if slope == 1 else 8), last["N"]])
         line = 1.7 * last["seconds"] * (N / last["N"]) ** slope
         left.loglog(N, line, ":", color="0.4", lw=1)
-        left.annotate(f"N{'³' if slope == 3 else ''}", (N[0], line[0]), ha="right", color="0.4")
+        left.annotate(f"N{'³' if slope == 3 else ''}", (N[1], line[1]), color="0.4")
     left.set(xlabel="points N", ylabel="CPU seconds, one thread")
     right.set(xlabel="points N", ylabel="MSE / mean square of the field")
     left.legend(frameon=False, fontsize=8)
