@@ -406,10 +406,29 @@ _VERSION = 1
 
 
 def write_bytes(kind: str, content: dict) -> bytes:
-    """The bytes of a dict of tensors and plain values; `kind` says of what."""
+    """The bytes of a dict of tensors and plain values; `kind` says of what.
+
+    Raises:
+        ValueError: a function among the values, such as that of `Templates(function=)`.
+    """
+    if _has_function(content):
+        raise ValueError(
+            f"expected a {kind} of plain values, got the columns of a rule with a function, which "
+            "cannot be written; add the data in one process, or use a rule without function= and "
+            "sampler="
+        )
     stream = io.BytesIO()
     torch.save({"format": kind, "version": _VERSION, **content}, stream)
     return stream.getvalue()
+
+
+def _has_function(values: object) -> bool:
+    """Whether a function is among plain values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return any(map(_has_function, values))
+    return callable(values)
 
 
 def read_bytes(kind: str, content: bytes) -> dict:
@@ -569,7 +588,11 @@ class FieldStatistics:
 
     def to_bytes(self) -> bytes:
         """Return these statistics as bytes, for a file or another machine; pickles have the same
-        size."""
+        size.
+
+        Raises:
+            ValueError: a rule with a function, such as `Templates(function=)`.
+        """
         return write_bytes(_KIND, self.plain())
 
     @classmethod

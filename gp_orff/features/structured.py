@@ -283,9 +283,10 @@ class StructuredOrthogonal(_StructuredRule):
     r"""Random frequencies whose directions are orthogonal in blocks, by fast transforms.
 
     Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
-    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
-    kernel's spectral density in d′ dimensions, where d′ is at least 32. The kernels and the cost
-    are as for `Fastfood`, with three transforms instead of two.
+    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). The d inputs are padded to d′ dimensions, a
+    power of two that is at least 32. Lengths are independent radii of the kernel's spectral density
+    in d′ dimensions. The kernels and the cost are as for `Fastfood`, with three transforms instead
+    of two.
 
     The approximate kernel is slightly biased, because a direction has 2^{3d′} possible values and
     is not exactly uniform. For an RBF kernel the bias is at most 0.003 of the variance, between

@@ -407,7 +407,8 @@ class GaussHermite:
     The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
     its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
     lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
-    error. `Grid` has no such limit.
+    error. Delays between outputs in a `SpectralMatrixKernel` are added to the lags, with their
+    values when the `ORFFKernel` is built. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
@@ -477,6 +478,7 @@ class HermiteDraw(Draw):
         self.nodes_per_dim = nodes_per_dim
         self.dims = tuple(leaf.dims for leaf in term.leaves)
         self.degrees = tuple(leaf.degree for leaf in term.leaves)
+        self.shifts = tuple(_longest_shift(leaf) for leaf in term.leaves)
         self.register_buffer("weights", torch.from_numpy(weights))
 
     @property
@@ -495,16 +497,27 @@ class HermiteDraw(Draw):
         low = torch.stack([x.amin(0) for x in flat]).amin(0)
         high = torch.stack([x.amax(0) for x in flat]).amax(0)
         extent = (high - low).double().cpu().numpy()
-        for spectrum, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
-            lags = extent[list(dims)] / spectrum.scaled_radius(np.eye(len(dims)))
+        parts = zip(spectra, self.dims, self.degrees, self.shifts, strict=True)
+        for spectrum, dims, degree, shifts in parts:
+            lags = (extent[list(dims)] + shifts) / spectrum.scaled_radius(np.eye(len(dims)))
             longest = longest_lag(self.nodes_per_dim, degree)
             if (lags > longest).any():
                 axis = int(lags.argmax())
+                delays = ", with the delays of its outputs" if shifts[axis] else ""
                 raise ValueError(
                     f"GaussHermite({self.nodes_per_dim}) expects lags up to {longest:.1f} "
                     f"lengthscales, got points {lags[axis]:.1f} lengthscales apart along column "
-                    f"{dims[axis]}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
+                    f"{dims[axis]}{delays}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
                 )
+
+
+def _longest_shift(leaf: LeafSpectrum) -> Float[np.ndarray, "d"]:
+    """How much farther a general B(ω) moves correlations along every axis, as delays do."""
+    if leaf.variance is None:
+        return np.zeros(leaf.num_dims)
+    without = math.sqrt(-2 * math.log(_ERROR)) / leaf.variance.scales
+    reach = [leaf.variance.correlation_lag(axis, _ERROR) for axis in range(leaf.num_dims)]
+    return np.maximum(reach - without, 0.0)
 
 
 def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[np.ndarray, "D"]]:

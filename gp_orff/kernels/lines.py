@@ -367,8 +367,12 @@ def tides(
         >>> (tides + eddies)(torch.rand(5, 3)).shape
         torch.Size([10, 10])
     """
-    if not constituents or len(set(constituents)) < len(constituents):
-        raise ValueError(f"tides expects different constituents, got {list(constituents)}")
+    single = isinstance(constituents, str)
+    if single or not constituents or len(set(constituents)) < len(constituents):
+        raise ValueError(
+            f"tides expects a list of different constituents, such as ['M2', 'K1'], got "
+            f"{constituents!r}"
+        )
     if len(active_dims) != 1:
         raise ValueError(f"tides expects one column of time, got active_dims={active_dims}")
     if period_bound is not None and not 0 < period_bound < 1:

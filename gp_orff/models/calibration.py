@@ -206,7 +206,10 @@ _MOST = 4096  # rows; more would take long beside the fit
 
 
 class CalibrationWarning(UserWarning):
-    """The 95 % intervals of a fitted model cover less than 85 % of held-out observations.
+    """A check after a fit shows that error bars may be wrong.
+
+    It is given if 95 % intervals cover less than 85 % of held-out observations, if a part of the
+    observations has a much larger noise, or if residuals of neighbours are correlated.
 
     Example:
         Observations along tracks, each with an error of its own:

@@ -330,9 +330,20 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
 
 
 def fixed_kernel(kernel: Kernel | None, x: Float[Tensor, "N d"]) -> Kernel:
-    """A copy of the kernel in float64 that is not trained; `median_kernel` without one."""
+    """A copy of the kernel in float64 that is not trained; `median_kernel` without one.
+
+    Raises:
+        ValueError: a batch of kernels.
+    """
     kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
-    return kernel.double().requires_grad_(False) if isinstance(kernel, Kernel) else kernel
+    if not isinstance(kernel, Kernel):  # refused where it is used
+        return kernel
+    if kernel.batch_shape:
+        raise ValueError(
+            f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "
+            "estimator for each kernel of the batch"
+        )
+    return kernel.double().requires_grad_(False)
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
@@ -411,7 +422,7 @@ class Solver(ABC):
 
 
 def refuse_laplacian(name: str, problem: Problem) -> None:
-    """Raise ValueError if the problem has a Laplacian, which iterative solvers do not take."""
+    """Raise ValueError if the problem has a Laplacian, which this solver does not take."""
     if problem.laplacian is not None:
         raise ValueError(
             f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"

@@ -391,13 +391,12 @@ class Sgd(Solver):
     def partial(
         self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
     ) -> Solution:
-        refuse_laplacian(self.name, problem)
         (x, y), loss = problem.labels, options.loss or mse_loss
         if earlier is None:
             share = problem.alpha / y.numel()
             descent = Descent.start(problem.observed, x, y, loss, share, options.seed)
         else:
-            descent = _descent_of(earlier[1]).reaching(x, y, loss)
+            descent = _descent_of(*earlier).reaching(x, y, loss)
             # The loss is a mean over a batch: α is divided by the number of all values so far.
             share = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
         descent = descent.pass_over(x, y, loss, share)
@@ -418,12 +417,12 @@ def _factor(problem: Problem) -> Float[Tensor, "F F"] | None:
     return torch.linalg.cholesky(matrix)
 
 
-def _descent_of(solution: Solution) -> Descent:
+def _descent_of(problem: Problem, solution: Solution) -> Descent:
     """The descent that found a solution."""
-    if not isinstance(solution.state, Descent):
+    if not isinstance(solution.state, Descent) or problem.laplacian is not None:
         raise ValueError(
-            "expected a model learned by solver='sgd' before, got another solver's; pass all data "
-            "to fit, or begin with a clone"
+            "expected a model learned by solver='sgd' before, without a Laplacian, got another "
+            "one; pass all data to fit, or begin with a clone"
         )
     return solution.state
 

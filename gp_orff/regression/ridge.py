@@ -430,10 +430,20 @@ _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
 }
 
 
+def _is_label(value: object) -> bool:
+    """Whether a value is not None, NaN, or the NA of pandas."""
+    try:
+        return value is not None and bool(value == value)
+    except TypeError:  # NA == NA is NA, which is no truth value
+        return False
+
+
 def _labels(y: ArrayLike) -> tuple[Shaped[np.ndarray, "l"], Bool[np.ndarray, "N"]]:
     """The labels of the points that have one, and which these are: no NaN, and not None."""
+    if isinstance(y, list | tuple) and not all(map(_is_label, y)):
+        y = np.array(y, dtype=object)  # in an array of strings, NaN would be the string "nan"
     values = column_or_1d(y, warn=True)
-    labelled = np.array([v is not None and v == v for v in values], dtype=bool)
+    labelled = np.array([_is_label(value) for value in values], dtype=bool)
     labels = values[labelled]
     if values.dtype.kind == "O" and not labelled.all():
         labels = np.array(labels.tolist())  # the type of the labels alone

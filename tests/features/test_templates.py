@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -422,6 +423,17 @@ def test_gradients_of_functions_of_ones_own():
 
     lengthscale = torch.tensor([[0.8, 1.3]], dtype=torch.float64, requires_grad=True)
     assert gradcheck(gram, (x.requires_grad_(), lengthscale))
+
+
+@pytest.mark.parametrize("function", [epanechnikov, lambda s, r, t: epanechnikov(s, r, t)])
+def test_statistics_with_a_function_have_no_bytes(function):
+    """Bytes contain no code; the error comes before a file is written, not when it is read."""
+    rule = gp_orff.Templates(20, function=function, sampler=lambda u: 4 * u - 2)
+    x, y = 0.7 * draw(30, 1), draw(30, 1, seed=1)
+    model = gp_orff.VectorFieldGP(rbf(1), frequencies=rule).condition(x, y)
+    for write in (model.statistics.to_bytes, lambda: pickle.dumps(model.statistics)):
+        with pytest.raises(ValueError, match="of plain values, got the columns of a rule with a f"):
+            write()
 
 
 def test_regression_and_products_with_functions_of_ones_own():

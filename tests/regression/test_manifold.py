@@ -2,6 +2,7 @@
 
 import gpytorch
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
@@ -200,6 +201,21 @@ def test_names_of_classes_with_points_that_have_none(missing, names):
     assert model.score(X, labels) == 1
 
 
+@pytest.mark.parametrize("labels", ["list", "string"])
+def test_points_without_a_name_among_names(labels):
+    """A list of strings and NaN, and the strings of pandas, with NA."""
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    names = np.where(x[:, 0] > 0, "right", "left").astype(object)
+    names[::3] = None
+    y = [float("nan") if name is None else name for name in names]
+    y = y if labels == "list" else pd.Series(names, dtype="string")
+    model = ORFFRidgeClassifier(rbf(0.7), RULE, 0.1).fit(x, y)
+    assert model.classes_.tolist() == ["left", "right"]
+    same = ORFFRidgeClassifier(rbf(0.7), RULE, 0.1).fit(x, names)
+    np.testing.assert_array_equal(model.coef_, same.coef_)
+    assert model.score(x, y) == same.score(x, names)
+
+
 def test_no_labels_at_all_are_refused():
     X, *_ = arcs()
     with pytest.raises(ValueError, match="at least two classes"):
@@ -286,6 +302,10 @@ def test_the_exact_form_without_a_laplacian_is_the_posterior_mean():
     [
         ({"alpha": 0.0}, "OVKRidge expects alpha > 0"),
         ({"kernel": "rbf"}, "OVKRidge expects a gpytorch kernel"),
+        (
+            {"kernel": gpytorch.kernels.RBFKernel(batch_shape=torch.Size([2]))},
+            r"one kernel, got a batch of shape \(2,\)",
+        ),
         (
             {"kernel": gp_orff.CurlFreeKernel(num_dims=2), "columns": 1},
             "columns, one for each output",
