@@ -255,7 +255,7 @@ for name, results in trails.items():
 alone, both = drift.values()
 assert both[1] < 0.7 * alone[1]
 assert both[2] < 0.2 * alone[2]
-assert both[4] > (0.6 if arguments.smoke else 0.7)  # of twenty particles a lake
+assert both[4] > 0.6  # of twenty particles a lake
 
 # %% [markdown]
 # - With the shore, the clouds are half as large, and nearly all particles stay in the lake.
