@@ -1,6 +1,7 @@
 """gpytorch's `BaseKernelTestCase` with the kernels of the registry, exact and in `ORFFKernel`."""
 
 import unittest
+from functools import partial
 
 import pytest
 import torch
