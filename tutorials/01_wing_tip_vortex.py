@@ -279,7 +279,7 @@ noise = [model.likelihoods[name].noise[1].item() for name in part[row]]
 scale = (sd[row, 1].square() + torch.tensor(noise)).sqrt()
 
 plt.rcParams.update(STYLE)
-figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.6), layout="constrained")
+figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.4), layout="compressed")
 (given, mapped), (rotation, section) = axes
 length = displacement.norm(dim=-1)
 style = {
@@ -297,20 +297,19 @@ for ax in (given, mapped, rotation):
     ax.add_patch(circle)
     ax.set(xlabel="x (pixel)", ylabel="y (pixel)")
 circle.set_edgecolor("black")
-mapped.text(
-    middle[0], middle[1] + radius + 15, "core", color="white", ha="center"
-)
+rotation.text(middle[0], middle[1] + radius + 10, "core", ha="center")
 rotation.set(xlim=(300, 850), ylim=(315, 755))
 
 across, centre = position[row, 0], mean[row, 1]
 bands = {"vector": (2.776 * scale, 0.2), "field": (1.96 * sd[row, 1], 0.7)}
 for name, (half, alpha) in bands.items():
     ends = centre - half, centre + half
-    style = {"alpha": alpha, "lw": 0, "label": f"95 % interval, {name}"}
+    style = {"alpha": alpha, "lw": 0, "label": f"95 %, {name}"}
     section.fill_between(across, *ends, color="#0072B2", **style)
-section.plot(across, centre, color="#0072B2", lw=1, label="posterior mean")
+section.plot(across, centre, color="#0072B2", lw=1, label="mean")
 section.plot(across, displacement[row, 1], "k.", ms=3, label="vectors")
 section.set(xlabel="x (pixel)", ylabel="vertical displacement (pixel)")
+section.set(xlim=given.get_xlim(), box_aspect=0.8)
 section.legend()
 titles = (
     "4977 vectors; dots: outliers",
