@@ -222,8 +222,9 @@ assert arguments.smoke or all(0.87 < row[-1] < 0.98 for row in scores)
 #
 # ## What a physical prior is worth
 #
-# With all these vectors, a relation between the components adds little. With few, it adds much. The
-# table has the mean errors over the random subsets, and the gain with its standard error.
+# A relation between the components matters if there are few vectors: with 50 of them, the error is
+# smaller by 18 %. The table has the mean errors over the random subsets, and the gain with its
+# standard error.
 
 # %%
 progress = tqdm(results, total=len(jobs), desc="few vectors", unit=" draws")
@@ -233,8 +234,9 @@ print(f"{'independent':>14}{'gain':>8}{'± se':>8}")
 for number, count in draws.items():
     own = errors[[job[0] == number for job in jobs]]
     first, second = own.mean(0)
-    gains = 1 - own[:, 0] / second
-    error_of_gain = (own[:, 1] - own[:, 0]).std() / count**0.5 / second
+    # relative to the mean error of independent outputs
+    scatter = (own[:, 1] - own[:, 0]).std() / second
+    error_of_gain = scatter / max(count - 1, 1) ** 0.5
     print(f"{number:8}{count:7}{first:15.3f} px{second:11.3f} px", end="")
     print(f"{1 - first / second:8.1%}{error_of_gain:8.1%}")
     assert number != 100 or first < 0.95 * second
@@ -275,7 +277,7 @@ np.savetxt(file, table, "%.6g", delimiter=",", header=names, comments="")
 p_value = model.leave_one_out(x, y, group=group).p_value
 outliers = every[p_value < 1e-3]
 row = (position[:, 1] - middle[1]).abs() < 8  # of 16 pixels between rows
-noise = [model.likelihoods[name].noise[1].item() for name in part[row]]
+noise = [model.likelihoods[name].noise.item() for name in part[row]]
 scale = (sd[row, 1].square() + torch.tensor(noise)).sqrt()
 
 plt.rcParams.update(STYLE)

@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
-CONVERTED = [script for script in SCRIPTS if script.stem[:2] in {"01", "02", "03", "04", "05", "06"}]
+CONVERTED = [
+    script for script in SCRIPTS if script.stem[:2] in {"01", "02", "03", "04", "05", "06"}
+]
 """Those whose options are in hidden cells; add the others as they are converted."""
 CELL = re.compile(r"^# %%(.*)\n", flags=re.MULTILINE)
 AS_JUPYTER = """
