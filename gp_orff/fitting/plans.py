@@ -329,8 +329,9 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     with torch.no_grad():
         expansion = expand(trainer.kernel, inference.draws, inference.data.num_inputs)
     if inference.prefers_dual_algebra(expansion):
-        size = inference.num_values
-        return cubic(size) + 6.0 * size**2 * expansion.num_features
+        blocks = expansion.num_outputs if inference.has_dual_blocks(expansion) else 1
+        size = inference.num_values / blocks
+        return blocks * cubic(size) + 6.0 * size**2 * expansion.num_features
     moving = inference.draws[0].shared_columns() is None  # sums over the data are made again
     points = inference.data.survey.num_points if moving else 0
     blocks = sum(len(part.y) for part in inference.data.tracks)

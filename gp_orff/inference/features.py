@@ -41,6 +41,7 @@ from gp_orff.inference.equations import (
     Rows,
     TrackRows,
     dual_equations,
+    has_blocks,
     normal_equations,
     prefers_dual,
     whole_vectors,
@@ -404,6 +405,11 @@ class FeatureInference(Inference):
             return False
         whole = whole_vectors(self.data.observations) and not self.data.symbol_data
         return prefers_dual(expansion, points, whole)
+
+    def has_dual_blocks(self, expansion: Expansion) -> bool:
+        """Whether the dual algebra has a block of N points for each output."""
+        further = self.data.symbol_data or self.data.tracks
+        return not further and has_blocks(expansion) and whole_vectors(self.data.observations)
 
     def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
         """The statistics; None where the dual algebra is cheaper."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.reading import Options
@@ -134,6 +134,18 @@ def test_a_plan_is_what_the_fit_does():
     assert "expected loss" in str(plan)
     assert plan.to_dict()["numbers"] == 1200
     assert "loss, nats" in str(report)
+
+
+def test_independent_outputs_cost_what_each_costs():
+    """Under a separable kernel, the dual algebra has a block of N points for each output."""
+
+    def price(outputs):
+        kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), torch.eye(outputs))
+        model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.MonteCarlo(128))
+        last = model.plan(points(200, 0), draw(200, outputs, seed=1)).searches[-1]
+        return last.operations
+
+    assert price(10) == pytest.approx(10 * price(1), rel=0.01)
 
 
 def test_a_plan_of_poor_data_is_a_clear_error():
