@@ -218,8 +218,8 @@ assert arguments.smoke or all(0.87 < row[-1] < 0.98 for row in scores)
 # nats higher, since some of the flow crosses the light sheet. The coverage is 0.96 in the wake and
 # 0.89 in the core. These are intervals of *vectors*, noise included. In the core, the error bars of
 # the field itself are too small. Panel d of the figure shows coherent vectors there that differ
-# from the mean by 2 to 3 pixels, while its standard deviation is 0.04 pixels. The large noise of
-# this group hides the misfit.
+# from the mean by 2 to 3 pixels. The standard deviation of the field is 0.04 pixels. The large
+# noise of this group hides the misfit.
 #
 # ## What a physical prior is worth
 #
