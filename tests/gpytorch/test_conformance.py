@@ -142,7 +142,11 @@ def test_exact_spectral_matrix(method):
 
 @pytest.mark.parametrize("method", [name for name in OF_TWO if not name.endswith("_ard")])
 def test_harmonic_kernel(method):
-    conform(method, lambda d, **kwargs: gp_orff.HarmonicKernel(reference_height=-1.0, **kwargs), columns=3)
+    conform(
+        method,
+        lambda d, **kwargs: gp_orff.HarmonicKernel(reference_height=-1.0, **kwargs),
+        columns=3,
+    )
 
 
 @pytest.mark.parametrize("method", INPUTS)
