@@ -1,22 +1,41 @@
 # %% [markdown]
-# # 14. Larger than memory: lazy data in, workers, a lazy map out
+# # 14. Data and maps that are larger than memory
 #
-# Currents on a grid, hour after hour, with an island: a Zarr store that nobody wants to load. All
-# that a model needs of data are sums, and sums add up: workers read the blocks of the store where
-# they are, and send back sums. The map goes to another Zarr store, block by block. No step holds
-# the data or the map.
+# Workers reduce the blocks of a Zarr store to sums, and a map goes to another store, block by
+# block.
 #
-# The lines to copy:
+# All that a model needs of many observations are sums over them. No step loads all the data or the
+# whole map. The lines to copy:
 #
 # ```python
-# client = distributed.Client()                                    # a cluster, or this machine
-# data = gp_orff.labelled.readings(xarray.open_zarr(path), ["u", "v"], ["x", "y", "time"])
-# model.fit(*data, executor=client.get_executor(), checkpoint="sums.partial")
-# model.posterior().to_xarray(axes, chunks={"time": 10}).to_zarr(path_of_map)
+# client = distributed.Client()  # of a cluster, or of this machine
+# data = gp_orff.labelled.readings(
+#     xarray.open_zarr(path), ["u", "v"], ["x", "y", "time"]
+# )
+# executor = client.get_executor()
+# model.fit(*data, executor=executor, checkpoint="sums.partial")
+# found = model.posterior().to_xarray(axes, chunks={"time": 10})
+# found.to_zarr(path_of_map)
 # ```
 
-# %%
+# %% tags=["remove-cell"]
 import argparse
+from pathlib import Path
+
+parser = argparse.ArgumentParser(
+    description="A Zarr store of currents, two workers, and a map.",
+    allow_abbrev=False,
+)
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument("--workers", type=int, default=2)
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    help="small and quick, to see that it runs",
+)
+arguments, _ = parser.parse_known_args()  # Jupyter adds its own
+
+# %%
 import math
 import resource
 import shutil
@@ -25,43 +44,48 @@ from pathlib import Path
 
 import dask.array
 import distributed
-import matplotlib
 import numpy as np
 import xarray
 from gpytorch.kernels import RBFKernel
+from matplotlib import pyplot as plt
 
 import gp_orff
-from gp_orff.plotting import plot_field
+from gp_orff.plotting import STYLE, plot_field, plot_map, title_panels
 
-parser = argparse.ArgumentParser(description="A Zarr store of currents, two workers, and a map.")
-parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
-parser.add_argument("--workers", type=int, default=2)
-parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
+folder = Path("tutorials/output/larger_than_memory")
+shape, hours = (500, 400, 50), 2  # points in x, y and time; a block
+features = gp_orff.Auto(max_features=2400)
+cluster_options = {"n_workers": 2, "threads_per_worker": 1}
 
-
-def memory():
-    """MiB, the most of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
+# %% tags=["remove-cell"]
+folder = arguments.output / "larger_than_memory"
+cluster_options |= {
+    "n_workers": arguments.workers,
+    "processes": not arguments.smoke,
+    "dashboard_address": ":0",
+}
+if arguments.smoke:
+    shape, hours = (25, 20, 12), 3
+    features = gp_orff.Auto(max_features=200)
 
 # %% [markdown]
 # ## A store of 10⁷ points
 #
-# A region of 150 by 120 km over 50 hours, and an island without data. The current is a sum of waves
-# without divergence, with lengthscales of 50 km and 30 h; the noise is 0.1 m/s. The workers write
-# the store, a few hours each. (Functions, since workers import this file.)
+# The region of 150 by 120 km is observed for 50 hours, with an island that has no data. The current
+# is a sum of 30 waves without divergence, with lengthscales of 50 km and 30 h. The noise has a
+# standard deviation of 0.1 m/s. The workers write the store, two hours each.
 
 
 # %%
 def current(x, y, t):
     """The true velocity, in m/s."""
-    numbers, (u, v) = np.random.default_rng(1), np.zeros((2, *x.shape))
+    rng, (u, v) = np.random.default_rng(1), np.zeros((2, *x.shape))
     for _ in range(30):
-        along, across = numbers.normal(size=2) / 50.0
-        phase = (
-            along * x + across * y + numbers.normal() / 30.0 * t + 2 * math.pi * numbers.random()
-        )
-        u, v = u - 4.0 * across * np.cos(phase), v + 4.0 * along * np.cos(phase)
+        along, across = rng.normal(size=2) / 50.0
+        phase = along * x + across * y + rng.normal() / 30.0 * t
+        phase += 2 * math.pi * rng.random()
+        u -= 4.0 * across * np.cos(phase)
+        v += 4.0 * along * np.cos(phase)
     return np.stack([u, v])
 
 
@@ -69,168 +93,188 @@ def on_island(x, y):
     return (x - 60.0) ** 2 + (y - 70.0) ** 2 < 30.0**2
 
 
-def observed(grid):
+def observed(block):
     """Velocities with noise on a block of the grid, NaN on the island."""
-    x, y, t = xarray.broadcast(grid.x, grid.y, grid.time)
-    numbers = np.random.default_rng(round(float(grid.time[0])))
-    values = current(x.values, y.values, t.values) + 0.1 * numbers.normal(size=(2, *x.shape))
+    x, y, t = xarray.broadcast(block.x, block.y, block.time)
+    values = current(x.values, y.values, t.values)
+    rng = np.random.default_rng(round(float(block.time[0])))
+    values += 0.1 * rng.normal(size=values.shape)
     u, v = np.where(on_island(x.values, y.values), np.nan, values)
-    return xarray.Dataset({"u": (x.dims, u), "v": (x.dims, v)}, grid.coords)
+    return xarray.Dataset({"u": (x.dims, u), "v": (x.dims, v)}, block.coords)
 
 
-def write(path, size, shape, hours):
-    """The store of a region of this size, in blocks of so many hours."""
-    extents = {"x": (1.25 * size, "km"), "y": (size, "km"), "time": (shape[2] - 1.0, "h")}
+def write(path):
+    """The store, in blocks of so many hours."""
+    ends = {"x": (150, "km"), "y": (120, "km"), "time": (shape[2] - 1, "h")}
     coords = {
-        name: (name, np.linspace(0, extent, count), {"units": unit})
-        for (name, (extent, unit)), count in zip(extents.items(), shape, strict=True)
+        name: (name, np.linspace(0.0, end, count), {"units": unit})
+        for (name, (end, unit)), count in zip(ends.items(), shape, strict=True)
     }
     empty = dask.array.zeros(shape, chunks=(*shape[:2], hours))
     velocity = (tuple(coords), empty, {"units": "m s-1"})
     template = xarray.Dataset({"u": velocity, "v": velocity}, coords)
-    template.map_blocks(observed, template=template).to_zarr(path, mode="w", zarr_format=2)
+    filled = template.map_blocks(observed, template=template)
+    filled.to_zarr(path, mode="w", zarr_format=2)
 
 
 # %% [markdown]
 # ## The fit
 #
-# Of a lazy Dataset, `readings` loads nothing: it returns chunks that load themselves. `fit` sends
-# them to the workers, a few at a time, and adds the sums that come back, in one pass to look at the
-# data and one for the statistics. An interrupted fit goes on from the file `checkpoint`.
+# `readings` loads nothing of a lazy Dataset: it returns chunks that load themselves. `fit` sends
+# them to the workers, a few at a time, and adds the sums that come back. One pass looks at the
+# data, and one computes the statistics. If the fit is interrupted, it continues from the file
+# `checkpoint`.
 
 
 # %%
-def learn(path, executor, known):
-    """The model; with `known` hyperparameters, one pass for the statistics of their grid."""
+def memory():
+    """The most memory that this process has used so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def learn(path, executor):
     lazy = xarray.open_zarr(path)
     data = gp_orff.labelled.readings(lazy, ["u", "v"], ["x", "y", "time"])
-    print(f"{lazy.u.size} points in {len(data[0])} blocks, {lazy.nbytes / 2**20:.0f} MiB")
+    mebibytes = lazy.nbytes / 2**20
+    print(f"{lazy.u.size} points, {len(data[0])} blocks, {mebibytes:.0f} MiB")
     flow = gp_orff.DivergenceFreeKernel(num_dims=2, active_dims=[0, 1])
     kernel = gp_orff.FieldProductKernel(flow, RBFKernel(active_dims=[2]))
-    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(max_features=2400))
+    model = gp_orff.VectorFieldGP(kernel, frequencies=features)
     before, began = memory(), time.perf_counter()
-    workers = {"executor": executor, "checkpoint": path.with_suffix(".partial")}
-    if known:
-        flow.base_kernel.lengthscale, kernel.scalar_kernel.lengthscale = 50.0, 30.0
-        model.kernel.outputscale, model.likelihood.noise = 200.0, 0.01
-        model.condition(*data, **workers)
-    else:
-        model.fit(*data, progress=False, **workers)
-    print(model.report)
-    print(
-        f"\nfit: {time.perf_counter() - began:.1f} s, {memory() - before:.0f} MiB more than before"
+    model.fit(
+        *data,
+        executor=executor,
+        checkpoint=path.with_suffix(".partial"),
+        progress=False,
     )
+    print(model.report)
+    seconds, more = time.perf_counter() - began, memory() - before
+    print(f"\nfit: {seconds:.1f} s, {more:.0f} MiB more than before")
     return model, lazy
 
 
 # %% [markdown]
 # ## The map
 #
-# With `chunks`, `to_xarray` returns Dask arrays; `to_zarr` computes them on the workers, block by
-# block: means, standard deviations, and the vorticity with its own.
+# With `chunks=`, `to_xarray` returns Dask arrays. `to_zarr` computes them on the workers, block by
+# block: the means, the vorticity, and the standard deviations of both. Use large blocks, since each
+# has a cost that grows with the square of the number of features and not with its points.
 
 
 # %%
-def write_map(path, field, lazy, hours):
-    """On the grid of the data, in blocks of so many hours.
-
-    Large blocks are quicker: what a block costs beside its points grows with the square of F.
-    """
+def write_map(path, field, lazy):
+    """Write the map on the grid of the data, and open it."""
     axes = {name: lazy[name] for name in ("x", "y", "time")}
     attrs = {name: {"units": "m s-1"} for name in ("u", "v")}
-    symbols, before, began = {"vorticity": gp_orff.Curl()}, memory(), time.perf_counter()
-    found = field.to_xarray(axes, symbols=symbols, attrs=attrs, chunks={"time": hours})
+    before, began = memory(), time.perf_counter()
+    found = field.to_xarray(
+        axes,
+        symbols={"vorticity": gp_orff.Curl()},
+        attrs=attrs,
+        chunks={"time": 2 * hours},
+    )
     found.to_zarr(path, mode="w", zarr_format=2)
-    seconds = time.perf_counter() - began
-    print(f"map: {found.nbytes / 2**20:.0f} MiB in {seconds:.1f} s, ", end="")
-    print(f"{memory() - before:.0f} MiB more than before")
+    seconds, more = time.perf_counter() - began, memory() - before
+    print(f"map: {found.nbytes / 2**20:.0f} MiB in {seconds:.1f} s,", end=" ")
+    print(f"{more:.0f} MiB more than before")
     return xarray.open_zarr(path)
 
 
 def check(found):
-    """The share of the truth inside 95 % intervals, at one time, on sea and under the island."""
-    there = found.isel(time=found.sizes["time"] // 2).load()
-    x, y = xarray.broadcast(there.x, there.y)
-    truth = current(x.values, y.values, np.full(x.shape, float(there.time)))
-    mean, sd = (np.stack([there[f"u{end}"], there[f"v{end}"]]) for end in ("", "_sd"))
+    """Error and coverage of a map of one time."""
+    x, y = xarray.broadcast(found.x, found.y)
+    truth = current(x.values, y.values, np.full(x.shape, float(found.time)))
+    mean, sd = (
+        np.stack([found[f"u{end}"], found[f"v{end}"]]) for end in ("", "_sd")
+    )
     island = on_island(x.values, y.values)
-    for name, where in (("sea", ~island), ("island", island)):
-        error = (mean - truth)[:, where]
-        inside = (np.abs(error) < 1.96 * sd[:, where]).mean()
-        print(f"{name:7} error {np.sqrt((error**2).mean()):.4f} m/s, inside 95 %: {inside:.3f}")
-    return there
+    print(f"{'':8}{'RMSE (m/s)':>12}{'sd (m/s)':>12}{'coverage':>10}")
+    for name, rows in (("sea", ~island), ("island", island)):
+        error, width = (mean - truth)[:, rows], sd[:, rows]
+        coverage = (np.abs(error) < 1.96 * width).mean()
+        rmse, width = (np.sqrt((v**2).mean()) for v in (error, width))
+        print(f"{name:8}{rmse:12.4f}{width:12.4f}{coverage:10.3f}")
 
 
 # %% [markdown]
-# ## The figure
+# ## The middle of the time
 #
-# The middle of the time: the readings, the map of their mean, and its vorticity, also under the
-# island, which is as large as the eddies. The standard deviation is nearly the same everywhere:
-# most of it is the truncated variance, that of waves which 2400 features leave out. A sum of thirty
-# waves has none of these, so that the intervals hold more than 95 % of this truth. A larger
-# `max_features=` makes them shorter, for more memory.
+# The figure shows the observed speed, the posterior mean and its vorticity, also under the island,
+# which is as large as the eddies. Hatches are where the 95 % interval of the vorticity contains
+# zero.
 
 
 # %%
-def draw(there, readings, path):
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), sharey=True, layout="compressed")
-    x, y = np.meshgrid(there.x, there.y, indexing="ij")
-    points = np.stack([x.ravel(), y.ravel()], axis=-1)
-    vectors = np.stack([there.u.values.ravel(), there.v.values.ravel()], axis=-1)
-    speed = np.hypot(*vectors.T)
-    vorticity = 1e6 * there.vorticity.values.ravel()
-    most = float(np.abs(vorticity).max())
-    sd = float(there.u_sd.mean())
-    speeds = {"label": "speed (m/s)", "norm": matplotlib.colors.Normalize(0, 1.2 * speed.max())}
-    noisy = np.hypot(readings.u, readings.v).values.ravel()
-    turning = {"norm": matplotlib.colors.Normalize(-most, most), "cmap": "RdBu_r"}
-    panels = {
-        "readings, none on the island": {"shade": noisy, **speeds},
-        "posterior mean": {"shade": speed, **speeds},
-        "its vorticity": {"shade": vorticity, "label": "vorticity (10⁻⁶ / s)", **turning},
-    }
-    for ax, (title, shaded) in zip(axes, panels.items(), strict=True):
-        shown = vectors if title == "posterior mean" else None
-        plot_field(ax, points, shown, arrows=15, reference="m/s", **shaded)
-        ax.add_patch(plt.Circle((60.0, 70.0), 30.0, fill=False, linestyle="--"))
-        ax.set_title(f"{title}, sd {sd:.2f} m/s" if shown is not None else title, loc="left")
-        ax.set_xlabel("east (km)")
-    axes[0].set_ylabel("north (km)")
-    figure.savefig(path, dpi=90, bbox_inches="tight")
-    print(f"figure: {path}")
+def draw(observed, found):
+    """Three maps of one time."""
+    x = np.stack(np.meshgrid(found.x, found.y, indexing="ij"), axis=-1)
+    x, vectors = x.reshape(-1, 2), np.stack([found.u, found.v], axis=-1)
+    vectors = vectors.reshape(-1, 2)
+    noisy = np.hypot(observed.u, observed.v).values.ravel()
+    vorticity, sd = (
+        1e6 * found[name].values.ravel()
+        for name in ("vorticity", "vorticity_sd")
+    )
+    speed = {"norm": plt.Normalize(0, 1), "label": "speed (m/s)"}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(
+            1, 3, figsize=(7.2, 2.4), sharey=True, layout="compressed"
+        )
+        plot_field(axes[0], x, shade=noisy, colorbar=False, **speed)
+        axes[0].text(60, 70, "island:\nno data", ha="center", va="center")
+        length = np.hypot(*vectors.T)
+        arrows = {"arrows": 12, "reference": "m/s"}
+        plot_field(axes[1], x, vectors, shade=length, **speed, **arrows)
+        plot_map(axes[2], x, vorticity, sd, label="vorticity (10⁻⁶ s⁻¹)")
+        for ax in axes:
+            island = plt.Circle((60, 70), 30, fill=False, linestyle="--")
+            ax.add_patch(island)
+            ax.set(xlabel="east (km)", xticks=[0, 50, 100, 150])
+        axes[0].set_ylabel("north (km)")
+        title_panels(
+            axes,
+            [
+                "observed speed\nin one of 50 hours",
+                "posterior mean\nof the velocity",
+                "posterior mean of\nthe vorticity",
+            ],
+        )
+    return figure, axes
 
 
 # %% [markdown]
-# ## All of it
+# ## All steps
 #
-# A `LocalCluster` stands for a cluster of many machines, which needs no other line. At smoke size
-# the workers are threads.
+# The `LocalCluster` takes the place of a cluster of many machines, for which no other line changes.
+# In a script, its processes import the file: start it under `if __name__ == "__main__"`.
 
 
 # %%
-def main(arguments):
-    size, shape, hours = 120.0, (500, 400, 50), 2
-    if arguments.smoke:
-        size, shape, hours = 120.0, (25, 20, 12), 3
-    folder = arguments.output / "larger_than_memory"
+if __name__ == "__main__":
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    options = {"n_workers": arguments.workers, "threads_per_worker": 1, "dashboard_address": ":0"}
     with (
-        distributed.LocalCluster(processes=not arguments.smoke, **options) as cluster,
+        distributed.LocalCluster(**cluster_options) as cluster,
         distributed.Client(cluster) as client,
     ):
-        write(folder / "observed.zarr", size, shape, hours)
-        executor = client.get_executor()
-        model, lazy = learn(folder / "observed.zarr", executor, arguments.smoke)
-        found = write_map(folder / "map.zarr", model.posterior(), lazy, 2 * hours)
-        there = check(found)
-        readings = lazy.sel(time=there.time).load()
-    draw(there, readings, arguments.output / "larger_than_memory.png")
+        write(folder / "observed.zarr")
+        model, lazy = learn(folder / "observed.zarr", client.get_executor())
+        found = write_map(folder / "map.zarr", model.posterior(), lazy)
+        found = found.isel(time=shape[2] // 2).load()
+        sea = lazy.sel(time=found.time).load()
+    check(found)
+    figure, axes = draw(sea, found)
 
-
+# %% tags=["remove-cell"]
 if __name__ == "__main__":
-    main(parser.parse_args())
+    with plt.rc_context(STYLE):
+        figure.savefig(arguments.output / "larger_than_memory.png")
+        figure.savefig(arguments.output / "larger_than_memory.pdf")
+        card = axes[1].get_tightbbox()
+        card = card.transformed(figure.dpi_scale_trans.inverted())
+        figure.savefig(
+            arguments.output / "larger_than_memory_card.png",
+            dpi=150,
+            bbox_inches=card.padded(0.05),
+        )
+    print(f"figure: {arguments.output}/larger_than_memory.png")

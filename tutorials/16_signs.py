@@ -1,74 +1,94 @@
 # %% [markdown]
-# # 16. A flow from signs
+# # 16. A flow from the signs of its components
 #
-# Suppose that an instrument tells of each component of a vector only whether it is positive: the
-# quadrant that a vane points to. How much of the flow is in the signs, and do probabilities of new
-# signs hold?
+# From the signs of noisy vectors follow direction and speed of a flow, and calibrated probabilities
+# of new signs.
 #
-# The lines to copy:
+# Suppose that an instrument reports of each component only whether it is positive: the quadrant
+# that a vane points to. The lines to copy:
 #
 # ```python
-# signs = (vectors > 0).double()                                        # (N, p), 0 or 1
+# signs = (vectors > 0).double()  # (N, p), 0 or 1
 # kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
-# probit = gpytorch.likelihoods.BernoulliLikelihood()                   # any gpytorch likelihood
-# model = gp_orff.VectorFieldGP(kernel, likelihood=probit).fit(x, signs)
-# probability = model.likelihood(model.posterior()(x)).probs            # of a positive sign
+# probit = gpytorch.likelihoods.BernoulliLikelihood()
+# model = gp_orff.VectorFieldGP(kernel, likelihood=probit)
+# field = model.fit(x, signs).posterior()
+# probability = model.likelihood(field(x)).probs  # of a positive sign
 # ```
 
-# %%
+# %% tags=["remove-cell"]
 import argparse
-import time
 from pathlib import Path
 
+parser = argparse.ArgumentParser(
+    description="A flow from the signs of its components.",
+    allow_abbrev=False,
+)
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    help="small and quick, to see that it runs",
+)
+arguments, _ = parser.parse_known_args()  # Jupyter adds its own
+folder = Path("tutorials" if Path("tutorials").exists() else ".") / "data"
+
+# %%
+import time
+
 import gpytorch
-import matplotlib
 import numpy as np
 import torch
+from matplotlib import pyplot as plt
 
 import gp_orff
-from gp_orff.plotting import plot_field
-
-parser = argparse.ArgumentParser(description="A flow from the signs of its components.")
-parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
-parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
-arguments = parser.parse_args()
+from gp_orff.plotting import STYLE, plot_field, title_panels
 
 # %% [markdown]
 # ## The data
 #
-# Of the displacements behind a wing tip (tutorial 01) every component gets an error as large as the
-# displacements are, 3 pixels, and only its sign is kept: where the flow is fast few signs are
-# wrong, and where it is slow nearly every second one. A third of the vectors is held out. In the
-# core many of the vectors that were measured are wrong, and scores leave it out.
+# The data are displacements behind a wing tip, as in [tutorial
+# 1](../tutorials/01_wing_tip_vortex.py). Every component gets an error with a standard deviation of
+# 3 pixels, as large as the displacements, and only its sign is stored. Where the flow is fast, few
+# signs are wrong. Where it is slow, nearly every second one is. A third of the vectors is held out.
+# In the core of the vortex many measured vectors are wrong, and the scores omit it.
 
 # %%
-path = Path(__file__).parent / "data" / "wing_tip_vortex.csv"
+path = folder / "wing_tip_vortex.csv"
 columns = torch.from_numpy(np.loadtxt(path, delimiter=",", skiprows=1))
 position, displacement = columns[:, :2], columns[:, 2:]
 generator = torch.Generator().manual_seed(0)
 noise = 3.0  # pixel
-error = noise * torch.randn(displacement.shape, generator=generator, dtype=torch.float64)
+error = noise * torch.randn(
+    displacement.shape, generator=generator, dtype=torch.float64
+)
 signs = (displacement + error > 0).double()
 uniform = torch.rand(len(position), generator=generator, dtype=torch.float64)
-core = (position - torch.tensor([575.0, 535.0])).norm(dim=-1) < 150
+centre, radius = (575.0, 535.0), 150.0  # pixel
+core = (position - torch.tensor(centre)).norm(dim=-1) < radius
 held_out, train = (uniform < 1 / 3) & ~core, uniform > 1 / 3
+
+# %% tags=["remove-cell"]
 if arguments.smoke:
     train &= uniform < 0.37
-print(f"{train.sum()} vectors to learn from, {held_out.sum()} held out")
-print(f"standard deviation of a component: {displacement.std(dim=0).mean():.2f} pixels")
+
+# %%
+print(f"{train.sum()} vectors for the fit, {held_out.sum()} held out")
+deviation = displacement.std(dim=0).mean()
+print(f"standard deviation of a component: {deviation:.2f} pixels")
 
 # %% [markdown]
-# ## Signs, and numbers
+# ## A model of signs and one of values
 #
-# Under the probit likelihood the probability of a positive sign is Φ(f), so that f is the flow in
-# units of the noise. Signs do not tell that unit: here it is known, and turns f into pixels.
-# Another model sees the numbers with the same errors.
+# Under the probit likelihood, the probability of a positive sign is Φ(f): f is the flow in units of
+# the noise. Signs do not determine this unit. Here it is known, and converts f to pixels. Another
+# model sees the values with the same errors.
 
 # %%
 fits = {}
 for name, likelihood, y, unit in (
     ("signs", gpytorch.likelihoods.BernoulliLikelihood(), signs, noise),
-    ("numbers", None, displacement + error, 1.0),
+    ("values", None, displacement + error, 1.0),
 ):
     began = time.perf_counter()
     kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
@@ -77,38 +97,46 @@ for name, likelihood, y, unit in (
     fits[name] = model, unit, time.perf_counter() - began
 
 # %% [markdown]
-# At the held-out vectors: the root mean square error of a component, in pixels; the median angle
-# between the mean and the vector, in degrees; and the share of components inside the 95 % interval.
+# The table is of the held-out vectors. It has the root mean square error (RMSE) of a component, and
+# the median angle between mean and vector. Coverage is that of the components' 95 % intervals.
 
 
 # %%
 def scores(model, unit):
     field = model.posterior()
-    mean, sd = unit * field.mean(position), unit * field.variance(position).sqrt()
+    mean = unit * field.mean(position)
+    sd = unit * field.variance(position).sqrt()
     miss = (mean - displacement)[held_out]
-    cosine = torch.nn.functional.cosine_similarity(mean, displacement, dim=-1)[held_out]
+    cosine = torch.cosine_similarity(mean, displacement, dim=-1)[held_out]
     angle = torch.rad2deg(torch.acos(cosine.clamp(-1, 1)))
-    inside = (miss.abs() < 1.96 * sd[held_out]).double().mean()
-    return miss.square().mean().sqrt().item(), angle.median().item(), inside.item()
+    coverage = (miss.abs() < 1.96 * sd[held_out]).double().mean()
+    return miss.square().mean().sqrt(), angle.median(), coverage
 
 
-table = {name: scores(model, unit) for name, (model, unit, _) in fits.items()}
-print(f"\n{'':10}{'RMSE':>8}{'angle':>8}{'95 %':>8}{'seconds':>9}")
-for name, row in table.items():
-    print(f"{name:10}{row[0]:8.2f}{row[1]:8.1f}{row[2]:8.2f}{fits[name][2]:9.1f}")
-assert table["signs"][0] < 2 * table["numbers"][0]
+print(f"\n{'':8}{'RMSE (pixel)':>13}{'angle (°)':>11}{'coverage':>10}", end="")
+print(f"{'seconds':>9}")
+rmse = {}
+for name, (model, unit, seconds) in fits.items():
+    rmse[name], angle, coverage = scores(model, unit)
+    print(f"{name:8}{rmse[name]:13.2f}{angle:11.1f}{coverage:10.2f}", end="")
+    print(f"{seconds:9.1f}")
+
+# %% tags=["remove-cell"]
+assert rmse["signs"] < 2 * rmse["values"]
 
 # %% [markdown]
-# - Signs alone tell direction and magnitude: a vector is the longer, the more rarely neighbouring
-#   signs are wrong. Without noise they would tell nothing of the length.
-# - Numbers with an error as large as themselves leave three quarters of the error of their signs.
-# - Intervals of both cover too little, from one cause: a section of a flow in space has some
-#   divergence. A `HelmholtzKernel` covers 0.86 and 0.93, with the same errors, and takes longer.
+# Signs determine direction and magnitude: a vector is the longer, the more rarely the signs of its
+# neighbours are wrong. Without noise, they would not determine the length. Values whose errors are
+# as large as themselves still have three quarters of the error of their signs.
 #
-# ## Do the probabilities hold?
+# The intervals of both models cover too little, for one reason. A plane section of a flow in space
+# has some divergence, which this kernel excludes. A `HelmholtzKernel` includes it, and takes
+# longer.
+#
+# ## Probabilities of held-out signs
 #
 # Of the held-out signs with a predicted probability of about q, a share q should be positive.
-# `model.likelihood(field(x))` integrates over what is uncertain of the flow.
+# `model.likelihood(field(x))` integrates over the uncertainty of the flow.
 
 # %%
 model, unit, _ = fits["signs"]
@@ -120,50 +148,99 @@ edges = torch.linspace(0, 1, 11, dtype=torch.float64)
 bins = torch.bucketize(probability, edges[1:-1])
 counts = torch.bincount(bins, minlength=10)
 predicted = torch.bincount(bins, probability, minlength=10) / counts
-happened = torch.bincount(bins, outcome, minlength=10) / counts
-print("\nprobability of a positive sign, and how many were positive")
-for low, p, share, count in zip(edges[:-1].tolist(), predicted, happened, counts, strict=True):
-    print(f"  {low:.1f} to {low + 0.1:.1f}: {p:.3f}  {share:.3f}  of {count}")
-density = torch.where(outcome > 0, probability, 1 - probability).log().mean().item()
+observed = torch.bincount(bins, outcome, minlength=10) / counts
+print("\nprobability of a positive sign: mean, share observed, number")
+for i in range(10):
+    print(f"{edges[i]:.1f} to {edges[i + 1]:.1f}: {predicted[i]:6.3f}", end="")
+    print(f"{observed[i]:7.3f}{counts[i]:6}")
+
+
+def density(probability):
+    """Mean log density of a held-out sign."""
+    chosen = torch.where(outcome > 0, probability, 1 - probability)
+    return chosen.clamp_min(1e-12).log().mean()
+
+
 known = torch.special.ndtr(displacement[held_out].flatten() / noise)
-best = torch.where(outcome > 0, known, 1 - known).clamp_min(1e-12).log().mean().item()
-print(f"log density of a held-out sign: {density:.3f}; of one who knows the flow: {best:.3f}")
+print(f"\nlog density of a held-out sign: {density(probability):.3f}")
+print(f"from the measured displacements: {density(known):.3f}")
 
 # %% [markdown]
-# ## The figure
+# ## The flow
+#
+# The dashed circle is the core, where many measured vectors are wrong. Near the core, the mean is
+# too slow: signs determine a speed poorly where they are rarely wrong. Bars are binomial intervals
+# of 95 % at the predicted probability.
 
 # %%
-matplotlib.use("agg")
-from matplotlib import pyplot as plt
+mean = unit * field.mean(position)
+with plt.rc_context(STYLE):
+    figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.8), layout="compressed")
+    given, learned, reliable, truth = axes.flat
+    quadrant = 2 * signs[:, 1] + signs[:, 0]
+    names = {0: "− −", 1: "+ −", 2: "− +", 3: "+ +"}
+    colors = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
+    for number, color in enumerate(colors):
+        rows = train & (quadrant == number)
+        style = {"color": color, "label": names[number], "rasterized": True}
+        given.scatter(*position[rows].T, s=2, linewidths=0, **style)
+    given.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.2),
+        ncols=4,
+        markerscale=3,
+        handletextpad=0,
+        title="signs of x and y components",
+        title_fontsize="small",
+    )
+    given.set(xlim=position[:, 0].aminmax(), ylim=position[:, 1].aminmax())
+    norm = plt.Normalize(0, 10)
+    for ax, vectors in ((learned, mean), (truth, displacement)):
+        plot_field(
+            ax,
+            position,
+            vectors,
+            shade=vectors.norm(dim=-1),
+            norm=norm,
+            label="displacement (pixel)",
+            arrows=14,
+            reference="pixel",
+        )
+        circle = plt.Circle(
+            centre, radius, fill=False, color="white", linestyle="--"
+        )
+        ax.add_patch(circle)
+    for ax in (given, learned, truth):
+        ax.set(xlabel="x (pixel)", ylabel="y (pixel)", aspect="equal")
+    binomial = 1.96 * (predicted * (1 - predicted) / counts).sqrt()
+    style = {"fmt": "o", "color": "#0072B2", "ms": 4, "capsize": 2}
+    reliable.plot([0, 1], [0, 1], color="0.6", lw=1)
+    reliable.errorbar(predicted, observed, yerr=binomial, **style)
+    reliable.set(
+        xlabel="predicted probability",
+        ylabel="share of positive signs",
+        box_aspect=0.8,
+    )
+    title_panels(
+        axes,
+        [
+            "observed signs",
+            "posterior mean",
+            "held-out signs, 95 % intervals",
+            "measured",
+        ],
+    )
 
-plt.rcParams["axes.titlesize"] = "medium"
-figure, ((given, truth), (learned, reliable)) = plt.subplots(
-    2, 2, figsize=(10, 8), layout="compressed"
-)
-quadrant = 2 * signs[:, 1] + signs[:, 0]
-names = {0: "− −", 1: "+ −", 2: "− +", 3: "+ +"}
-for number, colour in enumerate(("#0072B2", "#E69F00", "#009E73", "#D55E00")):
-    rows = train & (quadrant == number)
-    given.scatter(*position[rows].T, s=5, color=colour, label=names[number], rasterized=True)
-below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.15), "ncols": 4, "frameon": False}
-given.legend(**below, markerscale=2, title="signs of both components")
-given.set_title("what is observed: quadrants", loc="left")
-shared = {"norm": matplotlib.colors.Normalize(0, 10), "cmap": "viridis"}
-arrows = {"arrows": 20, "reference": "pixel"}
-label = "displacement (pixel)"
-for ax, vectors, title in (
-    (truth, displacement, "the vectors, as they were measured"),
-    (learned, unit * field.mean(position), "the mean, from signs alone"),
-):
-    plot_field(ax, position, vectors, shade=vectors.norm(dim=-1), label=label, **arrows, **shared)
-    ax.set_title(title, loc="left")
-for ax in (given, truth, learned):
-    ax.set(xlabel="x (pixel)", ylabel="y (pixel)", aspect="equal")
-spread = 1.96 * (predicted * (1 - predicted) / counts).sqrt()
-reliable.plot([0, 1], [0, 1], color="0.6", lw=1)
-reliable.errorbar(predicted, happened, yerr=spread, fmt="o", color="#0072B2", capsize=2)
-reliable.set(xlabel="predicted probability", ylabel="share of held-out signs", box_aspect=0.8)
-reliable.set_title("of a positive sign, with 95 % intervals", loc="left")
+# %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "signs.png", dpi=100, bbox_inches="tight")
+with plt.rc_context(STYLE):
+    figure.savefig(arguments.output / "signs.png", dpi=200)
+    figure.savefig(arguments.output / "signs.pdf")
+    card = learned.get_tightbbox()
+    card = card.transformed(figure.dpi_scale_trans.inverted())
+    figure.savefig(
+        arguments.output / "signs_card.png",
+        dpi=150,
+        bbox_inches=card.padded(0.05),
+    )
 print(f"\nfigure: {arguments.output}/signs.png")

@@ -7,18 +7,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+Clock = Callable[[], float]  # of the wall, or `time.process_time`: of all threads together
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
+
+def seconds(function: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+def interleaved(
+    functions: Sequence[Callable[[], object]], rounds: int, clock: Clock = time.perf_counter
+) -> list[list[float]]:
     """Seconds of several functions, called in turn after one call of each to warm up."""
     for function in functions:
         function()
-    times = [[seconds(function) for function in functions] for _ in range(rounds)]
+    times = [[seconds(function, clock) for function in functions] for _ in range(rounds)]
     return [list(own) for own in zip(*times, strict=True)]
 
 

@@ -8,6 +8,7 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import conv1d
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components
@@ -25,6 +26,7 @@ from gp_orff.kernels.tree import evaluate
 _FREQUENCIES = 8
 _STEP = 1e-3  # of θ, in extents of the data: rounding is below 1e-8 of a slope ∂τ/∂θ
 _EQUAL = 1e-6  # slopes, relative to the largest
+_STEPS_OF_WIDTH = 4  # lags in a width over which the cross-covariance is smoothed
 
 Values = tuple[Float[Tensor, "n"], Float[Tensor, "n"]]
 
@@ -124,12 +126,20 @@ def _by_output(observations: Iterable[Observations]) -> list[Values]:
 
 
 def _most_alike(first: Values, second: Values, extent: float, width: float) -> Float[Tensor, ""]:
-    """The lag z_m − x_n at which the mean of y_n v_m is largest, less at lags of few pairs."""
+    """The lag z_m − x_n at which the mean of y_n v_m is largest, less at lags of few pairs; zero
+    at those without a pair."""
     (x, y), (z, v) = first, second
-    step = width / 4
-    lags = step * (torch.arange(-int(extent / step), int(extent / step)).to(x) + 0.5)  # not zero
-    differences, covariances = z - x.unsqueeze(-1), []
-    for lag in lags:
-        near = torch.exp(-0.5 * ((differences - lag) / width).square())
-        covariances.append((y @ near @ v) / near.sum() * (1 - lag.abs() / extent))
-    return lags[torch.stack(covariances).argmax()]
+    step = width / _STEPS_OF_WIDTH
+    count = int(extent / step)
+    lags = step * (torch.arange(-count, count).to(x) + 0.5)  # not zero
+    cell = ((z - x.unsqueeze(-1)) / step).floor().long().flatten() + count
+    inside = (cell >= 0) & (cell < len(lags))
+    products = (y.unsqueeze(-1) * v).flatten()
+    sums = x.new_zeros(2, len(lags))
+    for row, values in zip(sums, (products, torch.ones_like(products)), strict=True):
+        row.index_add_(0, cell[inside], values[inside])
+    reach = torch.arange(-4 * _STEPS_OF_WIDTH, 4 * _STEPS_OF_WIDTH + 1).to(x)
+    near = torch.exp(-0.5 * (reach / _STEPS_OF_WIDTH).square())
+    smooth = conv1d(sums.unsqueeze(1), near.view(1, 1, -1), padding=len(near) // 2)
+    total, pairs = smooth.squeeze(1)
+    return lags[(total / pairs.clamp_min(1) * (1 - lags.abs() / extent)).argmax()]

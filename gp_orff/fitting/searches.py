@@ -61,8 +61,10 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
     coordinates = trainer.new_search().coordinates
+    first = coordinates.get()  # of what `start` does not set, such as exponents
 
     def go_to(initial: Start, split: Split) -> None:
+        coordinates.set(first)
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
         coordinates.clip()
         split_noise(trainer.likelihoods, split)

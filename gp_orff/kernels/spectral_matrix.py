@@ -689,7 +689,7 @@ class SpectralMatrixKernel(WrapperKernel):
 
     @property
     def factor(self) -> SpectralMatrix:
-        """B(ω)."""
+        """The factor B(ω) of the spectral matrix A(ω) = B(ω) B(ω)*, as a function of ω."""
         return SpectralMatrix(
             self.amplitude, self.num_outputs, self.num_dims, self.rank, self.sampler
         )

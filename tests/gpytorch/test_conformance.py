@@ -1,6 +1,7 @@
 """gpytorch's `BaseKernelTestCase` with the kernels of the registry, exact and in `ORFFKernel`."""
 
 import unittest
+from functools import partial
 
 import pytest
 import torch
@@ -142,11 +143,8 @@ def test_exact_spectral_matrix(method):
 
 @pytest.mark.parametrize("method", [name for name in OF_TWO if not name.endswith("_ard")])
 def test_harmonic_kernel(method):
-    conform(
-        method,
-        lambda d, **kwargs: gp_orff.HarmonicKernel(reference_height=-1.0, **kwargs),
-        columns=3,
-    )
+    kernel = partial(gp_orff.HarmonicKernel, reference_height=-1.0)
+    conform(method, lambda d, **kwargs: kernel(**kwargs), columns=3)
 
 
 @pytest.mark.parametrize("method", INPUTS)

@@ -244,6 +244,25 @@ def test_starting_delays_of_sensors_that_measure_at_different_times():
     assert amplitude.halves.tolist() == [4.0, -3.0]
 
 
+def test_starting_delays_of_two_short_records_far_from_each_other():
+    """At most lags there are no pairs of times. g(t) = sin 5t² has one peak of its covariance."""
+    x = torch.cat([torch.linspace(0, 2, 50), 1000 + torch.linspace(0, 2, 50)]).double()
+    signal = [(5 * (x % 1000 - shift).square()).sin() for shift in (0.0, 0.3)]
+    data = [Observations(GroupKey("", Components.every(2)), x[:, None], torch.stack(signal, -1))]
+    _, (delay,) = starting_delays(made(Delayed(0.0)), data, np.array([1002.0]), 0.2)
+    assert delay.value == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize("delay", [0.5, 4.0, 40.0])
+def test_a_quadrature_refuses_lags_that_delays_make_too_long(delay):
+    kernel = gp_orff.ORFFKernel(made(Delayed(delay)), gp_orff.GaussHermite(32), num_dims=1)
+    if delay + 3 > 7.9:  # the longest lag of this rule, and that of the points
+        with pytest.raises(ValueError, match="with the delays of its outputs"):
+            to_dense(kernel(X))
+    else:
+        torch.testing.assert_close(to_dense(kernel(X)), dense(X, X, delay), rtol=0, atol=1e-3)
+
+
 def test_saved_with_a_kernel(tmp_path):
     x, y = simulated(DELAY, 12, 0.1, seed=0)
     model = gp_orff.VectorFieldGP(made()).condition(x, y)
