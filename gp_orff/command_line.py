@@ -48,6 +48,10 @@ VECTORS = (
     *(("velocity_east", "velocity_north"), ("east_velocity", "north_velocity")),
 )
 TABLES = (".csv", ".tsv", ".txt", ".dat")
+REMEDIES = {  # of warnings: what a script would call, and the option
+    "gp_orff.MultitaskStudentTLikelihood": "--noise student-t",
+    "; gp_orff.settings.check_calibration(False) silences this check": "",
+}
 POINTS = 50  # of a map along each side, unless a number or a spacing is given
 
 
@@ -108,9 +112,10 @@ class Observations:
         plane = others.pop() if degrees else None
         options = {**(others.pop() if others else {}), "missing": "mask"}
         where = "degrees, projected to km" if degrees else "coordinates of a plane"
+        of = "components" if "directions" in options else "observations"
         note(
             chosen,
-            f"{len(x)} observations of {' and '.join(outputs)} at {', '.join(inputs)} ({where})",
+            f"{len(x)} {of} of {' and '.join(outputs)} at {', '.join(inputs)} ({where})",
         )
         return cls(dataset, inputs, outputs, x, y, options, plane)
 
@@ -624,10 +629,13 @@ def note(chosen: argparse.Namespace, text: str) -> None:
 
 @contextmanager
 def warnings_as_lines():
-    """Warnings of the package on standard error, each as one line."""
+    """Warnings of the package on standard error, each as one line, with remedies as options."""
 
     def show(message: Warning, *_: object) -> None:
-        print(f"gp-orff: warning: {one_line(message)}", file=sys.stderr)
+        text = one_line(message)
+        for of_script, of_command in REMEDIES.items():
+            text = text.replace(of_script, of_command)
+        print(f"gp-orff: warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():
         warnings.simplefilter("default", UserWarning)

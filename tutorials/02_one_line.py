@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 2. Your multitask model, one line changed
 #
-# A magnetic field without curl needs one other line in a multitask model of gpytorch, and ten times
-# as many observations need one line more.
+# Change one line of a multitask model of gpytorch to learn a magnetic field without curl. Add one
+# line for ten times as many observations.
 #
 # You have such a model, with several outputs, and the observations of a magnetometer. A magnetic
 # field outside its sources is the gradient of a potential: its curl is zero. The lines to copy:
@@ -99,7 +99,7 @@ truth = dipoles(grid)
 # %% [markdown]
 # ## The model you have
 #
-# This class stays as it is, and so do the likelihood, the training loop and the predictions.
+# This class, the likelihood, the training loop and the predictions stay as they are.
 
 
 # %%
@@ -201,9 +201,9 @@ def compare(x, y, xs, target, noisy_target):
 # %% [markdown]
 # ## Exact and by features, with and without the physics
 #
-# The scores are against the true field on a slice of the layer: root mean square error (RMSE) and
-# negative log predictive density (NLPD) per component, share of components inside the 95 %
-# interval.
+# The predictions are compared with the true field on a slice of the layer. The scores are the root
+# mean square error (RMSE), the negative log predictive density (NLPD) per component, and the
+# coverage of the 95 % intervals.
 
 # %%
 scores = [
@@ -295,9 +295,9 @@ print(f"figure: {arguments.output}/one_line.png")
 # %% [markdown]
 # ## A robot's magnetometer
 #
-# If you name the folder of the public data of Solin et al. 2018, the same four models learn from
-# paths 1 to 3 in a hall of six by six metres: one observation in ten, z = 0. The test is path 4,
-# with noise.
+# If you name the folder of the public data of Solin et al. 2018, the same four models learn a field
+# in a hall of six by six metres. They use one observation in ten of paths 1 to 3, at z = 0. The
+# scores are for the noisy observations of path 4.
 
 # %%
 robot = None  # or the folder, as a `Path`

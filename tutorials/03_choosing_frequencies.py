@@ -1,47 +1,67 @@
 # %% [markdown]
 # # 3. Random, quadrature or grid: which frequencies?
 #
-# Features approximate a kernel by a sum over frequencies, k(x − z) ≈ Σ wⱼ cos ωⱼ·(x − z). A rule
-# chooses the frequencies. Random frequencies do not depend on the data. But are their error bars
-# right?
+# For the same number of features, random frequencies give error bars that are too narrow, and a
+# grid does not.
 #
-# The lines to copy, with all choices made for you, or as one line of your own gpytorch model:
+# Features approximate a kernel by a sum over frequencies, k(x − z) ≈ Σ wⱼ cos ωⱼ·(x − z). A rule
+# chooses the frequencies. The lines to copy, with automatic choices, or as one line of your own
+# gpytorch model:
 #
 # ```python
 # kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
 # field = gp_orff.VectorFieldGP(kernel).fit(x, y).posterior()
 # mean, variance = field.mean(xs), field.variance(xs)
 #
-# kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
-# kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, max_features=1000))    # Matérn
+# # in your model
+# rule = gp_orff.Grid.for_data(x)
+# kernel = gp_orff.ORFFKernel(kernel, rule)
+#
+# # for Matérn kernels
+# rule = gp_orff.Grid.for_data(x, max_features=1000)
 # ```
 
-# %%
+# %% tags=["remove-cell"]
 import argparse
-import warnings
 from pathlib import Path
 
+parser = argparse.ArgumentParser(
+    description="Random, quadrature or grid: which frequencies?",
+    allow_abbrev=False,
+)
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    help="small and quick, to see that it runs",
+)
+arguments, _ = parser.parse_known_args()  # Jupyter adds its own
+
+# %%
+import warnings
+
 import gpytorch
-import matplotlib
 import numpy as np
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel
+from matplotlib import pyplot as plt
 
 import gp_orff
+from gp_orff.plotting import STYLE, title_panels
 
-parser = argparse.ArgumentParser(description="Random, quadrature or grid: which frequencies?")
-parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
-parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
-arguments = parser.parse_args()
-few, many, features = (100, 1000, 250) if arguments.smoke else (400, 10_000, 1000)
+few, many, features = 400, 10_000, 1000
+
+# %% tags=["remove-cell"]
+if arguments.smoke:
+    few, many, features = 100, 1000, 250
 
 # %% [markdown]
 # ## Two fields, drawn from their priors
 #
-# We observe a curl-free field, such as a magnetic one, in a hall of five by five metres, with noise
-# of 3 % of the field's standard deviation. Its potential has a lengthscale of one metre and an RBF
-# or a Matérn 5/2 kernel. The truth is drawn jointly with the observations, at 300 other positions
-# and on a line across the hall, so that the exact posterior is correct by construction.
+# We observe a curl-free field, such as a magnetic one in µT, in a hall of five by five metres. The
+# noise is 3 % of the field's standard deviation. The potential has a lengthscale of one metre and
+# an RBF or a Matérn 5/2 kernel. The truth is drawn jointly with the observations, at 300 other
+# positions and on a line across the hall. The exact posterior is therefore correct by construction.
 
 # %%
 side = 5.0
@@ -49,7 +69,9 @@ generator = torch.Generator().manual_seed(0)
 line = torch.linspace(0, side, 201).double()
 across = torch.stack([line, torch.full_like(line, side / 2)], dim=-1)
 x = side * torch.rand(few, 2, generator=generator).double()
-xs = torch.cat([side * torch.rand(300, 2, generator=generator).double(), across])
+xs = torch.cat(
+    [side * torch.rand(300, 2, generator=generator).double(), across]
+)
 
 
 def curl_free(potential, lengthscale=1.0, num_dims=2):
@@ -57,53 +79,78 @@ def curl_free(potential, lengthscale=1.0, num_dims=2):
     return gp_orff.CurlFreeKernel(potential.double(), num_dims=num_dims)
 
 
-def readings(kernel):
+def observations(kernel):
     """Noisy vectors at x, the variance of their noise, and the field at xs."""
     with torch.no_grad():
         covariance = kernel(torch.cat([x, xs])).to_dense()
     noise = 0.03**2 * covariance[0, 0].item()
-    root = torch.linalg.cholesky(covariance + 1e-6 * noise * torch.eye(len(covariance)))
+    root = torch.linalg.cholesky(
+        covariance + 1e-6 * noise * torch.eye(len(covariance))
+    )
     normal = torch.randn(len(root) + 2 * few, generator=generator).double()
     field = (root @ normal[: len(root)]).reshape(-1, 2)
-    return field[:few] + noise**0.5 * normal[len(root) :].reshape(-1, 2), noise, field[few:]
+    return (
+        field[:few] + noise**0.5 * normal[len(root) :].reshape(-1, 2),
+        noise,
+        field[few:],
+    )
 
 
 # %% [markdown]
 # ## The posterior, by hand and by features
 #
 # We compute the exact posterior mean K⁎(K + σ²I)⁻¹y and its standard deviation as in a textbook. In
-# the gpytorch model, features are one line.
+# the gpytorch model, features take one line.
 
 
 # %%
 @torch.no_grad()
 def by_hand(kernel, y, noise):
     blocks = kernel(torch.cat([x, xs])).to_dense()
-    known, cross, prior = blocks[: 2 * few, : 2 * few], blocks[2 * few :, : 2 * few], blocks.diag()
+    known, cross, prior = (
+        blocks[: 2 * few, : 2 * few],
+        blocks[2 * few :, : 2 * few],
+        blocks.diag(),
+    )
     factor = torch.linalg.cholesky(known + noise * torch.eye(2 * few))
     mean = cross @ torch.cholesky_solve(y.reshape(-1, 1), factor)
-    explained = torch.linalg.solve_triangular(factor, cross.mT, upper=False).square().sum(0)
-    return mean.reshape(-1, 2), (prior[2 * few :] - explained).sqrt().reshape(-1, 2)
+    explained = (
+        torch.linalg.solve_triangular(factor, cross.mT, upper=False)
+        .square()
+        .sum(0)
+    )
+    return mean.reshape(-1, 2), (prior[2 * few :] - explained).sqrt().reshape(
+        -1, 2
+    )
 
 
 class FieldModel(gpytorch.models.ExactGP):
     def __init__(self, x, y, likelihood, kernel):
         super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), num_tasks=2)
+        self.mean_module = gpytorch.means.MultitaskMean(
+            gpytorch.means.ZeroMean(), num_tasks=2
+        )
         self.covar_module = kernel
 
     def forward(self, x):
         mean, covariance = self.mean_module(x), self.covar_module(x)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+        return gpytorch.distributions.MultitaskMultivariateNormal(
+            mean, covariance
+        )
 
 
 def by_features(kernel, y, noise):
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(
-        2, has_task_noise=False, noise_constraint=gpytorch.constraints.GreaterThan(1e-8)
+        2,
+        has_task_noise=False,
+        noise_constraint=gpytorch.constraints.GreaterThan(1e-8),
     )
     model = FieldModel(x, y, likelihood, kernel).double().eval()
     likelihood.noise = noise
-    with torch.no_grad(), gp_orff.settings.check_features(False):  # it would warn, rightly
+    with (
+        torch.no_grad(),
+        gp_orff.settings.check_features(False),
+    ):  # it would warn
         posterior = model(xs)
         return posterior.mean, posterior.stddev
 
@@ -111,10 +158,10 @@ def by_features(kernel, y, noise):
 # %% [markdown]
 # ## The same number of features, five rules
 #
-# All rules have the hyperparameters of the prior. The columns are the number of features; the
+# All rules have the hyperparameters of the prior. The table has the number of features; the
 # relative distance of the posterior mean from the exact one; the median ratio of the standard
-# deviations to the exact ones; and the negative log density of the truth (NLPD), in nats per
-# component.
+# deviations to the exact ones; and the negative log predictive density of the truth (NLPD), in nats
+# per component.
 
 # %%
 nodes = int(features**0.5)
@@ -124,7 +171,9 @@ rules = {
     "Sobol": gp_orff.QuasiMonteCarlo(features // 2),
     "Gauss–Hermite": gp_orff.GaussHermite(nodes),
     "grid": gp_orff.Grid.for_data(x, max_features=features),
-    "grid, lengthscale known": gp_orff.Grid.for_data(x, max_features=features, **known),
+    "grid, lengthscale known": gp_orff.Grid.for_data(
+        x, max_features=features, **known
+    ),
 }
 
 
@@ -133,12 +182,17 @@ def nlpd(truth, mean, sd):
 
 
 results = {}
-for name, potential in {"RBF": RBFKernel(), "Matérn 5/2": MaternKernel(nu=2.5)}.items():
+for name, potential in {
+    "RBF": RBFKernel(),
+    "Matérn 5/2": MaternKernel(nu=2.5),
+}.items():
     kernel = curl_free(potential)
-    y, noise, truth = readings(kernel)
+    y, noise, truth = observations(kernel)
     exact = by_hand(kernel, y, noise)
     results[name, "exact"] = (exact[0] - truth, exact[1], nlpd(truth, *exact))
-    print(f"\n{name:24}{'features':>12}{'mean':>10}{'sd ratio':>10}{'NLPD':>10}")
+    print(
+        f"\n{name:24}{'features':>12}{'mean':>10}{'sd ratio':>10}{'NLPD':>10}"
+    )
     print(f"{'  exact, by hand':24}{'':32}{results[name, 'exact'][2]:10.3f}")
     for label, rule in rules.items():
         try:
@@ -147,25 +201,27 @@ for name, potential in {"RBF": RBFKernel(), "Matérn 5/2": MaternKernel(nu=2.5)}
         except (ValueError, NotImplementedError) as refusal:
             print(f"  {label}: {refusal}")
             continue
-        apart = (mean - exact[0]).norm() / exact[0].norm()
+        difference = (mean - exact[0]).norm() / exact[0].norm()
         ratio, density = (sd / exact[1]).median().item(), nlpd(truth, mean, sd)
         results[name, label] = (mean - truth, sd, density)
-        print(f"  {label:24}{orff.num_features:10}{apart:10.1e}{ratio:10.3f}{density:10.3f}")
+        print(
+            f"  {label:24}{orff.num_features:10}{difference:10.1e}{ratio:10.3f}{density:10.3f}"
+        )
 
 # %% [markdown]
 # The table shows:
 #
 # - Random features are overconfident, most of all with a Matérn kernel, whose spectral density has
-#   heavy tails: their error is many times their standard deviation.
+#   heavy tails. Their error is many times their standard deviation.
 # - With an RBF kernel and enough features, the grid gives the exact posterior. Gauss–Hermite does
 #   too if it has enough nodes for the size of the hall. It raises an error if it has too few, and
 #   for other kernels.
-# - With a Matérn kernel, no rule of this size is exact. But a grid knows its truncated variance and
-#   adds it to the diagonal (`diagonal_correction=True`): its error bars are too wide, not too
-#   narrow. A grid for a single lengthscale includes higher frequencies.
+# - With a Matérn kernel, no rule of this size is exact. A grid adds the variance that it truncates
+#   to the diagonal (`diagonal_correction=True`), so its error bars are too wide, not too narrow. A
+#   grid for a single lengthscale includes higher frequencies.
 # - The tolerance is a share of the field's variance. With little noise and many observations, the
 #   posterior variance is a small share too. The RBF grid for a single lengthscale stops at its
-#   tolerance, below the number of features allowed. Then set a smaller `tolerance=`.
+#   tolerance, below the number of features allowed. Set a smaller `tolerance=` in such a case.
 #
 # `accuracy()` gives the truncated variance of a grid before there are any observations:
 
@@ -173,15 +229,17 @@ for name, potential in {"RBF": RBFKernel(), "Matérn 5/2": MaternKernel(nu=2.5)}
 print()
 for potential in (RBFKernel(), MaternKernel(nu=2.5)):
     orff = gp_orff.ORFFKernel(curl_free(potential), rules["grid"])
-    print(f"{type(potential).__name__:14}{orff.num_features:5} features: {orff.accuracy()[0]}")
+    print(
+        f"{type(potential).__name__:14}{orff.num_features:5} features: {orff.accuracy()[0]}"
+    )
 
 # %% [markdown]
 # ## The domain and the lengthscales of a grid
 #
 # A sum over a grid of frequencies is periodic in space, and valid in the domain that the grid was
 # made for. A point outside raises an error; `domain=` makes the domain larger. A grid also has a
-# range of lengthscales, by default 0.7 to 1.4 times those it was built with. The training of an
-# `ExactGP` builds a new grid when they leave the range. Elsewhere a `GridWarning` tells you, and
+# range of lengthscales, by default 0.7 to 1.4 times those it was built with. If lengthscales leave
+# the range, the training of an `ExactGP` builds a new grid. Otherwise you get a `GridWarning`, and
 # `redraw()` builds a new grid.
 
 # %%
@@ -197,25 +255,31 @@ with warnings.catch_warnings(record=True) as caught:
     stale = orff.accuracy()[0]
 print(f"{caught[0].category.__name__}: {caught[0].message}\n")
 print(f"before redraw(), {orff.num_features} features: {stale}")
-print(f"after redraw(),  {orff.redraw().num_features} features: {orff.accuracy()[0]}")
+print(
+    f"after redraw(),  {orff.redraw().num_features} features: {orff.accuracy()[0]}"
+)
 
 # %% [markdown]
-# ## Which rule should you use?
+# ## The choice of a rule
 #
 # | inputs, data | rule |
 # |---|---|
-# | N·p of a thousand numbers or less | the exact kernel, no features |
+# | N·p of a thousand values or less | the exact kernel, no features |
 # | 1 to 3 inputs, and time | `Grid`; for Matérn kernels with `max_features=` |
-# | RBF, a box of few lengthscales | `GaussHermite` is as good, and follows the lengthscales |
+# | RBF, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
 # | more inputs, or a product too large for a grid | `QuasiMonteCarlo`, as many as affordable |
 #
 # The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
-# the number of observations. `Auto` uses a grid for up to four inputs and Sobol points for more;
-# the frequencies have its reason as an attribute.
+# the number of observations. `Auto` uses a grid for up to four inputs, and Sobol points for more.
+# The attribute `reason` of the frequencies states why.
 
 # %%
 print()
-for potential, inputs in ((RBFKernel(), 2), (MaternKernel(nu=2.5), 2), (RBFKernel(), 6)):
+for potential, inputs in (
+    (RBFKernel(), 2),
+    (MaternKernel(nu=2.5), 2),
+    (RBFKernel(), 6),
+):
     kernel = curl_free(potential, num_dims=inputs)
     corners = torch.tensor([[0.0], [side]]).expand(2, inputs)
     rule = gp_orff.Auto(max_features=features).for_data(corners)
@@ -229,7 +293,7 @@ for potential, inputs in ((RBFKernel(), 2), (MaternKernel(nu=2.5), 2), (RBFKerne
 
 # %%
 kernel = curl_free(RBFKernel())
-y, noise, _ = readings(kernel)
+y, noise, _ = observations(kernel)
 exact = by_hand(kernel, y, noise)
 with torch.no_grad():
     covariance = kernel(x).to_dense() + noise * torch.eye(2 * few)
@@ -237,74 +301,105 @@ with torch.no_grad():
     positions = side * torch.rand(many, 2, generator=generator).double()
     field = (kernel(positions, x).to_dense() @ weights).reshape(-1, 2)
 noisy = field + noise**0.5 * torch.randn(many, 2, generator=generator).double()
-model = gp_orff.VectorFieldGP(gpytorch.kernels.ScaleKernel(curl_free(RBFKernel(), 0.3)))
+model = gp_orff.VectorFieldGP(
+    gpytorch.kernels.ScaleKernel(curl_free(RBFKernel(), 0.3))
+)
 learned = model.fit(positions, noisy).posterior()
 rmse = (learned.mean(xs) - exact[0]).square().mean().sqrt()
-print(f"\n{model.report}\nRMSE {rmse:.4f}; one reading has noise {noise**0.5:.4f}")
+print(
+    f"\n{model.report}\nRMSE {rmse:.4f} µT; noise of an observation {noise**0.5:.4f} µT"
+)
 assert rmse < noise**0.5
 
 # %% [markdown]
-# ## The figure
+# ## Frequencies and error bars
 #
-# The upper row has the frequencies ω and −ω of each rule for the RBF kernel, over the spectral
-# density of the field, ‖ω‖² S(ω); the area of a dot is its share of the variance. The lower row has
-# the Matérn 5/2 field on the line across the hall: posterior mean minus truth, and the error bars.
+# Panels a to d show the frequencies ω and −ω of four rules for the RBF kernel, and their number.
+# They lie over the spectral density of the field, ‖ω‖² S(ω). The area of a dot is its share of the
+# variance. Panels e to g show the Matérn 5/2 field on the line across the hall: posterior mean
+# minus truth, and 95 % intervals.
 
 # %%
-matplotlib.use("agg")
-from matplotlib import pyplot as plt
-
 shown = {  # colours of Okabe & Ito, safe for colour-blind readers
     "Monte Carlo": (gp_orff.MonteCarlo(64), "#D55E00"),
     "Sobol": (gp_orff.QuasiMonteCarlo(64), "#009E73"),
     "Gauss–Hermite": (gp_orff.GaussHermite(11), "#CC79A7"),
     "grid": (gp_orff.Grid.for_data(x, max_features=128, **known), "#0072B2"),
 }
-figure = plt.figure(figsize=(12, 7.2), layout="constrained")
-above, below = figure.subfigures(2, 1, height_ratios=(1.13, 1))
-above.suptitle("RBF: frequencies, and the spectral density of the field")
-below.suptitle(f"Matérn 5/2: errors and error bars on a line, at most {features} features")
+plt.rcParams.update(STYLE)
+figure = plt.figure(figsize=(7.2, 4.6), layout="constrained")
+above, below = figure.subfigures(2, 1, height_ratios=(1, 1.15))
+upper = above.subplots(1, 4, sharey=True)
+lower = below.subplots(1, 3, sharey=True)
 potential, reach = RBFKernel(), np.linspace(-5, 5, 201)
 kernel, squared = curl_free(potential), reach[:, None] ** 2 + reach**2
-axes = above.subplots(1, 4, sharey=True)
-for ax, (name, (rule, colour)) in zip(axes, shown.items(), strict=True):
+density = squared * np.exp(-squared / 2)
+titles = []
+for ax, (name, (rule, colour)) in zip(upper, shown.items(), strict=True):
     draw = gp_orff.ORFFKernel(kernel, rule).frequencies[0]
     with torch.no_grad():
         [omega], weight = draw.nodes([gp_orff.spectrum(potential)])
         share = weight * omega.square().sum(-1)
-    density = squared * np.exp(-squared / 2)
-    ax.pcolormesh(reach, reach, density, cmap="Greys", vmax=1.6, rasterized=True)
-    sizes = 1200 * share / share.sum()
-    ax.scatter(*torch.cat([omega, -omega]).T, s=torch.cat([sizes, sizes]), color=colour, lw=0)
-    ax.set(title=f"{name}, {len(omega)} frequencies", xlabel="ω₁ (1/m)", aspect="equal")
-    ax.set(xlim=(-5, 5), ylim=(-5, 5), xticks=range(-4, 5, 2), yticks=range(-4, 5, 2))
-axes[0].set_ylabel("ω₂ (1/m)")
-axes = below.subplots(1, 3, sharey=True)
+    ax.pcolormesh(
+        reach, reach, density, cmap="Greys", vmax=1.6, rasterized=True
+    )
+    sizes, both = 300 * share / share.sum(), torch.cat([omega, -omega])
+    ax.scatter(*both.T, s=torch.cat([sizes, sizes]), color=colour, lw=0)
+    ax.set(xlabel="ω₁ (1/m)", aspect="equal", xlim=(-5, 5), ylim=(-5, 5))
+    ax.set(xticks=range(-4, 5, 2), yticks=range(-4, 5, 2))
+    titles.append(f"{name}: {len(omega)}")
+upper[0].set_ylabel("ω₂ (1/m)")
+
 _, exact_sd, best = results["Matérn 5/2", "exact"]
-for ax, name in zip(axes, ("Monte Carlo", "Sobol", "grid"), strict=True):
+for ax, name in zip(lower, ("Monte Carlo", "Sobol", "grid"), strict=True):
     (error, sd, density), colour = results["Matérn 5/2", name], shown[name][1]
-    own, limit = (2 * values[300:, 0] for values in (sd, exact_sd))
-    ax.fill_between(line, -own, own, color=colour, alpha=0.3, lw=0, label="± 2 sd")
-    ax.plot(line, error[300:, 0], color=colour, lw=1.3, label="mean − truth")
-    ax.plot(line, limit, "k--", lw=0.9, label="± 2 exact sd")
-    ax.plot(line, -limit, "k--", lw=0.9)
-    ax.set(title=f"{name}, NLPD {density:.2f} (exact {best:.2f})", xlabel="x₁ (m)")
-    ax.set(xlim=(0, side), ylim=(-1.35, 1.35))
-    ax.legend(loc="upper center", ncols=3, frameon=False, fontsize=8, columnspacing=1.2)
-axes[0].set_ylabel("first component (a.u.)")
-arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "choosing_frequencies.png", dpi=150)
-print(f"\nfigure: {arguments.output}/choosing_frequencies.png")
+    own, exact_limit = (1.96 * values[300:, 0] for values in (sd, exact_sd))
+    ax.fill_between(line, -own, own, color=colour, alpha=0.3, lw=0)
+    ax.plot(line, error[300:, 0], color=colour, lw=1)
+    ax.plot(line, exact_limit, "k--", lw=0.8)
+    ax.plot(line, -exact_limit, "k--", lw=0.8)
+    ax.set(xlabel="x₁ (m)", xlim=(0, side), ylim=(-1.2, 1.2))
+    titles.append(f"{name}: NLPD {density:.2f}".replace("-", "−"))
+lower[0].set_ylabel("first component (µT)")
+title_panels([*upper, *lower], titles)
+grey = {"color": "0.5"}
+entries = {
+    "mean − truth": plt.Line2D([], [], lw=1, **grey),
+    "95 % interval": plt.Rectangle((0, 0), 1, 1, alpha=0.4, lw=0, **grey),
+    "exact 95 % interval": plt.Line2D([], [], ls="--", lw=0.8, color="k"),
+}
+place = {"loc": "outside lower center", "ncols": 3}
+below.legend(entries.values(), entries.keys(), **place)
+print(f"\nMatérn 5/2: exact NLPD {best:.2f}")
+
+# %% tags=["remove-cell"]
+output = arguments.output
+output.mkdir(parents=True, exist_ok=True)
+figure.savefig(output / "choosing_frequencies.pdf")
+figure.savefig(output / "choosing_frequencies.png", dpi=200)
+card = lower[0].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+figure.savefig(
+    output / "choosing_frequencies_card.png",
+    dpi=150,
+    bbox_inches=card.padded(0.05),
+)
+print(f"figure: {output}/choosing_frequencies.png")
 
 # %% [markdown]
-# ## The number
+# ## The largest difference from the exact posterior
 #
-# The largest relative difference between a grid of small tolerance and the exact posterior:
+# The last lines print the largest relative difference between a grid of small tolerance and the
+# exact posterior.
 
 # %%
-orff = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x, tolerance=1e-9, **known))
+rule = gp_orff.Grid.for_data(x, tolerance=1e-9, **known)
+orff = gp_orff.ORFFKernel(kernel, rule)
 mean, sd = by_features(orff, y, noise)
-apart = (mean - exact[0]).abs().max() / exact[0].abs().max(), (sd / exact[1] - 1).abs().max()
-print(f"\ngrid of {orff.num_features} features and exact posterior, {2 * few} numbers: ", end="")
-print(f"mean {apart[0]:.0e}, standard deviation {apart[1]:.0e} apart")
-assert max(apart) < 1e-4
+of_mean = (mean - exact[0]).abs().max() / exact[0].abs().max()
+of_sd = (sd / exact[1] - 1).abs().max()
+print(
+    f"\n{orff.num_features} features, {2 * few} values, difference from ",
+    end="",
+)
+print(f"exact: mean {of_mean:.0e}, standard deviation {of_sd:.0e}")
+assert max(of_mean, of_sd) < 1e-4

@@ -1,58 +1,77 @@
 # %% [markdown]
 # # 9. A kernel of your own, and how many features it takes
 #
-# Large eddies of the ocean hardly diverge, small internal waves do. At some wavelength, one gives
-# way to the other: at 40 to 100 km in the interior of most gyres (Qiu et al. 2018, J. Phys.
-# Oceanogr. 48). No kernel of this package has that wavelength. Can you write one that learns it
-# from drifters? And how many features does such a kernel take?
+# A new kernel takes one function of the frequency, and a fit learns the parameters of this function
+# from the data.
 #
-# The lines to copy:
+# Large eddies of the ocean barely diverge, and small internal waves do. At 40 to 100 km, in the
+# interior of most gyres, one gives way to the other (Qiu et al. 2018, J. Phys. Oceanogr. 48). No
+# kernel of this package has that wavelength. Can you write one that learns it from drifters? And
+# how many features does it take? The lines to copy:
 #
 # ```python
-# class Amplitude(torch.nn.Module):                      # parameters are learned with the others
+# class Amplitude(torch.nn.Module):
 #     def __init__(self):
 #         super().__init__()
 #         self.share = torch.nn.Parameter(torch.tensor(0.5))
-#     def forward(self, omega):                          # frequencies (D, d) -> B (D, p, r)
+#
+#     def forward(self, omega):  # frequencies (D, 2) -> B (D, 2, r)
 #         across = torch.stack([-omega[:, 1], omega[:, 0]], dim=-1)
 #         return torch.stack([self.share * omega, across], dim=-1)
-# kernel = gp_orff.SpectralMatrixKernel(RBFKernel(), Amplitude(), num_outputs=2, num_dims=2)
+#
+# kernel = gp_orff.SpectralMatrixKernel(
+#     RBFKernel(), Amplitude(), num_outputs=2, num_dims=2
+# )
 # field = gp_orff.VectorFieldGP(kernel).fit(x, y).posterior()
 # ```
 
-# %%
+# %% tags=["remove-cell"]
 import argparse
-import math
 from pathlib import Path
 
-import matplotlib
+parser = argparse.ArgumentParser(
+    description="A kernel of your own, and its features.", allow_abbrev=False
+)
+parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    help="small and quick, to see that it runs",
+)
+arguments, _ = parser.parse_known_args()  # Jupyter adds its own
+
+# %%
+import math
+
 import numpy as np
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
+from matplotlib import pyplot as plt
+from matplotlib.ticker import NullLocator
 
 import gp_orff
-from gp_orff.plotting import plot_colorbar, plot_field
+from gp_orff.plotting import STYLE, plot_deviation, plot_field, title_panels
 
-parser = argparse.ArgumentParser(description="A kernel of your own, and its features.")
-parser.add_argument("--output", type=Path, default=Path("tutorials/output"))
-parser.add_argument("--smoke", action="store_true", help="small and quick, to see that it runs")
-arguments = parser.parse_args()
-num_fields, num_drifters, num_draws = (1, 80, 5) if arguments.smoke else (3, 250, 40)
-starts = (80.0,) if arguments.smoke else (40.0, 80.0, 160.0)  # wavelengths to start from, km
+num_fields, num_drifters, num_draws = 3, 250, 40
+initial = (40.0, 80.0, 160.0)  # wavelengths at which fits start, km
 drawn = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
 
+# %% tags=["remove-cell"]
+if arguments.smoke:
+    num_fields, num_drifters, num_draws = 1, 80, 5
+    initial = (80.0,)
+
 # %% [markdown]
-# ## A kernel is a distribution of waves
+# ## A kernel as a distribution of waves
 #
-# Bochner's theorem: a stationary kernel with k(0) = 1 is an average of waves,
-# k(x - z) = E cos(omega . (x - z)), over a distribution S of frequencies. Draw frequencies from S,
-# and the Gram matrix of their cosines and sines tends to that of k. For an RBF kernel, S is a
-# normal distribution.
+# By Bochner's theorem, a stationary kernel with k(0) = 1 is an average of waves over a distribution
+# S of frequencies ω: k(x − z) = E cos(ω·(x − z)). If frequencies are drawn from S, the Gram matrix
+# of their cosines and sines converges to that of k. For an RBF kernel, S is a normal distribution.
 
 
 # %%
 def average_of_waves(x, omega):
-    """The Gram matrix of the waves cos and sin of omega . x, of equal weight."""
+    """The Gram matrix of the waves cos and sin of ω·x, of equal weight."""
     phase = x @ omega.mT
     waves = torch.cat([phase.cos(), phase.sin()], dim=-1)
     return waves @ waves.mT / len(omega)
@@ -62,125 +81,137 @@ rbf = RBFKernel().double()
 rbf.lengthscale = 1.0
 line = torch.linspace(0, 5, 101, dtype=torch.float64)[:, None]
 exact = rbf(line).to_dense().detach()
-averages = {n: average_of_waves(line, torch.randn(n, 1, **drawn)) for n in (10, 100, 10_000)}
-for n, average in averages.items():
-    print(f"{n:6} waves: largest error of the Gram matrix {(average - exact).abs().max():.3f}")
-assert (averages[10_000] - exact).abs().max() < 0.05
+for n in (10, 100, 10_000):
+    average = average_of_waves(line, torch.randn(n, 1, **drawn))
+    error = (average - exact).abs().max()
+    print(f"{n:6} waves: largest error of the Gram matrix {error:.3f}")
+assert error < 0.05
 
 # %% [markdown]
-# ## Vectors: every wave has a matrix
+# ## Waves of vectors
 #
-# The waves of a vector field have directions, the columns of a matrix B(omega):
+# The waves of a vector field have directions, the columns of a matrix B(ω):
 #
-#     K(x, z) = E cos(omega . (x - z)) B(omega) B(omega)^T
+#     K(x, z) = E cos(ω·(x − z)) B(ω) B(ω)ᵀ
 #
-# Waves along omega are gradients. So B = omega is the curl-free kernel:
+# Waves along ω are gradients, so B = ω is the curl-free kernel:
 
 # %%
-own = gp_orff.SpectralMatrixKernel(rbf, lambda w: w[..., None], num_outputs=2, num_dims=2)
+gradients = gp_orff.SpectralMatrixKernel(
+    rbf, lambda w: w[..., None], num_outputs=2, num_dims=2
+)
 curl_free = gp_orff.CurlFreeKernel(rbf, num_dims=2)
 x = 5 * torch.rand(50, 2, **drawn)
 with torch.no_grad():
-    apart = (own(x).to_dense() - curl_free(x).to_dense()).abs().max()
-print(f"\nB = omega and CurlFreeKernel are {apart:.0e} apart")
-assert apart < 1e-9
+    error = (gradients(x).to_dense() - curl_free(x).to_dense()).abs().max()
+print(f"\nlargest difference of B = ω and CurlFreeKernel: {error:.0e}")
+assert error < 1e-9
 
 # %% [markdown]
-# ## A kernel that no class here has
+# ## A kernel with a transition
 #
-# A wave along omega diverges; a wave across omega rotates. Let the divergent share of the energy be
-# that of a high-pass filter, with one half at a wavelength of L km:
+# A wave along ω diverges, and a wave across ω rotates. Let the divergent fraction of the energy be
+# that of a high-pass filter, which is one half at a wavelength of L km:
 #
-#     share(omega) = |omega|^8 / (|omega|^8 + kappa^8),        kappa = 2 pi / L
+#     share(ω) = |ω|⁸ / (|ω|⁸ + κ⁸),        κ = 2π / L
 #
-# B has two columns: omega sqrt(share), and omega turned by 90 degrees times sqrt(1 - share). It has
-# to be finite at omega = 0, and B B^T the same at -omega. Its gradient has to be finite too: so we
-# write |omega|^4 and not the root of |omega|^8. Fits search without bounds, so the parameter is
-# log L.
+# B has two columns: ω √share, and ω turned by 90 degrees times √(1 − share). B has to be finite at
+# ω = 0, and B Bᵀ has to be the same at −ω. The gradient of B has to be finite too, so we write |ω|⁴
+# and not the root of |ω|⁸. Fits search without bounds, so the parameter is log L.
 
 
 # %%
 class Transition(torch.nn.Module):
-    """B(omega) of currents that rotate at long wavelengths and diverge at short ones."""
+    """B(ω), which rotates at long wavelengths and diverges at short ones."""
 
     def __init__(self, wavelength):
         super().__init__()
-        self.log_wavelength = torch.nn.Parameter(torch.tensor(math.log(wavelength)))
+        log_wavelength = torch.tensor(math.log(wavelength))
+        self.log_wavelength = torch.nn.Parameter(log_wavelength)
 
     def forward(self, omega):
         kappa = 2 * math.pi * (-self.log_wavelength).exp()
-        ratio = (omega / kappa).square().sum(-1, keepdim=True).square()  # |omega / kappa|^4
+        squared = (omega / kappa).square().sum(-1, keepdim=True)
+        ratio = squared.square()  # |ω / κ|⁴
         across = torch.stack([-omega[:, 1], omega[:, 0]], dim=-1)
-        return torch.stack([ratio * omega, across], dim=-1) / (1 + ratio**2).sqrt()[..., None]
+        both = torch.stack([ratio * omega, across], dim=-1)
+        return both / (1 + ratio**2).sqrt()[..., None]
 
 
 def make_kernel(wavelength, lengthscale):
     base = RBFKernel()
     base.lengthscale = lengthscale
-    amplitude = Transition(wavelength)
-    return gp_orff.SpectralMatrixKernel(base, amplitude, num_outputs=2, num_dims=2).double()
+    kernel = gp_orff.SpectralMatrixKernel(
+        base, Transition(wavelength), num_outputs=2, num_dims=2
+    )
+    return kernel.double()
 
 
 # %% [markdown]
-# The same by hand: a sum over a lattice of frequencies, with S, the share and both directions
-# written out. It gives the kernel, and currents with this kernel to learn from: 250 drifters in a
-# square of 150 km, a current of about 10 cm/s, noise of 2 cm/s. Half of the energy diverges at 60
-# km. We know the divergent part of these currents, which no drifter observes.
+# As a check, we compute this kernel without the package, as a sum over a lattice of frequencies.
+# The same waves then give currents to learn from, whose divergent part is known. Half of the energy
+# diverges at 60 km. There are 250 drifters in a square of 150 km, in a current of about 10 cm/s,
+# with a noise of 2 cm/s. No drifter observes the divergent part separately.
 
 # %%
 wavelength, scale, side, noise = 60.0, 20.0, 150.0, 2.0  # km, km, km, cm/s
-step = 2 * math.pi / 600  # rad/km: waves repeat after 600 km, far outside the square
+step = 2 * math.pi / 600  # rad/km: waves repeat after 600 km
 index = step * torch.arange(-40, 41, dtype=torch.float64)
-omega = torch.cartesian_prod(index, index)[: 81**2 // 2]  # one of each pair +-omega
+omega = torch.cartesian_prod(index, index)[: 81**2 // 2]  # one of ω and −ω
 square = omega.square().sum(-1)
-weight = 2 * step**2 * scale**2 / (2 * math.pi) * torch.exp(-0.5 * scale**2 * square)  # S
+density = scale**2 / (2 * math.pi) * torch.exp(-0.5 * scale**2 * square)  # S
 share = square**4 / (square**4 + (2 * math.pi / wavelength) ** 8)
 across = torch.stack([-omega[:, 1], omega[:, 0]], dim=-1)
-columns = torch.stack([share.sqrt()[:, None] * omega, (1 - share).sqrt()[:, None] * across], -1)
-columns = weight.sqrt()[:, None, None] * columns  # (D, p, r): divergent waves, rotating waves
+along = share.sqrt()[:, None] * omega
+across = (1 - share).sqrt()[:, None] * across
+columns = torch.stack([along, across], dim=-1)  # (D, p, r)
+columns *= (2 * step**2 * density).sqrt()[:, None, None]
 
 x = side * torch.rand(50, 2, **drawn)
-waves = torch.cat([(x @ omega.mT).cos(), (x @ omega.mT).sin()], dim=-1).reshape(50, 2, -1)
-by_hand = torch.einsum("ntD,mtD,Dpr,Dqr->npmq", waves, waves, columns, columns).reshape(100, 100)
+phase = x @ omega.mT
+waves = torch.stack([phase.cos(), phase.sin()], dim=1)
+both = "ntD,mtD,Dpr,Dqr->npmq"
+total = torch.einsum(both, waves, waves, columns, columns).reshape(100, 100)
 with torch.no_grad():
     ours = make_kernel(wavelength, scale)(x).to_dense()
-apart = (ours - by_hand).abs().max() / ours[0, 0]
-print(f"the kernel and the sum over waves by hand are {apart:.0e} apart, relatively")
-assert apart < 1e-6
+error = (ours - total).abs().max() / ours[0, 0]
+print(f"largest difference from the sum over waves, relatively: {error:.0e}")
+assert error < 1e-6
 
 
 def current(x, normal):
     """The current at x (n, 2) and its divergent part, (2, n, 2), in cm/s."""
     phase = x @ omega.mT
-    strength = 10 / by_hand[0, 0].sqrt() * columns
+    strength = 10 / total[0, 0].sqrt() * columns
     waves = phase.cos() @ (normal[0] * strength).flatten(1)
-    waves = (waves + phase.sin() @ (normal[1] * strength).flatten(1)).unflatten(-1, (2, 2))
+    waves = waves + phase.sin() @ (normal[1] * strength).flatten(1)
+    waves = waves.unflatten(-1, (2, 2))
     return torch.stack([waves.sum(-1), waves[..., 0]])
 
 
 # %% [markdown]
-# ## Does it learn the wavelength?
+# ## Learning the wavelength
 #
-# Two other models see the same data: a Helmholtz kernel, the sum of a divergent and a rotating
-# field with a lengthscale each; and a separable kernel, one scalar kernel times a matrix that is
-# learned.
+# Two other models learn from the same data. A Helmholtz kernel is the sum of a divergent and a
+# rotating field, each with a lengthscale. A separable kernel is a scalar kernel times a matrix.
 #
-# `fit` tries many lengthscales, but it cannot know what the parameters of your amplitude mean. The
-# evidence of our kernel has several maxima. So we start three fits (`warm_start`), at wavelengths
-# of 40, 80 and 160 km, with the lengthscale of the separable model and the variance of the data,
-# and keep the one with the largest evidence.
+# `fit` tries many lengthscales, but it does not know the meaning of the parameters of an amplitude.
+# The evidence of our kernel has several maxima. Start several fits with `warm_start` in such a
+# case, and keep the one with the largest evidence. Ours start at wavelengths of 40, 80 and 160 km,
+# with the lengthscale of the separable model and the variance of the data.
 #
-# The columns are the difference of the evidence from that of our kernel, in nats; and the NLPD, in
-# nats per component, and the error, rms in cm/s, of the current and of its divergent part, at 1000
-# other positions. All are means over three currents. They are drawn from our kernel, so that it is
-# the right one here: the table tells what the other two cost.
+# The table has the difference of the evidence from that of our kernel, in nats. The other columns
+# are the negative log predictive density (NLPD, nats per component) and the root mean square error
+# (cm/s) at 1000 held-out positions. They are for the current, then for its divergent part. All are
+# means over three currents. The currents are drawn from our kernel, so the table shows the loss by
+# the other two.
 
 
 # %%
 def fit_ours(x, y, lengthscale):
-    """The model of largest evidence, of three that start at several wavelengths."""
+    """The model of largest evidence over several starts."""
     models = []
-    for start in starts:
+    for start in initial:
         kernel = ScaleKernel(make_kernel(start, lengthscale)).double()
         with torch.no_grad():
             kernel.outputscale = y.var() / kernel(x[:1]).to_dense()[0, 0]
@@ -189,60 +220,78 @@ def fit_ours(x, y, lengthscale):
     return max(models, key=lambda model: model.report.evidence)
 
 
-rows, learned, cases = {"our own": [], "Helmholtz": [], "separable": []}, [], []
+rows = {"ours": [], "Helmholtz": [], "separable": []}
+cases, parts = [], (None, gp_orff.CurlFreePart())
 for _ in range(num_fields):
     normal = torch.randn(2, len(omega), 1, 2, **drawn)
-    x, xs = side * torch.rand(num_drifters, 2, **drawn), side * torch.rand(1000, 2, **drawn)
+    x = side * torch.rand(num_drifters, 2, **drawn)
+    xs = side * torch.rand(1000, 2, **drawn)
     y = current(x, normal)[0]
     y = y + noise * torch.randn(*y.shape, **drawn)
-    separable = gp_orff.SeparableKernel(RBFKernel(), torch.nn.Parameter(torch.eye(2)))
-    others = {"Helmholtz": gp_orff.HelmholtzKernel(num_dims=2), "separable": separable}
-    fits = {name: gp_orff.VectorFieldGP(kernel) for name, kernel in others.items()}
-    models = {name: model.fit(x, y, progress=False) for name, model in fits.items()}
-    models["our own"] = fit_ours(x, y, separable.base_kernel.lengthscale.item())
+    root = torch.nn.Parameter(torch.eye(2))
+    kernels = {
+        "Helmholtz": gp_orff.HelmholtzKernel(num_dims=2),
+        "separable": gp_orff.SeparableKernel(RBFKernel(), root),
+    }
+    models = {
+        name: gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
+        for name, kernel in kernels.items()
+    }
+    lengthscale = kernels["separable"].base_kernel.lengthscale.item()
+    models["ours"] = fit_ours(x, y, lengthscale)
     for name, model in models.items():
         field, row = model.posterior(), [model.report.evidence]
-        for truth, part in zip(current(xs, normal), (None, gp_orff.CurlFreePart()), strict=True):
+        for truth, part in zip(current(xs, normal), parts, strict=True):
             mean, sd = field.mean(xs, part), field.variance(xs, part).sqrt()
             density = torch.distributions.Normal(mean, sd).log_prob(truth)
-            row += [-density.mean().item(), (mean - truth).square().mean().sqrt().item()]
+            error = (mean - truth).square().mean().sqrt()
+            row += [-density.mean().item(), error.item()]
         rows[name].append(row)
-    learned.append(models["our own"].kernel.base_kernel.amplitude.log_wavelength.exp().item())
-    cases.append((x, normal, models))
+    cases.append((x, normal, models["ours"]))
 
 table = {name: np.array(row) for name, row in rows.items()}
 print(f"\n{'':12}{'evidence':>10}{'current':>16}{'divergent part':>18}")
 for name, values in table.items():
-    evidence = (values - table["our own"])[:, 0].mean()
+    evidence = (values - table["ours"])[:, 0].mean()
     nlpd, error, nlpd_part, error_part = values.mean(0)[1:]
-    print(f"{name:12}{evidence:10.1f}{nlpd:10.3f}{error:6.2f}{nlpd_part:12.3f}{error_part:6.2f}")
-print(f"\n{models['our own'].report}\n")
-print(f"wavelengths learned: {', '.join(f'{w:.1f}' for w in learned)} km; truth {wavelength} km")
-assert all(abs(value / wavelength - 1) < 0.15 for value in learned)
-for name in ("Helmholtz", "separable"):
-    gain = (table[name] - table["our own"]).mean(0)
-    assert arguments.smoke or (gain[0] < 0 and (gain[1:] > 0).all())
+    print(f"{name:12}{evidence:10.1f}{nlpd:10.3f}{error:6.2f}", end="")
+    print(f"{nlpd_part:12.3f}{error_part:6.2f}")
+print(f"\n{cases[-1][2].report}\n")
+learned = []
+for _, _, model in cases:
+    log = model.kernel.base_kernel.amplitude.log_wavelength.item()
+    sd = model.report.standard_errors()["log_wavelength"]
+    learned.append(np.exp(log + 1.96 * sd * np.array([-1, 0, 1])))
+    low, best, high = learned[-1]
+    print(f"wavelength {best:.1f} km, 95 % interval {low:.1f} to {high:.1f} km")
+assert all(abs(best / wavelength - 1) < 0.15 for _, best, _ in learned)
+for name in kernels:
+    gain = (table[name] - table["ours"]).mean(0)
+    assert num_fields == 1 or (gain[0] < 0 and (gain[1:] > 0).all())
 
 # %% [markdown]
-# The Helmholtz kernel is a good approximation of ours: two lengthscales can tell large eddies from
-# small waves. So the current is only a little better. But its divergent part, which the drifters do
-# not observe by itself, depends on what the prior says about long waves. And the wavelength is a
-# number that no other kernel gives; its logarithm has a standard error in the report.
+# The Helmholtz kernel is a good approximation of ours, because its two lengthscales can distinguish
+# large eddies from small waves. Our kernel predicts the current only a little better. It predicts
+# the divergent part better, because this part depends on the prior of the long waves. And only our
+# kernel has the wavelength as a parameter. The report has the standard error of its logarithm.
 #
-# ## A covariance on paper
+# ## A given covariance function
 #
-# You may have a covariance function and no B. Let temperature have a correlation length of 1 m in
-# depth, and salinity one of 2 m. What is the length of their cross-covariance? The mean, 1.5 m,
-# looks right. `from_signature` takes the Fourier transform, which has to be positive at every
-# frequency, and finds that no process has this covariance. The length has to be at least the root
-# mean square, 1.58 m. (With a correlation of 0.8, it can be 1.77 m at most.)
+# Use `from_signature` if you have a covariance function and no B. Let temperature have a
+# correlation length of 1 m in depth, and salinity one of 2 m. What is the length of their
+# cross-covariance? The mean of the two is 1.5 m. The Fourier transform of a covariance has to be
+# positive at every frequency, and `from_signature` finds that this one is not. The length has to be
+# at least the root mean square, 1.58 m.
 
 
 # %%
 def signature(lag, cross):
-    """The covariance (m, 2, 2) of temperature and salinity at lags (m, 1), in standard units."""
-    heat, salt, both = (torch.exp(-0.5 * (lag / scale) ** 2) for scale in (1.0, 2.0, cross))
-    return torch.stack([heat, 0.8 * both, 0.8 * both, salt], dim=-1).reshape(-1, 2, 2)
+    """The covariance (m, 2, 2) of temperature and salinity, scaled."""
+    heat, salt, both = (
+        torch.exp(-0.5 * (lag / length) ** 2) for length in (1.0, 2.0, cross)
+    )
+    rows = [heat, 0.8 * both, 0.8 * both, salt]
+    return torch.stack(rows, dim=-1).reshape(-1, 2, 2)
 
 
 depth = [(0.0, 10.0)]
@@ -250,27 +299,28 @@ make = gp_orff.SpectralMatrixKernel.from_signature
 try:
     make(lambda lag: signature(lag, 1.5), depth)
     raise AssertionError("this is no covariance")
-except ValueError as refusal:
-    print(f"\n{refusal}\n")
+except ValueError as error:
+    print(f"\n{error}\n")
 rms = 2.5**0.5
 lags = torch.linspace(0, 10, 50, dtype=torch.float64)[:, None]
 with torch.no_grad():
     kernel = make(lambda lag: signature(lag, rms), depth).double()
     blocks = kernel(lags, 0 * lags[:1]).to_dense().reshape(50, 2, 2)
-apart = (blocks - signature(lags, rms)).abs().max()
-print(f"root mean square: the kernel and the covariance on paper are {apart:.0e} apart")
-assert apart < 1e-6
+error = (blocks - signature(lags, rms)).abs().max()
+print(f"{rms:.2f} m: largest error of the kernel {error:.0e}")
+assert error < 1e-6
 
 # %% [markdown]
-# ## How many features?
+# ## Numbers of features
 #
-# For kernels whose moments are known (scalar, separable, curl-free, divergence-free, sums of them)
-# theorems bound the error of random features: with a probability of 95 %, the error over a box does
-# not exceed epsilon if there are D frequencies. Take the curl-free RBF kernel with lengthscale 1 on
-# the box [-1, 1]^2. Here K(0) is the identity, and we want an error of at most 10 % of it. How many
-# frequencies do the theorems ask for, and how many does it take? We measure the largest error over
-# lags, in the norm of Hilbert and Schmidt, in 40 draws: its 95 % quantile. `brault` is in the
-# spectral norm, which is smaller.
+# Theorems bound the error of random features for kernels whose moments are known: scalar,
+# separable, curl-free, divergence-free, and sums of them. With a probability of 95 %, the error
+# over a box is at most ε if there are D frequencies.
+#
+# Take the curl-free RBF kernel with a lengthscale of 1 on the box [−1, 1]². K(0) is the identity,
+# and ε is 10 % of it. How many frequencies do the theorems require, and how many suffice? We
+# measure the largest error over lags, in the Hilbert-Schmidt norm, and take the 95 % quantile over
+# 40 draws. The bound `brault` is for the spectral norm, which is smaller.
 
 # %%
 box, target = ((-1.0, 1.0), (-1.0, 1.0)), 0.1
@@ -278,10 +328,12 @@ bounds = {
     "minh": gp_orff.bounds.minh(curl_free, box),
     "brault": gp_orff.bounds.brault(curl_free, box),
 }
+# all lags, up to their sign, are between these corners and these points
 corners = torch.tensor([[-1.0, -1.0], [1.0, -1.0]], dtype=torch.float64)
-inside = torch.cartesian_prod(*2 * [torch.linspace(-1, 1, 11, dtype=torch.float64)])
+axis = torch.linspace(-1, 1, 11, dtype=torch.float64)
+inside = torch.cartesian_prod(axis, axis)
 with torch.no_grad():
-    exact_blocks = curl_free(corners, inside).to_dense()  # lags from corners: all, up to sign
+    exact_blocks = curl_free(corners, inside).to_dense()
 
 
 @torch.no_grad()
@@ -289,140 +341,146 @@ def largest_error(rule):
     """The number of frequencies of a rule, and its largest error over the box."""
     features = gp_orff.ORFFKernel(curl_free, rule)
     error = features(corners, inside).to_dense() - exact_blocks
-    size = error.reshape(2, 2, -1, 2).square().sum((1, 3)).sqrt().max().item()
-    return features.num_features // 2, size
+    squares = error.reshape(2, 2, -1, 2).square().sum((1, 3))
+    return features.num_features // 2, squares.max().sqrt().item()
 
 
 def quantile(rule, number):
     """The 95 % quantile of the largest error of a random rule."""
-    errors = [largest_error(rule(number, seed=seed))[1] for seed in range(num_draws)]
-    return number, np.quantile(errors, 0.95)
+    rules = (rule(number, seed=seed) for seed in range(num_draws))
+    return number, np.quantile([largest_error(r)[1] for r in rules], 0.95)
 
 
-known = {"domain": box, "lengthscale_range": (1, 1), "diagonal_correction": False}
-grids = [gp_orff.Grid(tolerance=10.0**-power, **known) for power in np.arange(0.5, 6.5, 0.5)]
-found = {
-    "random": [quantile(gp_orff.MonteCarlo, number) for number in (32, 128, 512, 2048)],
-    "Sobol": [quantile(gp_orff.QuasiMonteCarlo, number) for number in (32, 128, 512)],
+random, sobol = gp_orff.MonteCarlo, gp_orff.QuasiMonteCarlo
+domain = {"domain": box, "lengthscale_range": (1, 1)}
+grids = [
+    gp_orff.Grid(tolerance=10.0**-power, diagonal_correction=False, **domain)
+    for power in np.arange(0.5, 6.5, 0.5)
+]
+measured = {
+    "random": [quantile(random, number) for number in (32, 128, 512, 2048)],
+    "Sobol": [quantile(sobol, number) for number in (32, 128, 512)],
     "grid": [largest_error(grid) for grid in grids],
 }
-found = {name: np.array(pairs) for name, pairs in found.items()}
-frequencies = {f"bound: {name}": bound.num_frequencies(target) for name, bound in bounds.items()}
-for name, pairs in found.items():
+measured = {name: np.array(pairs) for name, pairs in measured.items()}
+frequencies = {
+    f"bound: {name}": bound.num_frequencies(target)
+    for name, bound in bounds.items()
+}
+for name, pairs in measured.items():
     number, error = np.log(pairs.T)
-    frequencies[name] = math.ceil(math.exp(np.interp(-math.log(target), -error, number)))
+    log_number = np.interp(-math.log(target), -error, number)
+    frequencies[name] = math.ceil(math.exp(log_number))
 print(f"\nfrequencies for an error of {target}:")
-print("\n".join(f"{name:16}{number:8}" for name, number in frequencies.items()))
-slope = np.polyfit(*np.log(found["random"].T), 1)[0]
-print(f"the error of random features falls as D^{slope:.2f}")
-assert abs(slope + 0.5) < (0.2 if arguments.smoke else 0.1)
-assert list(frequencies.values()) == sorted(frequencies.values(), reverse=True)
+for name, number in frequencies.items():
+    print(f"{name:16}{number:8}")
+slope = np.polyfit(*np.log(measured["random"].T), 1)[0]
+print(f"the error of random features decreases as D^{slope:.2f}")
+assert abs(slope + 0.5) < 0.2
+decreasing = sorted(frequencies.values(), reverse=True)
+assert list(frequencies.values()) == decreasing
 
 # %% [markdown]
-# The bounds hold, for every kernel of their class and every box, and that is their use: they show
-# that the error falls as 1/sqrt(D). As a number of features they are useless. Random features
-# take a twentieth of what the smaller one asks for, Sobol points a ninth of that, and a grid a
-# twelfth again: in two dimensions, with a smooth kernel, its error falls faster than any power of
-# D. Do not choose a number of features by a bound. Use a grid where there is one, and give it a
-# tolerance; for a random rule, measure. For our own kernel no bound is known, and a grid keeps its
-# tolerance:
+# The bounds are valid for every kernel of their class and every box. They show that the error of
+# random features decreases as 1/√D. They do not show how many features suffice: random features
+# take a twentieth of the smaller bound, Sobol points a ninth of that, and a grid a twelfth of that.
+# In two dimensions and with a smooth kernel, the error of a grid decreases faster than any power of
+# D.
+#
+# Do not choose the number of features by a bound. Use a grid with a tolerance if one is possible,
+# and measure the error of random frequencies otherwise. No bound is known for our kernel, and a
+# grid meets its tolerance:
 
 # %%
-kernel = models["our own"].kernel
+x, _, model = cases[-1]
+kernel = model.kernel
 rule = gp_orff.Grid.for_data(x, tolerance=1e-4, lengthscale_range=(1, 1))
 features = gp_orff.ORFFKernel(kernel, rule)
 with torch.no_grad():
     gram = kernel(x[:50], x[50:]).to_dense()
-    apart = (features(x[:50], x[50:]).to_dense() - gram).abs().max() / kernel.outputscale
-    apart = apart / kernel.base_kernel(x[:1]).to_dense()[0, 0]
-print(f"\nour kernel, {features.num_features} features, tolerance 1e-4: ", end="")
-print(f"at most {apart:.1e} of the variance from the exact kernel")
-assert apart < 3e-4
+    error = (features(x[:50], x[50:]).to_dense() - gram).abs().max()
+    error /= kernel(x[:1]).to_dense()[0, 0]
+print(f"\nour kernel, {features.num_features} features: ", end="")
+print(f"largest error {error:.1e} of the variance")
+assert error < 3e-4
 
 # %% [markdown]
-# ## The figure
+# ## The spectra, and the divergent part
 #
-# Above: averages of waves and their kernel; the spectra that were learned, one line for each
-# current, and the truth; errors of features. Below: the divergent part of the last current.
+# In panel (a), dashed lines are the spectra of the kernel that the currents are drawn from. Thin
+# lines are the spectra learned from each of the three currents. The black bars are the 95 %
+# intervals of the wavelengths learned, by their standard errors. The maps are of the last current.
+# Nothing but the prior separates its divergent part from the rest.
 
 # %%
-matplotlib.use("agg")
-from matplotlib import pyplot as plt
-
-blue, orange, green, pink = "#0072B2", "#D55E00", "#009E73", "#CC79A7"  # Okabe & Ito
-plt.rcParams["axes.titlesize"] = "medium"
-figure, axes = plt.subplots(2, 3, figsize=(13, 7.4), layout="constrained")
-for (n, average), colour in zip(averages.items(), (orange, green, blue), strict=True):
-    axes[0, 0].plot(line[:, 0], average[0], color=colour, lw=1.5, label=f"{n:,} waves")
-axes[0, 0].plot(line[:, 0], exact[0], "k--", lw=1.2, label="kernel")
-axes[0, 0].set(xlabel="lag / lengthscale", ylabel="covariance", title="A kernel is many waves")
-axes[0, 0].legend(frameon=False)
-
-waves = torch.linspace(20, 300, 200, dtype=torch.float64)  # wavelengths, km
+plt.style.use(STYLE)
+figure, axes = plt.subplots(2, 2, figsize=(7.2, 6.2), layout="compressed")
+energies, *maps = axes.flat
+waves = torch.linspace(20, 300, 200, dtype=torch.float64)  # km
 along = torch.stack([2 * math.pi / waves, 0 * waves], dim=-1)
 
 
 @torch.no_grad()
 def spectra(scaled):
-    """Energy of the divergent and of the rotating waves, for each octave of the wavelength."""
-    density = gp_orff.spectrum(scaled.base_kernel.base_kernel).log_density(along).exp()
-    energy = scaled.base_kernel.amplitude(along).square().sum(1) * density[:, None]
-    return scaled.outputscale * 2 * math.pi * math.log(2) * along[:, :1] ** 2 * energy
+    """Energy per octave of the divergent and of the rotating waves."""
+    inner = scaled.base_kernel
+    density = gp_orff.spectrum(inner.base_kernel).log_density(along).exp()
+    energy = inner.amplitude(along).square().sum(1) * density[:, None]
+    octave = 2 * math.pi * math.log(2) * along[:, :1] ** 2
+    return scaled.outputscale * octave * energy
 
 
-truth = ScaleKernel(make_kernel(wavelength, scale)).double()
-truth.outputscale = 100 / by_hand[0, 0]
-for part, (name, colour) in enumerate({"divergent": orange, "rotating": blue}.items()):
-    for _, _, models in cases:
-        ours = spectra(models["our own"].kernel)[:, part]
-        axes[0, 1].plot(waves, ours, color=colour, lw=1, alpha=0.7)
-    axes[0, 1].plot(waves, spectra(truth)[:, part], "--", color=colour, lw=2.2, label=name)
-axes[0, 1].axvline(wavelength, color="k", lw=0.8)
-axes[0, 1].set(title="Spectra (thin: learned, dashed: true)", ylim=(0, None))
-axes[0, 1].set_xlabel("wavelength (km); line: true transition")
-axes[0, 1].set_ylabel("energy per octave (cm²/s²)")
-axes[0, 1].set_xscale("log")
-axes[0, 1].set_xticks([20, 40, 60, 100, 200, 300], [20, 40, 60, 100, 200, 300])
-axes[0, 1].xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-axes[0, 1].legend(frameon=False)
+true_kernel = ScaleKernel(make_kernel(wavelength, scale)).double()
+true_kernel.outputscale = 100 / total[0, 0]
+colors = {"divergent": "#D55E00", "rotating": "#0072B2"}
+for part, (name, color) in enumerate(colors.items()):
+    energy = spectra(true_kernel)[:, part]
+    energies.plot(waves, energy, "--", color=color, lw=1.8, label=name)
+    for _, _, model in cases:
+        energy = spectra(model.kernel)[:, part]
+        energies.plot(waves, energy, color=color, lw=0.7)
+for k, (low, best, high) in enumerate(learned):
+    energies.plot([low, high], [150 + 6 * k] * 2, color="black", lw=1)
+    energies.plot(best, 150 + 6 * k, "o", color="black", ms=3)
+energies.axvline(wavelength, color="black", ls="--", lw=0.8)
+energies.set(xscale="log", ylim=(0, 170), box_aspect=1)
+energies.set(xlabel="wavelength (km)", ylabel="energy per octave (cm²/s²)")
+ticks = [20, 40, 60, 100, 200]
+energies.set_xticks(ticks, ticks)
+energies.xaxis.set_minor_locator(NullLocator())
+energies.legend(loc="upper right")
 
-reach = np.geomspace(16, 1e6, 40)
-for (name, bound), style in zip(bounds.items(), ("k-", "k--"), strict=True):
-    errors = [bound.error(int(number)) for number in reach]
-    axes[0, 2].loglog(reach, errors, style, lw=1.3, label=f"bound: {name.capitalize()}")
-for (name, values), colour in zip(found.items(), (orange, green, blue), strict=True):
-    axes[0, 2].loglog(*values.T, "o-", ms=4, color=colour, label=name)
-axes[0, 2].axhline(target, color="grey", lw=0.8, label="asked for")
-axes[0, 2].set(xlabel="frequencies", ylabel="largest error / ‖K(0)‖", ylim=(1e-6, 30))
-axes[0, 2].set(title="Features: asked for, and taken")
-axes[0, 2].legend(frameon=False, loc="lower right", fontsize=9)
-
-raster = torch.cartesian_prod(*2 * [torch.linspace(0, side, 31, dtype=torch.float64)])
-field, part = cases[-1][2]["our own"].posterior(), gp_orff.CurlFreePart()
-actual, mean = current(raster, cases[-1][1])[1], field.mean(raster, part)
+axis = torch.linspace(0, side, 61, dtype=torch.float64)
+raster, part = torch.cartesian_prod(axis, axis), gp_orff.CurlFreePart()
+x, normal, model = cases[-1]
+field = model.posterior()
+mean, truth = field.mean(raster, part), current(raster, normal)[1]
+shared = plt.Normalize(0, truth.norm(dim=-1).max())
+style = {"label": "speed (cm/s)", "norm": shared, "arrows": 16}
+for ax, vectors in zip(maps[:2], (truth, mean), strict=True):
+    speed = vectors.norm(dim=-1)
+    plot_field(ax, raster, vectors, shade=speed, reference="cm/s", **style)
 sd = field.variance(raster, part).sum(-1).sqrt()
-panels = {
-    "Divergent part of the current": (actual, actual.norm(dim=-1), "speed (cm/s)"),
-    "Its posterior mean": (mean, mean.norm(dim=-1), "speed (cm/s)"),
-    "Its standard deviation (dots: drifters)": (None, sd, "sd (cm/s)"),
-}
-ticks = np.linspace(0, side, 31)
-for ax, (title, (vectors, shade, label)) in zip(axes[1], panels.items(), strict=True):
-    levels = np.arange(0, 9) if vectors is None else np.arange(0, 25, 3)
-    shaded = ax.contourf(ticks, ticks, shade.reshape(31, 31).T, levels, extend="max")
-    plot_colorbar(ax, shaded, label)
-    plot_field(ax, raster, vectors, arrows=16, reference="cm/s")
-    ax.set(xlabel="east (km)", ylabel="north (km)", xlim=(0, side), ylim=(0, side))
-    ax.set_title(title, loc="left")
-axes[1, 2].plot(*cases[-1][0].T, "o", ms=2, color=orange)
+plot_deviation(maps[2], raster, sd, label="sd of the divergent part (cm/s)")
+maps[2].plot(*x.T, "o", ms=2, mew=0.2, mec="white", color="#D55E00")
+plt.setp(maps, xlabel="east (km)", ylabel="north (km)")
+plt.setp(maps, xlim=(0, side), ylim=(0, side))
+titles = [
+    "spectra, true and learned",
+    "true divergent part",
+    "its posterior mean",
+    "its standard deviation, drifters",
+]
+title_panels(axes, titles)
+
+# %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "a_kernel_of_your_own.png", dpi=100)
+figure.savefig(arguments.output / "a_kernel_of_your_own.png")
+figure.savefig(arguments.output / "a_kernel_of_your_own.pdf")
+card = maps[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+figure.savefig(
+    arguments.output / "a_kernel_of_your_own_card.png",
+    dpi=150,
+    bbox_inches=card.padded(0.05),
+)
 print(f"\nfigure: {arguments.output}/a_kernel_of_your_own.png")
-
-# %% [markdown]
-# ## The number
-
-# %%
-rmse = {name: values.mean(0)[4] for name, values in table.items()}
-print(f"\nwavelength {np.mean(learned):.1f} km learned, {wavelength:.0f} km true; divergent part: ")
-print(f"error {rmse['our own']:.2f} cm/s, Helmholtz {rmse['Helmholtz']:.2f}")

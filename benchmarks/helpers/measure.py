@@ -1,22 +1,28 @@
 """Seconds and bytes."""
 
+import ctypes
 import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+Clock = Callable[[], float]  # of the wall, or `time.process_time`: of all threads together
 
 
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds(function: Callable[[], object], clock: Clock = time.perf_counter) -> float:
+    start = clock()
     function()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def interleaved(functions: Sequence[Callable[[], object]], rounds: int) -> list[list[float]]:
+def interleaved(
+    functions: Sequence[Callable[[], object]], rounds: int, clock: Clock = time.perf_counter
+) -> list[list[float]]:
     """Seconds of several functions, called in turn after one call of each to warm up."""
     for function in functions:
         function()
-    times = [[seconds(function) for function in functions] for _ in range(rounds)]
+    times = [[seconds(function, clock) for function in functions] for _ in range(rounds)]
     return [list(own) for own in zip(*times, strict=True)]
 
 
@@ -35,6 +41,8 @@ class PeakMemory:
 
     def __enter__(self) -> "PeakMemory":
         gc.collect()
+        with suppress(OSError, AttributeError):  # other C libraries
+            ctypes.CDLL("libc.so.6").malloc_trim(0)  # what freed blocks still occupy
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")  # forget the peak so far
         self._before = _status("VmRSS")

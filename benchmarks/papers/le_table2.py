@@ -2,31 +2,34 @@
 
     python benchmarks le_table2 [--rounds 21] [--smoke] [--output FOLDER]
 
-n inner products ⟨ω, x⟩ with d inputs in float64, by `Fastfood` and by the product of a dense matrix
-Ω (n × d) with x in torch, for an RBF kernel. Interleaved in one process; medians of the rounds, and
-of their ratios. Each with one thread and with as many as torch takes. In a round, what fits into
-caches is called ten times; `cold` is one call of Fastfood, after a dense product, which empties
-them.
+The paper times one vector, from its d inputs to its label. `prediction` is the same work: n inner
+products ⟨ω, x⟩, their cosines and sines, and ten outputs, of which the largest is the label. It is
+timed with `Fastfood` and with the product of a dense matrix Ω (n × d) and x in torch, for an RBF
+kernel in float64; the paper has n = 16 384 and more with C++ libraries, and prints 24×, 89× and
+199×. CPU seconds with one thread, interleaved in one process; medians of the rounds, and of their
+ratios. In a round, what fits into caches is called ten times.
 
-- `projection`: of one vector, alone: the phases of an `ORFFKernel` whose features are built, which
-  scale x by the lengthscale, pad, and scale by the radii. `kernel.phases` builds and checks them.
-- `prediction`: of one vector, the projection, cosines, sines, and ten outputs. `user` has
-  scikit-learn's `RBFSampler.transform`, with the same Ω as its weights, and a product with ten
-  vectors of weights: what a user would use instead (n cosines, not 2n features).
+- `prediction`: `user` has scikit-learn's `RBFSampler.transform`, with the same Ω as its weights,
+  and a product with ten vectors of weights: what a user would use instead (n cosines, not 2n
+  features).
+- `projection`: the inner products alone, which the paper does not time: the phases of an
+  `ORFFKernel` whose features are built, which scale x by the lengthscale, pad, and scale by the
+  radii. `kernel.phases` builds and checks them. `cold` is one call of Fastfood, after a dense
+  product, which empties the caches.
 - `thousand`: the projection of 1000 vectors (a tenth of the rounds).
 - `memory`: bytes of what is stored for the frequencies. Fastfood keeps 1 + 8 + 8 + 8 bytes for each
   frequency: a sign, an index, a Gaussian number, and what its radius is computed from.
-- `pieces`: of the projection of one vector, one thread: two Hadamard transforms, a permutation, and
-  products with signs, Gaussian numbers and radii.
+- `pieces`: of the projection of one vector: two Hadamard transforms, a permutation, and products
+  with signs, Gaussian numbers and radii.
 - `limits`: what cannot be avoided. A dense product reads 8nd bytes once. Fastfood reads what it
   stores, and its two transforms add at least 2n log₂ d numbers; ours multiply by dense blocks.
 
-The paper has n = 16 384 and more with C++ libraries, one vector, and prints 24×, 89× and 199×.
 Draws le_table2.png beside the results.
 """
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -85,14 +88,15 @@ class Projections:
         x, number = self.x[:1], len(self.omega)
         points, weights = x.numpy(), self.weights[:number].numpy()
 
-        def outputs(phases: Callable) -> torch.Tensor:
+        def label(phases: Callable) -> torch.Tensor:
             theta = phases(x)
-            return theta.cos() @ self.weights[:number] + theta.sin() @ self.weights[number:]
+            outputs = theta.cos() @ self.weights[:number] + theta.sin() @ self.weights[number:]
+            return outputs.argmax(-1)
 
         return {
-            "dense": lambda: outputs(lambda x: x @ self.omega.mT),
-            "Fastfood": lambda: outputs(self.phases),
-            "user": lambda: self.sampler.transform(points) @ weights,
+            "dense": lambda: label(lambda x: x @ self.omega.mT),
+            "Fastfood": lambda: label(self.phases),
+            "user": lambda: (self.sampler.transform(points) @ weights).argmax(-1),
         }
 
     def thousand(self) -> Work:
@@ -130,10 +134,11 @@ def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
 
 
 def timed(work: Work, rounds: int, calls: int = CALLS) -> dict[str, float]:
-    """Seconds of a call of each, and how many times as long others take as Fastfood."""
+    """CPU seconds of a call of each, and how many times as long others take as Fastfood."""
     numbers = [1 if name in ONCE else calls for name in work]
     repeats = [repeated(*pair) for pair in zip(work.values(), numbers, strict=True)]
-    parts = zip(work, numbers, interleaved(repeats, rounds), strict=True)
+    taken = interleaved(repeats, rounds, time.process_time)
+    parts = zip(work, numbers, taken, strict=True)
     times = {name: [seconds / number for seconds in own] for name, number, own in parts}
     found = {name: statistics.median(own) for name, own in times.items()}
     if "Fastfood" in work:
@@ -156,36 +161,34 @@ def limits(own: Projections, dense: float, fast: float) -> dict[str, float]:
     }
 
 
-def picture(tables, threads):
-    """Seconds of a projection, and how many times faster, beside the paper."""
+def picture(tables):
+    """Seconds from the vector to its label, and how many times faster, beside the paper."""
     figure, ((left, right),) = pictures.panels(1, 2)
-    for count in dict.fromkeys((1, threads)):
-        kind = "-" if count == 1 else "--"
-        own = [row for row in tables["projection"] if row["threads"] == count]
-        d = [row["d"] for row in own]
-        for name, colour in (("dense", pictures.ORANGE), ("Fastfood", pictures.BLUE)):
-            label = f"{name}, {count} thread{'s' * (count > 1)}"
-            style = {"color": colour, "linestyle": kind, "marker": "o", "label": label}
-            left.loglog(d, [row[name] for row in own], **style)
-        for what, colour in (("projection", pictures.BLUE), ("prediction", pictures.GREEN)):
-            rows = [row for row in tables[what] if row["threads"] == count]
-            label = f"{what}, {count} thread{'s' * (count > 1)}"
-            style = {"color": colour, "linestyle": kind, "marker": "o", "label": label}
-            right.loglog(d, [row["speedup"] for row in rows], **style)
-    printed = [PAPER[number] for number in d if number in PAPER]
-    if len(printed) == len(d):
-        hollow = {"marker": "s", "mfc": "white", "linestyle": ":"}
-        fast, dense, speedup, _ = zip(*printed, strict=True)
-        left.loglog(d, dense, color=pictures.ORANGE, label="dense, paper", **hollow)
-        left.loglog(d, fast, color=pictures.BLUE, label="Fastfood, paper", **hollow)
-        right.loglog(d, speedup, color="0.3", label="paper", **hollow)
+    rows = tables["prediction"]
+    d = [row["d"] for row in rows]
+    hollow = {"marker": "s", "mfc": "white", "linestyle": ":"}
+    paper = list(zip(*(PAPER.get(number, (math.nan,) * 4) for number in d), strict=True))
+    for name, colour, printed in (
+        ("Fastfood", pictures.BLUE, paper[0]),
+        ("dense", pictures.ORANGE, paper[1]),
+    ):
+        left.loglog(d, [row[name] for row in rows], color=colour, marker="o", label=name)
+        left.loglog(d, printed, color=colour, label=f"{name}, paper", **hollow)
+    for what, label, colour in (
+        ("prediction", "from the vector to its label", pictures.BLUE),
+        ("projection", "the projection alone", pictures.GREEN),
+    ):
+        speedup = [row["speedup"] for row in tables[what]]
+        right.loglog(d, speedup, color=colour, marker="o", label=label)
+    right.loglog(d, paper[2], color="0.3", label="paper, to its label", **hollow)
     for ax in (left, right):
         ax.set_xscale("log", base=2)
         ax.set(xlabel="inputs d")
         ax.minorticks_off()
         ax.legend(frameon=False, fontsize=8)
-    left.set(ylabel="seconds for one vector")
-    right.set(ylabel="times faster than dense")
+    left.set(ylabel="CPU seconds for one vector")
+    right.set(ylabel="times faster than dense", yticks=(10, 20, 50, 100, 200))
+    right.yaxis.set_major_formatter("{x:g}")
     return figure
 
 
@@ -193,32 +196,21 @@ def picture(tables, threads):
 def main(words: Sequence[str] | None = None) -> None:
     sizes = {"rounds": (21, 2), "most": (8192, 64)}
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
-    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     sized = [size for size in SIZES if size[0] <= arguments.most] or [(arguments.most, 1024)]
-    tables = {
-        name: Rows()
-        for name in ("projection", "prediction", "thousand", "pieces", "memory", "limits")
-    }
-    try:
-        for d, n in sized:
-            own, what = Projections(d, n), {"d": d, "n": n}
-            for count in dict.fromkeys((1, threads)):
-                torch.set_num_threads(count)
-                at = {**what, "threads": count}
-                one = timed(own.projection(), arguments.rounds)
-                printed = {"paper": PAPER[d][2] if d in PAPER else None}
-                tables["projection"].add(**at, **one, **printed)
-                tables["prediction"].add(**at, **timed(own.prediction(), arguments.rounds))
-                if count == 1:
-                    tables["pieces"].add(**at, **timed(own.pieces(), arguments.rounds))
-                    tables["limits"].add(**what, **limits(own, one["dense"], one["Fastfood"]))
-            few = max(2, arguments.rounds // 10)
-            tables["thousand"].add(**what, threads=count, **timed(own.thousand(), few, 1))
-            dense, fast = own.omega.nbytes, own.stored
-            printed = {"paper": PAPER[d][3] if d in PAPER else None}
-            tables["memory"].add(**what, dense=dense, Fastfood=fast, ratio=dense / fast, **printed)
-            del own
-    finally:
-        torch.set_num_threads(threads)
-    pictures.save_picture(arguments, picture(tables, threads))
+    names = ("prediction", "projection", "thousand", "pieces", "memory", "limits")
+    tables = {name: Rows() for name in names}
+    for d, n in sized:
+        own, what = Projections(d, n), {"d": d, "n": n}
+        speedup, ratio = PAPER[d][2:] if d in PAPER else (None, None)
+        one = timed(own.projection(), arguments.rounds)
+        tables["prediction"].add(**what, **timed(own.prediction(), arguments.rounds), paper=speedup)
+        tables["projection"].add(**what, **one)
+        tables["pieces"].add(**what, **timed(own.pieces(), arguments.rounds))
+        tables["limits"].add(**what, **limits(own, one["dense"], one["Fastfood"]))
+        tables["thousand"].add(**what, **timed(own.thousand(), max(2, arguments.rounds // 10), 1))
+        dense, fast = own.omega.nbytes, own.stored
+        tables["memory"].add(**what, dense=dense, Fastfood=fast, ratio=dense / fast, paper=ratio)
+        del own
+    pictures.save_picture(arguments, picture(tables))
     save(arguments, {"outputs": OUTPUTS, "vectors": VECTORS, **tables})

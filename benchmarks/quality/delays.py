@@ -6,7 +6,7 @@ A signal of lengthscale 1 on [0, 8], an RBF draw, is observed at random times, a
 sensor after a delay that is uniform on [0.2, 0.8], with noise of a tenth of its standard
 deviation. `SpectralMatrixKernel` with B = (1, e^{iωτ})ᵀ learns the delay τ from zero on, beside the
 variance, the lengthscale and the noise; its interval is that of the report, 1.96 standard errors to
-either side.
+either side. `starts` repeats this from the delay with the wrong sign, and from far too long delays.
 """
 
 import warnings
@@ -50,9 +50,12 @@ def observed(points: int, seed: int) -> tuple[float, Float[Tensor, "N 1"], Float
     return delay.item(), x, values.reshape(2, points).mT
 
 
-def learned(x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"]) -> tuple[float, float]:
-    """The delay and its standard error."""
+def learned(
+    x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"], first: float = 0.0
+) -> tuple[float, float]:
+    """The delay and its standard error, from a first one on."""
     kernel = gp_orff.SpectralMatrixKernel(RBFKernel(), Delayed(), num_outputs=2, num_dims=1)
+    torch.nn.init.constant_(kernel.amplitude.delay, first)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gp_orff.CalibrationWarning)
         model = gp_orff.VectorFieldGP(kernel).fit(x, y, progress=False)
@@ -63,20 +66,30 @@ def learned(x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"]) -> tuple[float, fl
 def main(words: Sequence[str] | None = None) -> None:
     parser = Sizes(__file__, __doc__, points=(60, 60), seeds=(100, 2))
     arguments = parser.parse_args(words)
-    fits = []
+    starts = {"zero": [], "wrong sign": [], "3": [], "-5": []}
     for seed in range(arguments.seeds):
         delay, x, y = observed(arguments.points, seed)
-        value, deviation = learned(x, y)
-        fits.append({"delay": delay, "learned": value, "standard error": deviation})
-    error = torch.tensor([abs(fit["learned"] - fit["delay"]) for fit in fits])
-    deviation = torch.tensor([fit["standard error"] for fit in fits])
+        for name, fits in starts.items():
+            first = {"zero": 0.0, "wrong sign": -delay}.get(name)
+            value, deviation = learned(x, y, float(name) if first is None else first)
+            fits.append({"delay": delay, "learned": value, "standard error": deviation})
     results = {
         "points": arguments.points,
         "simulations": arguments.seeds,
+        **summary(starts["zero"]),
+        "starts": {name: summary(fits) for name, fits in starts.items()},
+    }
+    print(results)
+    save(arguments, {**results, "fits": starts["zero"]})
+
+
+def summary(fits: Sequence[dict[str, float]]) -> dict[str, float]:
+    """How many intervals contain the delay, and errors."""
+    error = torch.tensor([abs(fit["learned"] - fit["delay"]) for fit in fits])
+    deviation = torch.tensor([fit["standard error"] for fit in fits])
+    return {
         "inside": (error <= 1.96 * deviation).sum().item(),
         "elsewhere": (error > 5 * deviation).sum().item(),  # another mode of the evidence
         "median error": error.median().item(),
         "standard error": deviation.median().item(),
     }
-    print(results)
-    save(arguments, {**results, "fits": fits})

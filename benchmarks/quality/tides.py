@@ -1,23 +1,29 @@
 """Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
 
-    python benchmarks tides [--records 4] [--places 40] [--days 15] [--learned 1200] [--smoke]
+    python benchmarks tides [--records 20] [--others 4] [--places 500] [--days 30]
+                            [--learned 1200] [--smoke]
 
-Velocities of `--places` positions in the unit square every five hours: M2, S2 and K1 of amplitudes
+Velocities of `--places` positions in the unit square every hour: M2, S2 and K1 of amplitudes
 0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
 decorrelate exponentially, and noise of 0.1 m/s; Helmholtz fields with 0.7 and 0.3 of the variance.
 
 harmonic analysis  least squares of a constant and the three constituents, each component of each
                    position by itself
-tides              `gp_orff.tides` of a Helmholtz kernel
-tides and eddies   with a Helmholtz kernel times a Matérn-1/2 kernel of time
+tides and eddies   `gp_orff.tides` of a Helmholtz kernel, and another times a Matérn-1/2 kernel of
+                   time; all vectors by the algebra of positions and times
 known              the same with the hyperparameters of the simulation
+tides              `gp_orff.tides` alone
 
-The other two learn theirs from `--learned` random vectors. All are conditioned on all vectors.
-Errors are those of the amplitudes of cosine and sine, root mean square in m/s; coverage is the
-share of the true axes, inclinations and phases inside 95 % intervals of `ellipses`.
+Hyperparameters are learned from `--learned` random vectors. All models are conditioned on all
+vectors; the last two in the first `--others` records alone. Errors are those of the amplitudes of
+cosine and sine, root mean square in m/s; coverage is the share of the true axes, inclinations and
+phases inside 95 % intervals of `ellipses`. Seconds are those of the processor. Results are saved
+after every record.
 """
 
 import math
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -36,10 +42,12 @@ from gp_orff.kernels.lines import TidalKernel
 from gp_orff.models.ellipses import TidalEllipses
 
 AMPLITUDES = {"M2": 0.3, "S2": 0.12, "K1": 0.1}  # m/s
-EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 5.0
+EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 1.0
 TIDE, EDDY = 0.5, 0.15  # lengthscales
 TURNING = 0.7  # share of the variance
 PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
+FASTEST = 0.9  # radians per hour: the waves of eddies, beyond those of M2 and S2
+CUT, MOST = 3.5, 16  # the shortest waves of eddies, in inverse lengthscales; and their number
 QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
 
 
@@ -109,10 +117,16 @@ def kernel_of(eddies: bool):
     return kernel + space * MaternKernel(nu=0.5, active_dims=(2,)) if eddies else kernel
 
 
-def learned(radar: Radar, eddies: bool, count: int, seed: int) -> gp_orff.VectorFieldGP:
+def learned(
+    radar: Radar, eddies: bool, count: int, seed: int
+) -> tuple[gp_orff.VectorFieldGP, bool]:
+    """A model, and whether its fit warns that the field varies in other ways than tides."""
     x, y = radar.inputs, radar.y.flatten(0, 1)
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
-    return gp_orff.VectorFieldGP(kernel_of(eddies)).fit(x[some], y[some], progress=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = gp_orff.VectorFieldGP(kernel_of(eddies)).fit(x[some], y[some], progress=False)
+    return model, any("all kernels of time are periodic" in str(w.message) for w in caught)
 
 
 def as_simulated() -> gp_orff.VectorFieldGP:
@@ -151,18 +165,62 @@ def inside(found: TidalEllipses, truth: TidalEllipses, quantity: str) -> float:
     return ((own.low <= known) & (known <= own.high)).double().mean().item()
 
 
+def product_grid(radar: Radar, model: gp_orff.VectorFieldGP) -> gp_orff.Grid:
+    """A grid with all waves of eddies that matter for tides; its frequencies are a product of those
+    of space and of time."""
+    box = [(0.0, 1.0), (0.0, 1.0), (0.0, float(radar.times[-1]))]
+    lengths = [own.lengthscale.max().item() for own in leaves(model.kernel, RBFKernel)]
+    eddies = model.kernel.kernels[-1]
+    (decay,) = (own.lengthscale.item() for own in leaves(eddies, MaternKernel))
+    shortest = min(own.lengthscale.min().item() for own in leaves(eddies, RBFKernel))
+    periods = 1 + 4.5 * max(lengths), box[2][1] + 4 * decay
+    space, hours = CUT / shortest * periods[0], FASTEST * periods[1]
+    count = [round(number / (2 * math.pi)) for number in (space, space, hours)]
+    count[:2] = (min(number, MOST) for number in count[:2])
+    return gp_orff.Grid(
+        data=box,
+        domain=box,
+        spacing=tuple(2 * math.pi / period for period in (periods[0], *periods)),
+        tolerance=1e-5,
+        largest_index=tuple(count),
+        lengthscale_range=(1, 1),
+        max_features=10**6,
+    )
+
+
+def leaves(kernel, kind: type) -> list:
+    return [own for own in kernel.modules() if isinstance(own, kind)]
+
+
+def conditioned(radar: Radar, model: gp_orff.VectorFieldGP, eddies: bool):
+    """The posterior given all vectors, and the seconds and, with eddies, features that it takes."""
+    start, options = time.process_time(), {}
+    if eddies:
+        options["frequencies"] = product_grid(radar, model)
+    whole = gp_orff.VectorFieldGP(model.kernel, likelihood=model.likelihood, **options)
+    field = whole.condition(radar.inputs, radar.y.flatten(0, 1)).posterior()
+    costs = {"conditioning": time.process_time() - start}
+    if eddies:
+        costs["features"] = whole.state.inference.num_features(whole.kernel)
+    return field, costs
+
+
 def record(seed: int, arguments) -> dict[str, dict[str, float]]:
     radar = Radar.draw(seed, arguments.places, arguments.days)
     truth = [TidalEllipses.of(*part.expand(2, *part.shape).transpose(0, 1)) for part in radar.parts]
     scores = {"harmonic analysis": errors(harmonic_analysis(radar), radar)}
-    models = {
-        "tides": learned(radar, False, arguments.learned, seed),
-        "tides and eddies": learned(radar, True, arguments.learned, seed),
-        "known": as_simulated(),
-    }
-    for name, model in models.items():
-        field = model.condition(radar.inputs, radar.y.flatten(0, 1)).posterior()
-        own = errors(parts_of(field, radar.places), radar)
+    models = ["tides and eddies", *(["known", "tides"] if seed < arguments.others else [])]
+    for name in models:
+        start, eddies = time.process_time(), name != "tides"
+        if name == "known":
+            model = as_simulated()
+        else:
+            model, warned = learned(radar, eddies, arguments.learned, seed)
+        learning = time.process_time() - start
+        field, costs = conditioned(radar, model, eddies)
+        own = errors(parts_of(field, radar.places), radar) | costs
+        if name != "known":
+            own |= {"learning": learning, "warned": warned}
         for constituent, known in zip(AMPLITUDES, truth, strict=True):
             found = field.ellipses(constituent, radar.places)
             hits = [inside(found, known, quantity) for quantity in QUANTITIES]
@@ -177,34 +235,37 @@ def errors(parts: Float[Tensor, "3 2 n 2"], radar: Radar) -> dict[str, float]:
 
 
 def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> dict[str, object]:
-    """Errors over all records, their ratio to those of harmonic analysis, and coverage."""
+    """Errors over all records, their ratio to those of harmonic analysis, coverage and costs."""
+    records = [scores for scores in records if name in scores]
 
     def error(model: str, constituent: str) -> float:
         return float(np.sqrt(np.mean([own[model][constituent] ** 2 for own in records])))
 
-    found = {
-        constituent: {
+    found = {"records": len(records)}
+    for constituent in AMPLITUDES:
+        found[constituent] = {
             "error": error(name, constituent),
             "ratio": error(name, constituent) / error("harmonic analysis", constituent),
         }
-        for constituent in AMPLITUDES
-    }
-    if name != "harmonic analysis":
-        for constituent, own in found.items():
+        if name != "harmonic analysis" and len(records) > 1:
             shares = [scores[name][f"inside, {constituent}"] for scores in records]
-            own["inside"] = mean_and_standard_error(shares)
+            found[constituent]["inside"] = mean_and_standard_error(shares)
+    for cost in ("features", "conditioning", "learning", "warned"):
+        if cost in records[0][name]:
+            found[cost] = float(np.mean([scores[name][cost] for scores in records]))
     return found
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    sizes = {"records": (4, 2), "places": (40, 6), "days": (15, 15), "learned": (1200, 60)}
+    sizes = {"records": (20, 1), "others": (4, 1), "places": (500, 6), "days": (30, 1)}
+    sizes["learned"] = (1200, 60)
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()
     for seed in range(arguments.records):
         records.append(record(seed, arguments))
         for name, own in records[-1].items():
             rows.add(record=seed, model=name, **own)
-    found = {name: getattr(arguments, name) for name in sizes}
-    found["models"] = {name: summary(records, name) for name in records[0]}
+        found = {name: getattr(arguments, name) for name in sizes} | {"records": len(records)}
+        found["models"] = {name: summary(records, name) for name in records[0]}
+        save(arguments, found)
     print(rounded(found))
-    save(arguments, found)

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.units import Unit, change, optional, unit_of, units_of_columns
+from gp_orff.data.units import Unit, UnitArray, change, optional, units_of_columns
 from gp_orff.data.validation import as_real
 from gp_orff.kernels.lines import inseparable, tidal_leaves
 
@@ -96,27 +97,6 @@ def variance_unit(
     )
 
 
-def noise_factor(noise: object, y: object) -> float:
-    """What brings noise variances to the square of the unit of y, where both arrays have units, as
-    those of xarray, pint or astropy; 1 elsewhere.
-
-    Raises:
-        ValueError: another unit, such as that of a standard error.
-    """
-    given, unit = unit_of(noise), unit_of(y)
-    parsed = None if unit is None else Unit.parse(unit)
-    if given is None or parsed is None:
-        return 1.0
-    factors = change(given, str(parsed**2))
-    if factors is None:
-        raise ValueError(
-            f"expected noise= as variances in {str(parsed**2)!r}, the square of the unit of y, got "
-            f"{given!r}; of standard errors s, give numpy.asarray(s)**2; if they are variances, "
-            "correct the attribute `units`, or give numpy.asarray(noise)"
-        )
-    return factors[0]
-
-
 @dataclass(frozen=True)
 class ColumnUnits:
     """The units of points, observations and times of tracks that a model was given, column by
@@ -147,30 +127,51 @@ class ColumnUnits:
     def convert(
         self, x: object, y: object, noise: object, time: object
     ) -> tuple[object, object, object, object]:
-        """Arrays brought to these units, where theirs are known and are others; noise with y.
+        """Arrays brought to these units, where theirs are known and are others; noise, of each
+        observation, as by `variances`.
 
         Raises:
             ValueError: a unit that cannot be converted, or one noise variance for components that
                 are multiplied by different factors.
         """
-        factor = _factors(y, self.y, "y")[0]
-        if not np.all(factor == 1.0) and noise is not None:
-            noise = noise_factor(noise, y) * as_real(noise, "noise")
-            factors = torch.from_numpy(factor)
-            if noise.dim() < 2 and len(set(factor.tolist())) > 1:
-                raise ValueError(
-                    f"expected noise of shape {(*noise.shape, len(factor))}, since components are "
-                    "converted by different factors to the units that the model was fitted to, got "
-                    f"{tuple(noise.shape)}; give a variance for each component"
-                )
-            variances = factors**2 if noise.dim() == 2 else factors[0] ** 2
-            noise = noise * (factors.outer(factors) if noise.dim() == 3 else variances)
         return (
             in_column_units(x, self.x, "x"),
             in_column_units(y, self.y, "y"),
-            noise,
+            self.variances(noise, y, leading=1),
             _in_time(time, self),
         )
+
+    def variances(self, noise: object, y: object = None, leading: int = 0) -> object:
+        """Noise variances or covariances in products of the units of y; noise without a unit is in
+        those of the array `y`.
+
+        Args:
+            noise: variances or covariances, after as many axes of observations as `leading`.
+            y: the observations that it belongs to.
+
+        Raises:
+            ValueError: another unit, such as that of a standard error, or one variance for
+                components that are multiplied by different factors.
+        """
+        given = None if noise is None else next(iter(units_of_columns(noise)), None)
+        if given is None:
+            factor = np.outer(_factors(y, self.y, "y")[0], _factors(y, self.y, "y")[0])
+        else:
+            factor = _factors_of_products(given, self.y)
+        if noise is None or (given is None and (factor == 1.0).all()):
+            return noise
+        values, factors = as_real(noise, "noise"), torch.from_numpy(factor)
+        if (factor == factor.flat[0]).all():
+            return values * factors.flatten()[0]
+        axes = values.dim() - leading
+        if axes < 1 or values.shape[-1] != len(factors):
+            count = (*values.shape[:leading], len(factors))
+            raise ValueError(
+                f"expected noise of shape {count}, since components are "
+                "converted by different factors to the units that the model was fitted to, got "
+                f"{tuple(values.shape)}; give a variance for each component"
+            )
+        return values * (factors if axes == 2 else factors.diagonal())
 
     def of_symbol(self, power: int | None, space: Sequence[int]) -> "ColumnUnits":
         """Those of observations of a symbol, whose numbers are of the unit of y times that of x to
@@ -193,24 +194,52 @@ def _factors(
     values: object, wanted: tuple[str | None, ...], name: str
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
     """Factors and offsets that bring columns to units; components along directions to that of all
-    components, if they have one."""
+    components, if they have one. Columns without a unit stay as they are."""
     given, pairs = units_of_columns(values), []
+    if not any(given):
+        return np.ones(1), np.zeros(1)
     if len(given) != len(wanted) and len(set(wanted)) == 1:
         wanted = wanted[:1] * len(given)
-    if len(given) != len(wanted) or not wanted:
-        return np.ones(1), np.zeros(1)
+    if len(given) != len(wanted):
+        stated = f"with the units {list(wanted)}" if wanted else "of data without units"
+        raise ValueError(
+            f"expected {name} as numbers {stated}, got {len(given)} columns in {list(given)}, "
+            "which cannot be converted; give plain numbers in the units of the data"
+        )
     for column, (old, new) in enumerate(zip(given, wanted, strict=True)):
         if None not in (old, new) and " in " not in old:  # positions that do not say their plane
             new = plain_unit(new)
-        pairs.append((1.0, 0.0) if None in (old, new) else change(old, new))
+        pairs.append((1.0, 0.0) if old is None else change(old, new))
         if pairs[-1] is None:
             raise ValueError(
-                f"expected column {column} of {name} in {new!r}, as in the data that the model was "
-                f"fitted to, got {old!r}, which cannot be converted; read the data with the same "
-                "project=, time_unit= and epoch= as those, or correct the attribute `units`"
+                f"expected column {column} of {name} in {new or 'no known unit'!r}, as in the data "
+                f"that the model was fitted to, got {old!r}, which cannot be converted; read the "
+                "data with the same project=, time_unit= and epoch= as those, or correct the "
+                "attribute `units`"
             )
     factor, offset = np.array(pairs).T
     return factor, offset
+
+
+def _factors_of_products(given: str, units: tuple[str | None, ...]) -> Float[np.ndarray, "p p"]:
+    """Factors that bring covariances in a unit to the products of those of components."""
+    parsed = [None if unit is None else Unit.parse(unit) for unit in units]
+    if not parsed or None in parsed:
+        raise ValueError(
+            f"expected noise= as numbers, since the unit of y is not known, got variances in "
+            f"{given!r}; give y with its unit, or plain numbers"
+        )
+    factors = np.empty((len(parsed), len(parsed)))
+    for (i, first), (j, second) in product(enumerate(parsed), repeat=2):
+        pair = change(given, str(first * second))
+        if pair is None:
+            raise ValueError(
+                f"expected noise= as variances in {str(first * second)!r}, the square of the unit "
+                f"of y, got {given!r}; of standard errors s, give numpy.asarray(s)**2; if they are "
+                "variances, correct the attribute `units`, or give numpy.asarray(noise)"
+            )
+        factors[i, j] = pair[0]
+    return factors
 
 
 def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -> object:
@@ -218,7 +247,25 @@ def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -
     factor, offset = _factors(values, wanted, name)
     if (factor == 1.0).all() and (offset == 0.0).all():
         return values
-    return as_real(values, name) * torch.from_numpy(factor) + torch.from_numpy(offset)
+    factor, offset = torch.from_numpy(factor).squeeze(), torch.from_numpy(offset).squeeze()
+    return as_real(values, name) * factor + offset
+
+
+def entries_in_units(
+    values: object, wanted: tuple[str | None, ...], name: str
+) -> list[Float[np.ndarray, "*k"]]:
+    """The entries of a place, or the sides of a box, each in the unit of its column."""
+    shared = units_of_columns(values)
+    if len(set(shared)) > 1:
+        raise ValueError(f"expected {name} in one unit, got {list(shared)}; give a list of entries")
+    entries = list(as_real(values, name).numpy() if shared else values)
+    if shared:
+        entries = [UnitArray.of(entry, shared[:1]) for entry in entries]
+    units = wanted if len(wanted) == len(entries) else (None,) * len(entries)
+    return [
+        as_real(in_column_units(entry, (unit,), name), name).numpy()
+        for entry, unit in zip(entries, units, strict=True)
+    ]
 
 
 def _in_time(time: object, units: ColumnUnits) -> object:

@@ -261,14 +261,14 @@ def _units(y: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "v"]:
 def thin(
     x: object, distance: float | Sequence[float], *, group: object = None, seed: int = 0
 ) -> Int[Tensor, "m"]:
-    """Return rows of x that are at least a distance from each other and near all other rows.
+    """Select rows of x that are far from each other, so that every other row is near one of them.
 
     Use this function if observations are close together, along a track or in a cluster, and their
-    errors are nearly equal. Such errors come from a sensor that drifts, or from positions. A model
-    that treats them as independent has error bars that are too small. Observations that are further
-    from each other have independent errors, and a fit to them costs less. If you know the tracks of
-    the observations, use `fit(track=)` instead, which learns the correlation and keeps all
-    observations.
+    errors are nearly equal. They come from a sensor that drifts, or from errors of positions. A
+    model that treats them as independent has error bars that are too small. Observations that are
+    further from each other have independent errors, and a fit to them costs less. If you know the
+    tracks of the observations, use `fit(track=)` instead, which learns the correlation and keeps
+    all observations.
 
     The rows are chosen greedily in random order, until no row can be added. No two positions x, z
     of the result have

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -250,6 +250,18 @@ class Dataset(Data):
         survey = replace(Survey.of(parts), skipped=self.survey.skipped)
         sources = (InMemory(parts),)
         return replace(self, sources=sources, survey=survey, elbo_correction=elbo_correction)
+
+    def less(self, trend: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]) -> "Dataset":
+        """These data, those in memory less a trend; arrays and chunks are read with the present
+        mean of their reader."""
+        sources = tuple(
+            InMemory([part.minus(trend(part.x)) for part in source.parts])
+            if isinstance(source, InMemory)
+            else source
+            for source in self.sources
+        )
+        survey = fold_sources(sources, FirstLook(0)).survey
+        return replace(self, sources=sources, survey=replace(survey, skipped=self.survey.skipped))
 
     def within(self, box: Box) -> "Dataset":
         """The observations inside a box with their weights; visits the data once."""

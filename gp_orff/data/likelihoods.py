@@ -314,13 +314,13 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     With `deg_free=ν` the noise is Student-t with the scale matrix s R_n: ε_n ~ N(0, s R_n / w_n),
     w_n ~ Gamma(ν/2, ν/2). Use it if some observations are worse than their stated errors. Variances
     (N,) have one w_n for all components of an observation. Variances (N, p), and the axes of
-    covariances (N, p, p), have one for each value. A fit makes such a likelihood instead of a
-    `MultitaskStudentTLikelihood`.
+    covariances (N, p, p), have one for each value. A fit with `noise=` replaces a
+    `MultitaskStudentTLikelihood` by such a likelihood.
 
-    Called on the distribution of a field, it adds the noise of new observations, `noise=`, times s
-    (and ν/(ν − 2)): `likelihood(field(xs), noise=R)` with R of shape (n,), (n, p) or (n, p, p).
-    Without `noise=` it warns and adds nothing, like
-    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`, unless it has the noise of these data.
+    For the distribution of new observations, call `likelihood(field(xs), noise=R)` with R of shape
+    (n,), (n, p) or (n, p, p). This adds s R to the covariance of the field, and s R ν/(ν − 2) under
+    Student-t noise. Without `noise=`, it adds the noise that it was given for these points. If it
+    has none, it warns and adds nothing, like `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`.
 
     Args:
         num_tasks: p, the number of outputs.
@@ -553,16 +553,16 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
 
         E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
 
-    and its log marginal likelihood is the ELBO. Let d_n be E_f[…] under this posterior. If
-    `learn_deg_free=True`, a fit maximises Σ_n log t_ν(d_n) + log p(ν) over ν, with the Student-t
-    density t_ν of the v observed values of a vector,
+    and its log marginal likelihood is the ELBO. With `learn_deg_free=True`, a fit also maximises
+    Σ_n log t_ν(d_n) + log p(ν) over ν. Here d_n is the expectation E_f[…] in the E-step, and t_ν is
+    the Student-t density of the v observed values of a vector:
 
-        t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) ,
+        t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) .
 
-    the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation of the t
-    distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do not change
-    ν. A search stays above 2.5, unless it starts lower. With gross outliers, the evidence is
-    largest near ν = 2, but the map is worse and its error bars are too small.
+    This sum is the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation
+    of the t distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do
+    not change ν. A search stays above 2.5, unless it starts lower. With gross outliers, the
+    evidence is largest near ν = 2, but the map is worse and its error bars are too small.
 
     In variational models of gpytorch, `expected_log_prob` (for `VariationalELBO`) and
     `log_marginal` (for `PredictiveLogLikelihood`) average t_ν(y − f; 0, Σ) over the joint

@@ -145,7 +145,10 @@ class Pointwise(Likelihood):
         mean: Float[Tensor, "n p"],
         covariance: Float[Tensor, "n p p"],
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n p"], Float[Tensor, "n p p"]]:
-        """E_n, its gradient E[∇ log p] in the mean, and the curvature −E[∇² log p].
+        """Return E_n = E[log p(y_n | f)], its gradient E[∇ log p], and the curvature −E[∇² log p].
+
+        Expectations are over f with the given mean and covariance. The gradient is with respect to
+        the mean.
 
         The curvature is −2 times the gradient of E_n in the covariance (Opper & Archambeau 2009,
         *The variational Gaussian approximation revisited*).

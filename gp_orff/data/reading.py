@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.data.checks import ColumnUnits, noise_factor
+from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
@@ -93,7 +93,7 @@ def read(
         TypeError: values that are not real numbers.
         ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
     """
-    x, factor = as_points(x).detach(), noise_factor(options.noise, y)
+    x = as_points(x).detach()
     along = options.directions is not None
     y = as_matrix(y, "observations y (N, p)").detach()
     expected = 1 if along else y.shape[-1] if joint else num_outputs
@@ -101,13 +101,12 @@ def read(
         raise ValueError(_wrong_columns(y.shape[-1], num_outputs, along))
     if len(x) != len(y):
         raise ValueError(f"expected x and y of equal length, got {len(x)} and {len(y)} rows")
-    direction = _directions(options.directions, len(x), num_outputs) if along else None
+    direction = unit_directions(options.directions, len(x), num_outputs) if along else None
     weight = _weights(options.variances, len(x), y.shape[-1])
     observed, parts, index = _observed(y, options), [], torch.arange(len(x))
     known, covariance = options.noise is not None, None
     if known:
         noise = given_noise(options.noise, len(x), y.shape[-1], observed).to(y.device)
-        noise = noise if factor == 1 else factor * noise
         if options.track is not None and noise.dim() > 1:
             raise NotImplementedError(
                 f"expected noise of shape {(len(x),)} with track=, a variance for each "
@@ -254,7 +253,7 @@ def _wrong_columns(got: int, num_outputs: int, along: bool) -> str:
     )
 
 
-def _directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
+def unit_directions(values: object, count: int, num_outputs: int) -> Float[Tensor, "n p"]:
     """Unit vectors u_n, one for each point."""
     direction = as_matrix(values, "directions (N, p)").detach()
     if direction.shape != (count, num_outputs):

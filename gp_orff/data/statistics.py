@@ -27,7 +27,7 @@ from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.lines import LineColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
 from gp_orff.features.waves import HarmonicColumns
-from gp_orff.features.zoo import DotProductColumns, TemplateColumns
+from gp_orff.features.zoo import Bump, DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
@@ -314,7 +314,9 @@ def unpack_columns(content: Mapping) -> Columns:
         parts = (content["side"], content["origin"], tuple(content["dims"]))
         return HarmonicColumns(content["wavevectors"], *parts)
     if "templates" in content:
-        return TemplateColumns(**{**content, "dims": tuple(content["dims"])})
+        content = dict(content)
+        function = Bump(content.pop("a"), content.pop("p"))
+        return TemplateColumns(**{**content, "dims": tuple(content["dims"])}, function=function)
     return TrigColumns(_unpack_phases(content), content["sampled"])
 
 
@@ -404,10 +406,29 @@ _VERSION = 1
 
 
 def write_bytes(kind: str, content: dict) -> bytes:
-    """The bytes of a dict of tensors and plain values; `kind` says of what."""
+    """The bytes of a dict of tensors and plain values; `kind` says of what.
+
+    Raises:
+        ValueError: a function among the values, such as that of `Templates(function=)`.
+    """
+    if _has_function(content):
+        raise ValueError(
+            f"expected a {kind} of plain values, got the columns of a rule with a function, which "
+            "cannot be written; add the data in one process, or use a rule without function= and "
+            "sampler="
+        )
     stream = io.BytesIO()
     torch.save({"format": kind, "version": _VERSION, **content}, stream)
     return stream.getvalue()
+
+
+def _has_function(values: object) -> bool:
+    """Whether a function is among plain values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return any(map(_has_function, values))
+    return callable(values)
 
 
 def read_bytes(kind: str, content: bytes) -> dict:
@@ -567,7 +588,11 @@ class FieldStatistics:
 
     def to_bytes(self) -> bytes:
         """Return these statistics as bytes, for a file or another machine; pickles have the same
-        size."""
+        size.
+
+        Raises:
+            ValueError: a rule with a function, such as `Templates(function=)`.
+        """
         return write_bytes(_KIND, self.plain())
 
     @classmethod

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from gp_orff.symbols.base import unit_of
+
 _DEGREE = re.compile("degrees?(_?(east|north|E|N|true))?$")
 _TOKEN = re.compile(
     r"\s*([*./]?)\s*(?:([^\W\d]+|[%°])(?:\^|\*\*)?([+-]?\d+)?|(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?))(?=[\s*./]|$)"
@@ -169,18 +171,6 @@ def conversion(given: str, wanted: str) -> float | None:
     return None if factors is None or factors[1] else factors[0]
 
 
-def unit_of(values: object) -> str | None:
-    """The unit that values come with: the attribute of an xarray object, or that of a quantity."""
-    attributes = getattr(values, "attrs", None)
-    if isinstance(attributes, dict):
-        unit = attributes.get("units")
-    elif hasattr(values, "magnitude"):  # of pint
-        unit = f"{values.units:C}"  # such as meter**2/second**2
-    else:  # of astropy
-        unit = getattr(values, "unit", None) if hasattr(values, "to_value") else None
-    return None if unit is None else str(unit)
-
-
 # Arrays that say in which units their columns are.
 
 
@@ -238,4 +228,4 @@ def units_of_columns(values: object) -> tuple[str | None, ...]:
         return values.units or ()
     unit = unit_of(values)
     shape = getattr(values, "shape", ())
-    return () if unit is None else (unit,) * (shape[1] if len(shape) > 1 else 1)
+    return () if unit is None else (unit,) * (shape[-1] if len(shape) > 1 else 1)

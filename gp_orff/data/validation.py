@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from gp_orff.kernels.base import as_real_tensor
+from gp_orff.symbols.base import refuse_units
 
 _MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
 
@@ -81,6 +82,8 @@ def _array(values: object, name: str) -> np.ndarray:
         values = np.ma.stack([np.ma.asarray(row) for row in values])  # which keeps the masks
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "fiuO":
         values = np.where(np.ma.getmaskarray(values), np.nan, values.data)
+    if isinstance(values, list | tuple):  # of which numpy would drop the units
+        refuse_units(values, f"the entries of {name}, or one quantity of all of them,")
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:  # rows of different lengths

@@ -311,7 +311,7 @@ class FeatureOperator(LinearOperator):
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion = self.expansion.double()
-        values = expansion.phi.apply(self.x, expansion.column_weights(rhs.double()))
+        values = expansion.apply(self.x, rhs.double())
         return values.unflatten(-1, (expansion.num_outputs, -1)).flatten(-3, -2).to(self.dtype)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ class FeatureOperator(LinearOperator):
             return self._t_matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion = self.expansion.double()
         values = rhs.double().unflatten(-2, (-1, expansion.num_outputs)).flatten(-2)  # (*b, N, p·k)
-        return expansion.feature_values(expansion.phi.adjoint(self.x, values)).to(self.dtype)
+        return expansion.adjoint(self.x, values).to(self.dtype)
 
     def to_dense(self) -> Float[Tensor, "*b N*p F"]:
         return self.expansion.double().features(self.x.double()).to(self.dtype)
@@ -391,8 +391,7 @@ class FeatureCovariance(RootedOperator):
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion, p = self.expansion.double(), self.num_outputs
         values = rhs.double().unflatten(-2, (-1, p)).flatten(-2)  # (*b, m, p·k)
-        theta = expansion.feature_values(expansion.phi.adjoint(self.x2, values))
-        out = expansion.phi.apply(self.x1, expansion.column_weights(theta))
+        out = expansion.apply(self.x1, expansion.adjoint(self.x2, values))
         return out.unflatten(-1, (p, -1)).flatten(-3, -2).to(self.dtype)
 
     def to_dense(self) -> Float[Tensor, "*b n*p m*p"]:

@@ -21,6 +21,7 @@ from gp_orff.features.draws import (
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,
+    GradientExpansion,
     KroneckerExpansion,
     ScaledExpansion,
     side_by_side_scaled,
@@ -30,6 +31,7 @@ from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.lattice_sums import moments_near_zero, weight_at_zero
 from gp_orff.kernels.tree import (
     Factor,
+    Gradient,
     Mixing,
     Term,
     embedded,
@@ -175,10 +177,23 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         phi, variances = frequencies.columns(term, num_inputs)
         scales = positive_root(term.outputscale[..., None, None] * variances)
         return KroneckerExpansion(phi, scales, term.factor.matrix)
+    if frequencies.projected:
+        phi, variances = frequencies.columns(term, num_inputs)
+        if _is_gradient(term, num_inputs):
+            return GradientExpansion(
+                phi, positive_root(term.outputscale[..., None, None] * variances)
+            )
     omegas, weights = frequencies.nodes(spectra_of(term))
+    if not frequencies.projected:
+        phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
-    phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
+
+
+def _is_gradient(term: Term, num_inputs: int) -> bool:
+    """Whether the directions of a term are the frequencies of its phases, in the same order."""
+    gradient = isinstance(term.factor, Gradient) and term.num_outputs == num_inputs
+    return gradient and [leaf.active_dims for leaf in term.leaves] == [term.factor.dims]
 
 
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:

@@ -11,6 +11,7 @@ from torch.autograd import Function
 
 from gp_orff.features.phases import Phases
 from gp_orff.kernels.base import is_traced
+from gp_orff.symbols.base import refuse_units
 
 # Products with the N×2D matrix φ(x) = [cos θ(x) ; sin θ(x)], without storing it.
 #
@@ -225,6 +226,7 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
 
 def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
     """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
+    refuse_units(box, f"{name} of {owner}")
     try:
         bounds = tuple((float(low), float(high)) for low, high in box)
     except TypeError:  # numbers instead of pairs

@@ -247,7 +247,8 @@ class TrigColumns(Columns):
         return {**self.phases.plain(), "sampled": self.sampled}
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        return chunked.by_chunks(self.phases, x, self.phases.num_frequencies)
+        width = self.phases.num_arrays * self.phases.num_frequencies
+        return chunked.by_chunks(self.phases, x, width)
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N 2*D"]:
         return chunked.trig(x, self.phases)

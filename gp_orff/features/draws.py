@@ -91,6 +91,7 @@ class Draw(nn.Module):
 
     sampled = True  # whether they are a random sample, whose halves can be compared
     decays = False  # whether the columns are waves that decay with height
+    projected = False  # whether frequencies are fast projections, which are not written out
     expands = False  # whether `expansion` makes the features of its term
     on_lattice = False  # whether it is a `LatticeDraw`
 

@@ -10,7 +10,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from gp_orff.features import chunked
-from gp_orff.features.columns import Columns, side_by_side, stack_rows
+from gp_orff.features.columns import Columns, TrigColumns, side_by_side, stack_rows
 from gp_orff.symbols.base import Symbol
 
 # The feature expansion f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as a value.
@@ -23,8 +23,8 @@ from gp_orff.symbols.base import Symbol
 # of a divergence-free field in three dimensions do, and because symbols change directions only: Q
 # acts on a wave by the matrix Q(ω), and columns and the sums over the data remain. `gather` and
 # `scatter` convert between the two, `column_weights` and `feature_values` do so with directions.
-# The three classes differ in structure that makes algebra cheaper: features listed one by one,
-# Kronecker products of separable kernels, and fixed fields times scales.
+# The classes differ in structure that makes algebra cheaper: features listed one by one, Kronecker
+# products of separable kernels, gradients by fast projections, and fixed fields times scales.
 
 
 class Expansion(ABC):
@@ -62,6 +62,14 @@ class Expansion(ABC):
     @abstractmethod
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         """Φᵀv from z = φᵀv: the adjoint of `column_weights`."""
+
+    def apply(self, x: Float[Tensor, "*b N d"], theta: Float[Tensor, "*b F k"]) -> Tensor:
+        """Φ(x)θ, (*b, N, p·k): the k values of an output are next to each other."""
+        return self.phi.apply(x, self.column_weights(theta))
+
+    def adjoint(self, x: Float[Tensor, "*b N d"], values: Float[Tensor, "*b N p*k"]) -> Tensor:
+        """Φ(x)ᵀv, (*b, F, k), of values in the order of `apply`."""
+        return self.feature_values(self.phi.adjoint(x, values))
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
@@ -329,6 +337,85 @@ class KroneckerExpansion(Expansion):
 def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
     *others, scales, mixing = tensors
     return KroneckerExpansion(phi.with_tensors(*others), scales, mixing)
+
+
+# Features of gradients, whose directions are frequencies that are not written out.
+
+
+@dataclass(frozen=True)
+class GradientExpansion(Expansion):
+    """Features of a curl-free kernel: column c has the direction scales_c ω_c, p = d.
+
+    With the frequencies V (D, d) of the phases, f(x) = Vᵀ(φ(x) ∘ Θ), Θ = scales ∘ θ, and
+    Φᵀv = scales ∘ Σ_n φ(x_n) ∘ V v_n, of cosines and of sines. Fast projections multiply by V and
+    by Vᵀ in O(D log d) (Brault et al. 2016, Table 1; Le et al. 2013, eq. 33).
+    """
+
+    phi: TrigColumns
+    scales: Float[Tensor, "*b M 1"]
+
+    @property
+    def num_features(self) -> int:
+        return self.num_columns
+
+    @property
+    def num_outputs(self) -> int:
+        return self.phi.phases.num_inputs
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *self.phi.tensors, self.scales
+
+    @property
+    def rebuild(self) -> Callable[..., "GradientExpansion"]:
+        return partial(_with_scales, self.phi)
+
+    def scaled(self, variance: Float[Tensor, "*b"]) -> "GradientExpansion":
+        return replace(self, scales=self.scales * variance[..., None, None].sqrt())
+
+    def general(self) -> FeatureExpansion:
+        directions = self.scales * self.phi.of_frequencies(self.phi.omega)
+        return FeatureExpansion(
+            self.phi, directions, torch.arange(self.num_columns, device=self.scales.device)
+        )
+
+    def select(
+        self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]
+    ) -> "GradientExpansion":
+        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
+        return GradientExpansion(self.phi.select(columns), scales)
+
+    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
+        return self.general().column_weights(theta)
+
+    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
+        return self.general().feature_values(z)
+
+    def apply(self, x: Float[Tensor, "*b N d"], theta: Float[Tensor, "*b F k"]) -> Tensor:
+        weights = (self.scales * theta).unsqueeze(-3).unbind(-1)  # k of (*b, 1, M)
+
+        def fields(points: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p*k"]:
+            phi = self.phi.values(points)
+            pairs = [(phi * w).chunk(2, dim=-1) for w in weights]
+            values = [self.phi.phases.point_gradient(cosines + sines) for cosines, sines in pairs]
+            return torch.stack(values, dim=-1).flatten(-2)
+
+        return chunked.by_chunks(fields, x, self.num_columns)
+
+    def adjoint(self, x: Float[Tensor, "*b N d"], values: Float[Tensor, "*b N p*k"]) -> Tensor:
+        vectors = values.unflatten(-1, (self.num_outputs, -1))
+        total = self.scales.new_zeros(*self.scales.shape[:-1], vectors.shape[-1])
+        for rows in chunked.chunks(x, self.num_columns):
+            phi = self.phi.values(x[..., rows, :])
+            along = [self.phi.phases(v) for v in vectors[..., rows, :, :].unbind(-1)]  # V v
+            parts = [(phi * torch.cat([a, a], dim=-1)).sum(-2) for a in along]
+            total = total + torch.stack(parts, dim=-1)
+        return self.scales * total
+
+
+def _with_scales(phi: TrigColumns, *tensors: Tensor) -> GradientExpansion:
+    *others, scales = tensors
+    return GradientExpansion(phi.with_tensors(*others), scales)
 
 
 # Features that are fixed fields times scales, of which only the scales have hyperparameters.

@@ -111,9 +111,9 @@ class Grid:
         cutoff: the largest ‖ω‖ of each scalar kernel, in the same units; chosen if None.
         diagonal_correction: whether to add δ to the noise and to the predictive variance.
         largest_index: the largest |k_i| along each axis, a further limit.
-        sum_constant: whether to sum over the frequencies along inputs that are constant. Such an
-            input has low = high in `domain` and in `data`. A field then has two features, or more,
-            for each frequency in the plane that remains, and no derivatives across that plane.
+        sum_constant: whether to replace all frequencies along a constant input by their sum. A
+            constant input has low = high in `domain` and in `data`. A field then has two or more
+            features for each frequency in the other inputs, and no derivatives along this one.
         longest_period: the longest period 2π/h, in units of L, for any tolerance.
 
     Raises:
@@ -216,9 +216,10 @@ class Grid:
         """The frequencies of each of `terms`, on one shared lattice.
 
         Raises:
-            GridBudgetError: no grid within `max_features`, or within 40 000 without a budget.
-            NotImplementedError: a spectrum without tail and correlation; a product of kernels on
-                the same inputs.
+            GridBudgetError: the grid needs more than `max_features` features, or more than 40 000
+                if `max_features` is None.
+            NotImplementedError: a spectrum that does not define `tail` and `correlation`; a product
+                of kernels on the same inputs.
             ValueError: a box or a spacing that does not have one entry for each input.
         """
         if any(map(has_lines, terms)):
@@ -426,9 +427,9 @@ class Auto:
     - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
       8192 features truncate too much. An iterative solver is then used.
     - For the posterior, the exact kernel on the means at sites, with up to `max_features` values,
-      8192 by default. It is used for tracks and clusters, if the grid truncates more than a tenth
-      of the noise variance (a hundredth with the iterative solver). In addition, the change of the
-      field within sites must be at most half of the truncated variance.
+      8192 by default. It is used for tracks and clusters: if the grid is expected to lose more than
+      max(1, 10⁻⁴ M) nats of log evidence of M values, or needs the iterative solver, and the means
+      lose less.
 
     Args:
         tolerance: the tolerance of the grid, as a fraction of the variance; see `Grid`.

@@ -23,6 +23,7 @@ class Phases(ABC):
     omega: Float[Tensor, "*b D d"]  # ω, written out
     zero: Bool[Tensor, "*b D"]  # which frequencies are zero
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
+    num_arrays = 1  # temporary arrays (*b, N, D) of one call
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
@@ -91,7 +92,7 @@ class LinearPhases(Phases):
 # The fast Walsh–Hadamard transform, by products with small dense Hadamard matrices.
 
 
-_LARGEST = 5  # log₂ of the largest dense block: larger ones compute more, smaller ones copy more
+_LARGEST = 4  # log₂ of the largest dense block: larger ones compute more, smaller ones copy more
 
 
 def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -341,6 +342,7 @@ class ProjectedPhases(Phases):
     dims: Sequence[int]  # the k inputs that ω is not zero in; a range, if all
     num_inputs: int  # d
     chosen: Int[Tensor, "D"] | None = None  # which u_k, if not all
+    num_arrays = 8  # longer ones take new pages of memory, which costs more than the products
 
     @property
     def num_frequencies(self) -> int:
@@ -435,6 +437,10 @@ class SumOfPhases(Phases):
     """Phases of the frequencies Σ_i ω_ki, as of products of kernels."""
 
     parts: tuple[Phases, ...]
+
+    @property
+    def num_arrays(self) -> int:
+        return max(part.num_arrays for part in self.parts)
 
     @property
     def num_frequencies(self) -> int:

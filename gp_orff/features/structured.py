@@ -36,23 +36,28 @@ from gp_orff.kernels.tree import Term, spectra_of
 # 2. In every evaluation `_phases` scales the inputs by the lengthscales, applies the fast
 #    projection, and multiplies by the radii at the present hyperparameters: ⟨ω, x⟩ without ω.
 # 3. Leaves of a product depend on different inputs, and their phases add up.
-#
-# A factor B(ω) that varies with ω would need ω itself; such kernels are refused (`_check`).
+# 4. The factor of a field is a function of ω. In the density weighted by ‖z‖², radii are those of
+#    the padded dimension too. With B(ω) = ω of a gradient, features are products with the
+#    projection, as phases are (`GradientExpansion`). Other factors write ω out; general ones are
+#    refused (`_check`).
 
 
 class StructuredDraw(Draw):
     """The frequencies r_k u_k / ℓ of one term: for each leaf radii r and unit vectors u.
 
-    `dims` are the input columns of every leaf.
+    `dims` are the input columns of every leaf, `orders` those of the measure.
     """
+
+    projected = True
 
     def __init__(
         self,
         projections: Sequence[Projection],
         bases: Sequence[Float[Tensor, "D c"]],
         dims: Sequence[tuple[int, ...]],
+        orders: Sequence[int] | None = None,
     ):
-        super().__init__(bases, [0] * len(bases))
+        super().__init__(bases, [0] * len(bases) if orders is None else orders)
         self.dims = tuple(map(as_range, dims))
         self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
         for index, projection in enumerate(projections):
@@ -75,27 +80,34 @@ class StructuredDraw(Draw):
 
     def nodes(self, spectra: Sequence[Radial]):
         """ω of each leaf, written out, and the weights."""
-        parts = zip(spectra, self.dims, strict=True)
-        written = [self._phases([s], [range(len(d))], len(d))[0].omega for s, d in parts]
+        dims = [range(len(columns)) for columns in self.dims]
+        phases = self._phases(spectra, dims, max(map(len, dims)))
+        written = [one.omega[..., : len(d)] for one, d in zip(phases, dims, strict=True)]
         return written, self.sample_weights(spectra)
 
-    def sample_weights(self, spectra: Sequence[Radial]) -> Float[Tensor, "D"]:
-        return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+    def sample_weights(self, spectra: Sequence[Radial]) -> Float[Tensor, "*b D"]:
+        weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+        parts = zip(spectra, self.projections, self.bases, self.orders, strict=True)
+        for spectrum, projection, base, order in parts:
+            if order:
+                moment = spectrum.moment(order, projection.padded(projection.num_inputs))
+                weights = weights * moment / spectrum.radii(base, order) ** (2 * order)
+        return weights
 
     def _phases(
         self, spectra: Sequence[Radial], dims: Sequence[Sequence[int]], num_inputs: int
     ) -> list[Phases]:
         """⟨ω, x⟩ for the frequencies of each leaf."""
-        parts = zip(spectra, self.projections, self.bases, dims, strict=True)
+        parts = zip(spectra, self.projections, self.bases, dims, self.orders, strict=True)
         return [
             ProjectedPhases(
                 projection,
-                spectrum.radii(base, 0).unsqueeze(-1),
+                spectrum.radii(base, order).unsqueeze(-1),
                 spectrum.inverse_lengthscale(len(columns)),
                 columns,
                 num_inputs,
             )
-            for spectrum, projection, base, columns in parts
+            for spectrum, projection, base, columns, order in parts
         ]
 
 
@@ -152,14 +164,16 @@ class _StructuredRule(ABC):
         lifted = lifted_leaf(term)
         if lifted is not None:
             return self._draw_dot_product(term, lifted, rng)
-        projections, bases = [], []
+        projections, bases, orders = [], [], []
         for leaf in term.leaves:
             self._check(leaf)
+            order = as_measure(self.measure, type(self).__name__).order(leaf)
             num_dims, number = self.projection.padded(leaf.num_dims), self.num_frequencies
             u = uniform(number, leaf.spectrum.num_coordinates(num_dims), rng)
-            bases.append(torch.from_numpy(leaf.spectrum.radial_base(u, num_dims, 0)))
+            bases.append(torch.from_numpy(leaf.spectrum.radial_base(u, num_dims, order)))
             projections.append(self.projection.draw(leaf.num_dims, number, rng))
-        return StructuredDraw(projections, bases, [leaf.dims for leaf in term.leaves])
+            orders.append(order)
+        return StructuredDraw(projections, bases, [leaf.dims for leaf in term.leaves], orders)
 
     def _draw_dot_product(
         self, term: TermSpectrum, lifted: LeafSpectrum, rng: np.random.Generator
@@ -173,17 +187,16 @@ class _StructuredRule(ABC):
         return StructuredDotProductDraw(projection, harmonics, term.leaves[0].dims)
 
     def _check(self, leaf: LeafSpectrum) -> None:
-        """Check that frequencies are a radius times a direction, and directions of B constant.
+        """Check that frequencies are a radius times a direction, and B homogeneous in them.
 
         Raises:
             NotImplementedError: they are not.
         """
         name = type(self).__name__
-        if leaf.degree or leaf.variance is not None:
+        if leaf.variance is not None:
             raise NotImplementedError(
-                f"{name} expects scalar or separable kernels, got one whose spectral matrix varies "
-                "with the frequency, such as a CurlFreeKernel: its features need every frequency "
-                "written out; use gp_orff.QuasiMonteCarlo"
+                f"{name} expects kernels whose spectral matrix is constant or quadratic in the "
+                "frequency, got a SpectralMatrixKernel; use gp_orff.QuasiMonteCarlo"
             )
         if not isinstance(leaf.spectrum, Radial):
             raise NotImplementedError(
@@ -212,25 +225,32 @@ class Fastfood(_StructuredRule):
     closed form gains nothing, because the N F² operations of ΦᵀΦ dominate. For few inputs
     `QuasiMonteCarlo` is more accurate.
 
+    A `CurlFreeKernel` of d inputs has the frequencies V as directions: f(x) = Vᵀ(φ(x) ∘ Θ). The
+    products of `ORFFKernel.feature_operator` and the predictions of `ORFFRidge` do not compute V
+    either. This is faster if d is in the hundreds, and slower if it is below a hundred.
+    Divergence-free fields gain nothing: a frequency has d − 1 features, and the sum over them takes
+    D·d operations for any V.
+
     The kernel must be scalar or separable, with a radial spectral density: `RBFKernel`,
     `MaternKernel`, `GeneralMaternKernel` or `RQKernel`, with or without ARD, or `BesselKernel` in
     2^k dimensions. Their sums and products are accepted too, also in `MultitaskKernel`,
-    `SeparableKernel` and `LCMKernel`. The terms of a sum are drawn separately, and the phases of a
-    product are added. Dot-product kernels also work: `LinearKernel`, `PolynomialKernel` and power
-    series for every d, Legendre series and projections if d is a power of two.
+    `SeparableKernel` and `LCMKernel`, and curl-free, divergence-free and Helmholtz kernels of them.
+    The terms of a sum are drawn separately, and the phases of a product are added. Dot-product
+    kernels also work: `LinearKernel`, `PolynomialKernel` and power series for every d, Legendre
+    series and projections if d is a power of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
             come a cosine and a sine, so that a scalar term has 2D features. The last block may be
             incomplete.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
-        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+        measure: "trace" or "base", for fields and dot-product kernels, as for `MonteCarlo`.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `seed` is not a non-negative
             integer, or `measure` is unknown.
-        NotImplementedError: when an `ORFFKernel` is built, for curl-free, divergence-free and
-            Helmholtz kernels, `SpectralMatrixKernel` and `SpectralMixtureKernel`.
+        NotImplementedError: when an `ORFFKernel` is built, for `SpectralMatrixKernel` and
+            `SpectralMixtureKernel`.
 
     Example:
         >>> import gp_orff, gpytorch, torch
@@ -243,6 +263,17 @@ class Fastfood(_StructuredRule):
         True
         >>> kernel.phases(x).shape  # ⟨ω, x⟩, without the frequencies ω (4096, 784)
         torch.Size([5, 4096])
+
+        A field of forces that is the gradient of an energy of 784 inputs:
+
+        >>> kernel = gp_orff.CurlFreeKernel(exact, num_dims=784)
+        >>> features = gp_orff.ORFFKernel(
+        ...     kernel, gp_orff.Fastfood(4096)
+        ... ).feature_operator(x)
+        >>> (
+        ...     features @ torch.ones(features.shape[-1])
+        ... ).shape  # 784 components of 5 vectors
+        torch.Size([3920])
     """
 
     projection = FastfoodProjection
@@ -252,9 +283,10 @@ class StructuredOrthogonal(_StructuredRule):
     r"""Random frequencies whose directions are orthogonal in blocks, by fast transforms.
 
     Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
-    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). Lengths are independent radii of the
-    kernel's spectral density in d′ dimensions, where d′ is at least 32. The kernels and the cost
-    are as for `Fastfood`, with three transforms instead of two.
+    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). The d inputs are padded to d′ dimensions, a
+    power of two that is at least 32. Lengths are independent radii of the kernel's spectral density
+    in d′ dimensions. The kernels and the cost are as for `Fastfood`, with three transforms instead
+    of two.
 
     The approximate kernel is slightly biased, because a direction has 2^{3d′} possible values and
     is not exactly uniform. For an RBF kernel the bias is at most 0.003 of the variance, between
@@ -265,7 +297,7 @@ class StructuredOrthogonal(_StructuredRule):
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
         seed: seed of NumPy's `default_rng`.
-        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+        measure: "trace" or "base", as for `Fastfood`.
 
     Raises:
         ValueError: as for `Fastfood`.
@@ -300,7 +332,7 @@ class FourierFastfood(_StructuredRule):
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels.
         seed: seed of NumPy's `default_rng`.
-        measure: "trace" or "base", for dot-product kernels only, as for `MonteCarlo`.
+        measure: "trace" or "base", as for `Fastfood`.
 
     Raises:
         ValueError: as for `Fastfood`.

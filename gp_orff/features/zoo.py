@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from numbers import Real
@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
 from gp_orff.features.phases import LinearPhases, Phases
-from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
 from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
@@ -143,22 +143,21 @@ class DotProductColumns(PointwiseColumns):
         return [sum(numbers[m + 1 :]) for m in range(len(numbers))]
 
 
-# Local columns: positive bumps around templates z.
+# Local columns: functions of templates z, such as positive bumps around them.
+
+
+Profile = Callable[[Float[Tensor, "*b N M"], Float[Tensor, "*b N 1"], Float[Tensor, "M"]], Tensor]
 
 
 @dataclass(frozen=True)
 class TemplateColumns(PointwiseColumns):
-    """φ_k(x) = exp(a⟨x̃, z_k⟩ − (p/2)‖x̃‖² − (a/2)‖z_k‖²), x̃ = (x − center)/ℓ.
-
-    Each is a bump of width 1/√p around x̃ = (a/p) z_k (Le et al. 2013, eqs. 24 and 26).
-    """
+    """φ_k(x) = κ(⟨x̃, z_k⟩, ‖x̃‖, ‖z_k‖), x̃ = (x − center)/ℓ (Le et al. 2013, eq. 19)."""
 
     templates: Float[Tensor, "M k"]  # z
     inverse_lengthscale: Float[Tensor, "*b 1 k"]
     center: Float[Tensor, "k"]
-    a: float
-    p: float
     dims: tuple[int, ...]  # the input columns
+    function: Profile  # κ
 
     sampled = True
 
@@ -198,7 +197,9 @@ class TemplateColumns(PointwiseColumns):
     def plain(self) -> dict[str, object]:
         names = ("templates", "inverse_lengthscale", "center")
         tensors = {name: getattr(self, name).detach().cpu() for name in names}
-        return {**tensors, "a": self.a, "p": self.p, "dims": list(self.dims)}
+        bump = isinstance(self.function, Bump)
+        function = asdict(self.function) if bump else {"function": self.function}
+        return {**tensors, **function, "dims": list(self.dims)}
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         """⟨x, z_k/ℓ⟩."""
@@ -206,19 +207,41 @@ class TemplateColumns(PointwiseColumns):
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
         scaled = (x[..., list(self.dims)] - self.center) * self.inverse_lengthscale
-        squares = 0.5 * self.p * scaled.square().sum(-1, keepdim=True)
-        heights = 0.5 * self.a * self.templates.square().sum(-1)
-        return (self.a * (scaled @ self.templates.mT) - squares - heights).exp()
+        lengths = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+        return self.function(scaled @ self.templates.mT, lengths, self.templates.norm(dim=-1))
 
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
-        """The mean of φ² at the center over draws of the template, z ~ N(0, I/(a² − 2a)).
+        """The mean of φ² at the center over draws of the template.
 
         It takes the place of the mean over space, which is 0: with it, the variance of the features
-        is that of the kernel, which is the same everywhere if p = 2.
+        is that of the kernel, if that is the same everywhere.
         """
-        mean = (1 - 2 / self.a) ** (0.5 * len(self.dims))
+        if isinstance(self.function, Bump):
+            mean = (1 - 2 / self.function.a) ** (0.5 * len(self.dims))  # z ~ N(0, I/(a² − 2a))
+        else:
+            mean = at_center(self.function, self.templates).square().mean().item()
         shape = (*self.inverse_lengthscale.shape[:-2], self.num_columns, 1)
         return self.inverse_lengthscale.new_full(shape, mean)
+
+
+@dataclass(frozen=True)
+class Bump:
+    """κ(s, r, t) = exp(a s − (p/2) r² − (a/2) t²).
+
+    It is a bump of width 1/√p around x̃ = (a/p) z (Le et al. 2013, eqs. 24 and 26).
+    """
+
+    a: float
+    p: float
+
+    def __call__(self, s: Tensor, r: Tensor, t: Tensor) -> Float[Tensor, "*b N M"]:
+        return (self.a * s - 0.5 * self.p * r.square() - 0.5 * self.a * t.square()).exp()
+
+
+def at_center(function: Profile, templates: Float[Tensor, "M k"]) -> Float[Tensor, "1 M"]:
+    """κ(0, 0, ‖z‖) of every template."""
+    norms = templates.norm(dim=-1)
+    return function(norms.new_zeros(1, len(norms)), norms.new_zeros(1, 1), norms)
 
 
 # Rules for dot-product kernels, for templates, and Gauss–Hermite quadrature.
@@ -384,7 +407,8 @@ class GaussHermite:
     The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
     its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
     lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
-    error. `Grid` has no such limit.
+    error. Delays between outputs in a `SpectralMatrixKernel` are added to the lags, with their
+    values when the `ORFFKernel` is built. `Grid` has no such limit.
 
     Args:
         nodes_per_dim: n, from 2 to 200.
@@ -454,6 +478,7 @@ class HermiteDraw(Draw):
         self.nodes_per_dim = nodes_per_dim
         self.dims = tuple(leaf.dims for leaf in term.leaves)
         self.degrees = tuple(leaf.degree for leaf in term.leaves)
+        self.shifts = tuple(_longest_shift(leaf) for leaf in term.leaves)
         self.register_buffer("weights", torch.from_numpy(weights))
 
     @property
@@ -472,16 +497,27 @@ class HermiteDraw(Draw):
         low = torch.stack([x.amin(0) for x in flat]).amin(0)
         high = torch.stack([x.amax(0) for x in flat]).amax(0)
         extent = (high - low).double().cpu().numpy()
-        for spectrum, dims, degree in zip(spectra, self.dims, self.degrees, strict=True):
-            lags = extent[list(dims)] / spectrum.scaled_radius(np.eye(len(dims)))
+        parts = zip(spectra, self.dims, self.degrees, self.shifts, strict=True)
+        for spectrum, dims, degree, shifts in parts:
+            lags = (extent[list(dims)] + shifts) / spectrum.scaled_radius(np.eye(len(dims)))
             longest = longest_lag(self.nodes_per_dim, degree)
             if (lags > longest).any():
                 axis = int(lags.argmax())
+                delays = ", with the delays of its outputs" if shifts[axis] else ""
                 raise ValueError(
                     f"GaussHermite({self.nodes_per_dim}) expects lags up to {longest:.1f} "
                     f"lengthscales, got points {lags[axis]:.1f} lengthscales apart along column "
-                    f"{dims[axis]}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
+                    f"{dims[axis]}{delays}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
                 )
+
+
+def _longest_shift(leaf: LeafSpectrum) -> Float[np.ndarray, "d"]:
+    """How much farther a general B(ω) moves correlations along every axis, as delays do."""
+    if leaf.variance is None:
+        return np.zeros(leaf.num_dims)
+    without = math.sqrt(-2 * math.log(_ERROR)) / leaf.variance.scales
+    reach = [leaf.variance.correlation_lag(axis, _ERROR) for axis in range(leaf.num_dims)]
+    return np.maximum(reach - without, 0.0)
 
 
 def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[np.ndarray, "D"]]:
@@ -518,45 +554,48 @@ def longest_lag(n: int, degree: int) -> float:
     return float(lags[above[0] - 1]) if len(above) and above[0] else float(lags[-1])
 
 
-# The draw of an RBF kernel's templates.
+# Draws of templates, of any function, and of the bumps of an RBF kernel.
 
 
-class TemplateDraw(Draw):
-    """Templates z_k = w_k/√b of one RBF kernel, from standard normal w_k.
-
-    `reach` is the distance from the center, in lengthscales, within which the standard error of
-    k̃(x, x) stays below k(x, x).
-    """
+class FunctionDraw(Draw):
+    """Templates z_k of a function κ, in the lengthscales of one term."""
 
     def __init__(
         self,
-        normal: Float[Tensor, "M k"],
-        a: float,
-        weighted: bool,
+        base: Float[Tensor, "M k"],
+        function: Profile,
         center: Float[Tensor, "k"],
         dims: Sequence[int],
     ):
-        super().__init__([normal], [0])
-        self.a, self.weighted, self.dims = a, weighted, tuple(dims)
+        super().__init__([base], [0])
+        self.function, self.dims = function, tuple(dims)
         self.register_buffer("center", center)
-        self.reach = reach(a, len(self.dims), len(normal))
 
     @property
     def num_columns(self) -> int:
         return self.num_frequencies
 
+    @property
+    def templates(self) -> Float[Tensor, "M k"]:
+        """z."""
+        return self.bases[0].double()
+
+    @property
+    def variance(self) -> float:
+        """By which the mean of φ_z(x) φ_z(x′) is multiplied."""
+        return 1.0
+
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
-        (spectrum,), (normal,) = spectra_of(term), self.bases
+        (spectrum,) = spectra_of(term)
         phi = TemplateColumns(
-            normal.double() / math.sqrt(self.a**2 - 2 * self.a),
+            self.templates,
             spectrum.inverse_lengthscale(len(self.dims)),
             self.center.double(),
-            self.a,
-            self.a if self.weighted else 2.0,
             self.dims,
+            self.function,
         )
-        variance = (1 - 2 / self.a) ** (-0.5 * len(self.dims)) / self.num_frequencies
-        return phi, normal.new_full((self.num_frequencies, 1), variance)
+        share = self.variance / self.num_frequencies
+        return phi, self.bases[0].new_full((self.num_frequencies, 1), share)
 
     def nodes(self, spectra: Sequence[Gaussian]) -> tuple:
         """Raise: there are no frequencies.
@@ -571,6 +610,34 @@ class TemplateDraw(Draw):
 
     def sample_weights(self, spectra: Sequence[Gaussian]) -> Float[Tensor, "M"]:
         return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
+
+
+class TemplateDraw(FunctionDraw):
+    """Templates z_k = w_k/√b of one RBF kernel, from standard normal w_k.
+
+    `reach` is the distance from the center, in lengthscales, within which the standard error of
+    k̃(x, x) stays below k(x, x).
+    """
+
+    def __init__(
+        self,
+        normal: Float[Tensor, "M k"],
+        a: float,
+        weighted: bool,
+        center: Float[Tensor, "k"],
+        dims: Sequence[int],
+    ):
+        super().__init__(normal, Bump(a, a if weighted else 2.0), center, dims)
+        self.a = a
+        self.reach = reach(a, len(self.dims), len(normal))
+
+    @property
+    def templates(self) -> Float[Tensor, "M k"]:
+        return super().templates / math.sqrt(self.a**2 - 2 * self.a)
+
+    @property
+    def variance(self) -> float:
+        return (1 - 2 / self.a) ** (-0.5 * len(self.dims))
 
     def check_domain(self, spectra: Sequence[Gaussian], *points: Float[Tensor, "*b n d"]) -> None:
         """Warn if the middle of the points, or half of them, are out of reach.
@@ -629,22 +696,40 @@ class Templates:
     2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
     with them the variance of the prior.
 
-    Le et al. 2013, eqs. 26 and 27, which leave out (a/(a − 2))^{d/4}, and in which b is free: then
-    the kernel has the lengthscale √(2a + b)/a in units of ℓ, which is 1 for this b.
+    Any other function and any law of templates define another kernel:
+
+        k(x, x′) = E_z[φ_z(x) φ_z(x′)] ,    φ_z(x) = κ(⟨x̃, z⟩, ‖x̃‖, ‖z‖) ,    z ~ sampler .
+
+    Pass κ as `function` and the law as `sampler`. Of the `RBFKernel` only the lengthscales are
+    used, and the outputscale around it: what is approximated is k, which needs no closed form.
+    Functions of the distance are those of ‖x̃ − z‖² = ‖x̃‖² + ‖z‖² − 2⟨x̃, z⟩. Bounded functions of
+    compact support, such as Epanechnikov's, leave distant inputs alone altogether.
+
+    Le et al. 2013, eqs. 19 to 23 for `function` and `sampler`; else eqs. 26 and 27, which leave out
+    (a/(a − 2))^{d/4}, and in which b is free: then the kernel has the lengthscale √(2a + b)/a in
+    units of ℓ, which is 1 for this b.
 
     Args:
         num_features: n, the number of features of a scalar kernel, for each term of a sum.
-        a: a > 2. The larger a is, the closer the templates are to the center.
+        a: a > 2. The larger a is, the closer the templates are to the center. None with a
+            `function`.
         weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
             The features are then those of the locally weighted kernel
             exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
+        function: κ(s, r, t) of s = ⟨x̃, z⟩ (N, n), r = ‖x̃‖ (N, 1) and t = ‖z‖ (n,), as float64
+            tensors, returns the values (N, n); by torch functions, if lengthscales are trained.
+        sampler: takes uniform numbers (n, d) in (0, 1), as a float64 tensor, and returns n
+            templates z (n, d), in lengthscales from the center; one is `scipy.stats.t(3).ppf`,
+            whose tails are heavier than normal.
         center: the center of the templates, one number for each input of the kernel, in the units
             of the inputs: about the mean of the inputs. The origin if None.
         seed: seed of NumPy's `default_rng`.
 
     Raises:
         ValueError: `num_features` is not a positive integer, a ≤ 2, `center` is not d finite
-            numbers, or `seed` is not a non-negative integer.
+            numbers, or `seed` is not a non-negative integer; a `function` without a `sampler`, or
+            with `a` or `weighted`. When an `ORFFKernel` is built: templates or values of another
+            shape, or not finite.
         NotImplementedError: when an `ORFFKernel` is built, for other kernels than `RBFKernel`,
             alone or in a sum, scaled, or in a separable kernel.
 
@@ -660,17 +745,43 @@ class Templates:
         True
         >>> kernel.num_features
         4000
+
+        Epanechnikov's function, of templates from −3 to 3; the kernel is zero beyond a distance of
+        two lengthscales:
+
+        >>> rule = gp_orff.Templates(
+        ...     4000,
+        ...     function=lambda s, r, t: (1 - (r**2 - 2 * s + t**2)).clamp_min(0),
+        ...     sampler=lambda u: 6 * u - 3,
+        ... )
+        >>> k = gp_orff.ORFFKernel(exact, rule, num_dims=1)(
+        ...     x, torch.zeros(1, 1)
+        ... ).to_dense()
+        >>> bool(
+        ...     (k[2] * 6 - 16 / 15).abs() < 0.1
+        ... )  # at lag 0, the integral of (1 − z²)²
+        True
     """
 
     num_features: int
-    a: float = field(kw_only=True)
+    a: float | None = field(default=None, kw_only=True)
     weighted: bool = field(default=False, kw_only=True)
+    function: Profile | None = field(default=None, kw_only=True)
+    sampler: Callable[[Float[Tensor, "n d"]], Tensor] | None = field(default=None, kw_only=True)
     center: Sequence[float] | None = field(default=None, kw_only=True)
     seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self):
         check_positive_integer(self.num_features, "num_features", "Templates")
-        if not isinstance(self.a, Real) or not 2 < self.a < math.inf:
+        if self.function is not None or self.sampler is not None:
+            both = callable(self.function) and callable(self.sampler)
+            if not both or self.a is not None or self.weighted:
+                raise ValueError(
+                    "Templates expects a function and a sampler together, without a and weighted, "
+                    f"got function={self.function!r}, sampler={self.sampler!r}, a={self.a!r} and "
+                    f"weighted={self.weighted!r}; pass both, or a alone"
+                )
+        elif not isinstance(self.a, Real) or not 2 < self.a < math.inf:
             raise ValueError(
                 f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
                 "that are wider than a lengthscale"
@@ -708,6 +819,12 @@ class Templates:
                 f"Templates expects a center of {len(dims)} numbers, one for each input of the "
                 f"kernel, got {len(center)}: {self.center}"
             )
+        number = int(self.num_features)
+        center = torch.tensor(center, dtype=torch.float64)
+        if self.function is not None:
+            base = _drawn(self.sampler, uniform(number, len(dims), rng))
+            _check_values(self.function, base)
+            return FunctionDraw(base, self.function, center, dims)
         if not reach(self.a, len(dims), self.num_features):
             warnings.warn(
                 f"Templates(a={self.a:g}) expects few inputs: with {len(dims)} inputs and "
@@ -715,9 +832,40 @@ class Templates:
                 "kernel; use gp_orff.QuasiMonteCarlo, or gp_orff.Fastfood for many inputs",
                 stacklevel=2,
             )
-        normal = torch.from_numpy(rng.standard_normal((int(self.num_features), len(dims))))
-        center = torch.tensor(center, dtype=torch.float64)
+        normal = torch.from_numpy(rng.standard_normal((number, len(dims))))
         return TemplateDraw(normal, float(self.a), self.weighted, center, dims)
+
+
+def _drawn(sampler: Callable, u: Float[np.ndarray, "n d"]) -> Float[Tensor, "n d"]:
+    """The templates of a sampler.
+
+    Raises:
+        ValueError: another shape, or not finite.
+    """
+    z = as_real_tensor(sampler(torch.from_numpy(u)), "the templates that sampler returns").detach()
+    z = z.double().cpu()
+    if z.shape != u.shape or not z.isfinite().all():
+        raise ValueError(
+            f"sampler expects to return finite templates {u.shape}, one for each row of uniform "
+            f"numbers, got shape {tuple(z.shape)} with {int((~z.isfinite()).sum())} that are not "
+            "finite; it has to work for every u in (0, 1)"
+        )
+    return z
+
+
+def _check_values(function: Profile, templates: Float[Tensor, "n d"]) -> None:
+    """Check that a function has finite values of the right shape.
+
+    Raises:
+        ValueError: it has not.
+    """
+    values = as_real_tensor(at_center(function, templates), "the values that function returns")
+    if values.shape != (1, len(templates)) or not values.isfinite().all():
+        raise ValueError(
+            f"function expects to return finite values (N, n), got shape {tuple(values.shape)} for "
+            f"N = 1 and n = {len(templates)} with {int((~values.isfinite()).sum())} that are not "
+            "finite; compute them from s (N, n), r (N, 1) and t (n,) by broadcasting"
+        )
 
 
 def _check(term: TermSpectrum) -> None:

@@ -10,7 +10,10 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
    the same everywhere: they vary about those of all data with M/m − 1 times the covariance that all
    data leave. Ten times as much is foreseen, as they rarely are. A lattice that truncates the
    variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the search takes δ
-   for noise. Both depend on the hyperparameters, and are computed where the search is.
+   for noise. Both depend on the hyperparameters, and are computed where the search is. If a search
+   would end with it, at a tenth of `aim` or more, and two evaluations under the kernel itself are
+   within the budget, the loss of a lattice is ½ gᵀH⁻¹g. Here g is the gradient of the evidence of
+   all data under the kernel itself, at the optimum of the lattice, and H the average information.
 3. `climb` runs searches on plans of rising price, each from the best of where others have ended. It
    ends with the first plan of all data whose loss is at most `aim`, or with that of the smallest
    loss within the budget.
@@ -37,10 +40,11 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.robust_em import has_weights, maximise
-from gp_orff.fitting.search import MOST_EVALUATIONS, Search
+from gp_orff.fitting.search import MOST_EVALUATIONS, Search, SearchWarning
 from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
+from gp_orff.inference.price import BUDGET, aim, cubic, loss_of_share
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
     FINE_FACTOR,
@@ -49,9 +53,6 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-NATS = 1.0  # of loss, with which a search may end
-NATS_OF_A_NUMBER = 1e-4  # likewise, for each of many observed numbers
-BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
 UNLIKE = 10.0  # times the loss of rows that are like all others: it is often more
 GAIN = 2.0  # by which a plan on the way has to lower the loss
 RATIO = 8.0  # of the price of a plan over that of one on the way to it
@@ -76,6 +77,11 @@ class Plan(ABC):
         """Whether the user has chosen the columns, so that their loss is reported, and no reason to
         take others."""
         return False
+
+    @property
+    def reference(self) -> "OfAll | None":
+        """The plan of these data under the kernel itself; None if it is that, or cannot be."""
+        return None
 
     @property
     def refreshes(self) -> bool:
@@ -226,6 +232,14 @@ class OnLattice(Plan):
     def given(self) -> bool:
         return self.representation.rule.max_features is not None
 
+    @property
+    def reference(self) -> "OfAll | None":
+        data = self.data
+        every = data.revisitable and data.num_values == self.of
+        exact = every and self.of <= MOST_REPEATED * MOST_EXACT
+        exact = exact and has_covariance(self.trainer.kernel, data)
+        return OfAll(self.trainer, "exact kernel", data) if exact else None
+
     def inference(self) -> FeatureInference | None:
         """On the present lattice; None where none serves within its limit of features."""
         try:
@@ -248,7 +262,7 @@ class OnLattice(Plan):
     def loss(self) -> float:
         """That of its columns, and of its rows."""
         numbers = self.representation.data.num_values
-        columns = 0.25 * self.of * self.representation.misread_share(self.level) ** 2
+        columns = loss_of_share(self.representation.misread_share(self.level), self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
     def search(self, search: Search, evaluations: int) -> None:
@@ -319,18 +333,14 @@ class OfCurves(OnLattice):
             self.trainer.journal.note(f"curves are not extrapolated: {error}")
 
 
-def cubic(size: float) -> float:
-    """Operations of a Cholesky factor, an inverse and products of matrices of a size."""
-    return 2.0 * size**3
-
-
 def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     """About the operations of an evaluation on features, with its gradient."""
     with torch.no_grad():
         expansion = expand(trainer.kernel, inference.draws, inference.data.num_inputs)
     if inference.prefers_dual_algebra(expansion):
-        size = inference.num_values
-        return cubic(size) + 6.0 * size**2 * expansion.num_features
+        blocks = expansion.num_outputs if inference.has_dual_blocks(expansion) else 1
+        size = inference.num_values / blocks
+        return blocks * cubic(size) + 6.0 * size**2 * expansion.num_features
     moving = inference.draws[0].shared_columns() is None  # sums over the data are made again
     points = inference.data.survey.num_points if moving else 0
     blocks = sum(len(part.y) for part in inference.data.tracks)
@@ -341,11 +351,6 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     """k/2 (M/m − 1), and more for data that differ from place to place."""
     return UNLIKE * 0.5 * trainer.num_learned * max(of / numbers - 1.0, 0.0)
-
-
-def aim(num_values: float) -> float:
-    """The loss with which a search may end."""
-    return max(NATS, NATS_OF_A_NUMBER * num_values)
 
 
 class Priced(NamedTuple):
@@ -413,7 +418,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
     if not plans:
         return None
     trainer, budget, left = plans[0].trainer, BUDGET, list(plans)
-    last, of_all = None, False
+    last, of_all, measured = None, False, 0.0
     lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
     while not of_all or lost > aim(num_values):
         chosen = next_plan(left, lost, num_values, budget, of_all)
@@ -429,7 +434,8 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             continue
         visited.append(search.coordinates.get())
         budget -= (search.evaluations - before) * chosen.operations
-        last, lost = plan, plan.loss
+        last, measured, lost = measured_loss(plan, num_values, budget)
+        budget -= measured
         of_all = of_all or not isinstance(plan, OfSubset)
         trainer.journal.price(stages, chosen.operations, lost)
     if not of_all and lost > aim(num_values):
@@ -437,7 +443,36 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             "no search on all data is expected to improve on that of fewer within its budget of "
             "operations: the hyperparameters are those of a subset"
         )
+    if measured and lost > aim(num_values):
+        warnings.warn(
+            f"the search for hyperparameters on a {last.name} ended where the kernel itself lets "
+            f"expect {lost:.2g} nats of log evidence more; call fit again with warm_start=True and "
+            f"frequencies=gp_orff.Auto(exact_values={num_values:.0f}), which searches there",
+            SearchWarning,
+            stacklevel=2,
+        )
     return last
+
+
+def loss_by_gradient(plan: Plan) -> float:
+    """½ gᵀH⁻¹g of the reference of a plan, as a search on it would foresee its gain."""
+    search, reference = plan.trainer.new_search(), plan.reference
+    label = f"gradient under the {reference.name}"
+    plan.trainer.search(search, reference.inference(), label, evaluations=1)
+    return search.expected_gain
+
+
+def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
+    """A plan whose search has ended, with its loss and the operations that it takes to know it.
+
+    The loss is that of its formula, which costs nothing, if this is far below the aim, or above it,
+    so that others follow. In between it is that by the gradient, if the budget allows for it and
+    for the information.
+    """
+    lost, most, reference = plan.loss, aim(num_values), plan.reference
+    unsure = most / UNLIKE < lost <= most and not plan.given
+    price = FEWEST * reference.operations if unsure and reference is not None else math.inf
+    return Priced(plan, price, loss_by_gradient(plan)) if price <= budget else Priced(plan, 0, lost)
 
 
 def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:

@@ -348,7 +348,8 @@ def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
     without weights, the evidence may be largest for a field that passes through outliers."""
     kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
     tails, candidates, further = Tails(likelihoods), [], []
-    at_first = tails.get()
+    at_first, coordinates = tails.get(), trainer.new_search().coordinates
+    first = coordinates.get()  # of what `start` does not set, such as exponents
     warn_of_far_points(distances)
 
     def few_rounds(data: Dataset, search: Search, rounds: int) -> Candidate:
@@ -359,8 +360,9 @@ def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
         candidate.search.coordinates.set(candidate.u)
         tails.set(candidate.tails)
 
-    for initial in starts(kernel, distances):
+    for initial in starts(kernel, distances, subset.observations):
         tails.set(at_first)
+        coordinates.set(first)
         start(kernel, likelihoods, subset.observations, distances, initial)
         candidates.append(few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
     candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)

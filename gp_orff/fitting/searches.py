@@ -61,8 +61,10 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
     coordinates = trainer.new_search().coordinates
+    first = coordinates.get()  # of what `start` does not set, such as exponents
 
     def go_to(initial: Start, split: Split) -> None:
+        coordinates.set(first)
         start(trainer.kernel, trainer.likelihoods, observations, trainer.distances, initial)
         coordinates.clip()
         split_noise(trainer.likelihoods, split)
@@ -72,7 +74,8 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         return trainer.value(small)
 
     best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
-    pairs = product(starts(trainer.kernel, trainer.distances), splits(trainer.likelihoods))
+    initials = starts(trainer.kernel, trainer.distances, observations)
+    pairs = product(initials, splits(trainer.likelihoods))
     for initial, split in sorted(pairs, key=value):
         best.pop((initial.share, split), None)  # the best comes last
         best[initial.share, split] = initial, split

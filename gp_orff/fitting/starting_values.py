@@ -25,6 +25,7 @@ from torch.nn.functional import normalize
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
+from gp_orff.fitting.delays import Delay, starting_delays
 from gp_orff.fitting.search import admissible
 from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
@@ -74,16 +75,20 @@ class Start:
 
     share: float  # lengthscale over the extent of the bulk of the data
     dominant: int | None = None  # the varying term of a sum that gets nearly all of the variance
+    delays: Sequence[Delay] = ()
 
     def __str__(self) -> str:
         term = "" if self.dominant is None else f", term {self.dominant + 1} of the sum dominant"
         return f"from {self.share:.2g} of the extent{term}"
 
 
-def starts(kernel: Kernel, distances: Distances) -> list[Start]:
+def starts(
+    kernel: Kernel, distances: Distances, observations: Sequence[Observations] = ()
+) -> list[Start]:
     """Starting points with long to short lengthscales, down to the distance of neighbours.
 
-    For a sum of kernels, also with nearly all of the variance in one term.
+    For a sum of kernels, also with nearly all of the variance in one term. For outputs with delays,
+    also with those of the largest cross-covariance.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
@@ -99,7 +104,13 @@ def starts(kernel: Kernel, distances: Distances) -> list[Start]:
             shares.append(shares[-1] / ratio)
     count = len(_varying_terms(kernel))
     dominant = [None, *range(count)] if count > 1 else [None]
-    return [Start(share, term) for share in shares for term in dominant]
+    bulk = distances.bulk
+    return [
+        Start(share, term, delays)
+        for share in shares
+        for delays in starting_delays(kernel, observations, bulk, share * bulk.max())
+        for term in dominant
+    ]
 
 
 def _varying_terms(kernel: Kernel) -> list[Kernel]:
@@ -124,6 +135,8 @@ def start(
             lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
             _set_scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
     _start_outputs(kernel, observations)
+    for delay in where.delays:
+        delay.set()
     varying = _varying_terms(kernel)
     shares = [1 / max(len(varying), 1)] * len(varying)
     if where.dominant is not None:

@@ -49,7 +49,7 @@ class SeenWithMean(NamedTuple):
 
 
 Seen = TrackObservations | Float[Tensor, "m F"] | SeenWithMean | None
-"""Block means: their readings, or their features; None without any."""
+"""Block means: their observations, or their features; None without any."""
 Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
 
 _CHUNK = 2**24  # numbers in memory

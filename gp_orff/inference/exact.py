@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -171,7 +171,12 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
 
 @torch.no_grad()
 def changes_within(
-    kernel: Kernel, noises: Noises, reach: Sequence[float], data: Dataset, levels: int = 0
+    kernel: Kernel,
+    noises: Noises,
+    reach: Sequence[float],
+    data: Dataset,
+    levels: int = 0,
+    of_records: bool = False,
 ) -> tuple[Float[Tensor, "m"], ...]:
     """The changes c of the field within the sites of every group, over the noise variance.
 
@@ -180,18 +185,29 @@ def changes_within(
     weight W has the noise variance σ² (1/W + c). Where sites are halved, c is that within the
     parts: Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
 
+    The scatter of n records about their mean has the variance σ² (1 + v) of each, where v is that
+    of the field at these records, Σ_i Var[f_i − f̄] / ((n − 1) σ²).
+
     Args:
         kernel: the prior.
         noises: Σ by the label of the group.
         reach: (d), the size of a site along each axis.
         data: the observations.
         levels: how many times the sites are halved, as in `Nodes.of`.
+        of_records: whether to return v instead of c.
     """
-    return tuple(_changes(kernel, noises, part, reach, levels) for part in data.observations)
+    return tuple(
+        _changes(kernel, noises, part, reach, levels, of_records) for part in data.observations
+    )
 
 
 def _changes(
-    kernel: Kernel, noises: Noises, part: Observations, reach: Sequence[float], levels: int
+    kernel: Kernel,
+    noises: Noises,
+    part: Observations,
+    reach: Sequence[float],
+    levels: int,
+    of_records: bool,
 ) -> Float[Tensor, "m"]:
     labels = site_labels(part, reach)
     site = torch.from_numpy(labels).to(part.x.device)
@@ -210,12 +226,18 @@ def _changes(
     weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
     weight = weight[rows] * (ranks < counts)
     weight = weight / weight.sum(-1, keepdim=True)
-    nodes = _nodes(part.x[rows], weight, reach, levels)
-    x = torch.cat([part.x[rows], nodes[0]], dim=-2)
-    signs = torch.cat([weight, -nodes[1]], dim=-1)  # f̄ − Σ_k s_k f(x_k)
+    if of_records:
+        x, forms = part.x[rows], torch.diag_embed(weight) - weight.unsqueeze(-1) * weight[:, None]
+        taken = counts.clamp_max(_RECORDS).unsqueeze(-1)
+        forms = forms * taken / (taken - 1)  # Σ_i Var[f_i − f̄] / (n − 1)
+    else:
+        nodes = _nodes(part.x[rows], weight, reach, levels)
+        x = torch.cat([part.x[rows], nodes[0]], dim=-2)
+        signs = torch.cat([weight, -nodes[1]], dim=-1)  # f̄ − Σ_k s_k f(x_k)
+        forms = signs.unsqueeze(-1) * signs[:, None]
     size = x.shape[-2]
     covariance = to_dense(kernel(x, x)).unflatten(-1, (size, -1)).unflatten(-3, (size, -1))
-    covariance = torch.einsum("mi,mipjq,mj->mpq", signs, covariance, signs)
+    covariance = torch.einsum("mij,mipjq->mpq", forms, covariance)
     variances = part.take(rows[:, 0]).apply_to_covariance(covariance).diagonal(dim1=-1, dim2=-2)
     noise = group_noise(part.key, noises).diagonal().mean()
     changes[several] = variances.mean(-1).clamp_min(0.0) / noise
@@ -467,8 +489,8 @@ def _closed_form(symbol: Symbol) -> Iterator[None]:
 
 
 Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
-"""(data, levels) ↦ the changes of the field within the sites of every group, or within the parts
-of sites that are halved, over the noise variance."""
+"""(data, levels, of_records) ↦ the changes of the field within the sites of every group, within the
+parts of sites that are halved, or among the records of a site, over the noise variance."""
 
 _LEVELS = 2  # of sites that are halved
 _MUCH_CHANGE = 0.01  # of the field within a site, over the noise variance of its mean
@@ -521,6 +543,19 @@ class ExactInference(Inference):
     @cached_property
     def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
         return [torch.zeros(1)] if self.changes is None else self.changes(self.data)
+
+    @cached_property
+    def _scatter_factors(self) -> Mapping[GroupKey, Float[Tensor, ""]]:
+        """1 + v by group, for the change v of the field at the records of a site about their mean,
+        over the noise variance: the evidence takes it for noise, as it does that of the means."""
+        if self.changes is None:
+            return {}
+        factors = {}
+        changes = self.changes(self.data, of_records=True)
+        for part, labels, change in zip(self.data.observations, self._sites, changes, strict=True):
+            repeats = torch.from_numpy(np.bincount(labels)).to(change) - 1
+            factors[part.key] = 1 + repeats @ change / repeats.sum().clamp_min(1)
+        return factors
 
     @cached_property
     def observed(self) -> Sequence[LinearObservations]:
@@ -730,7 +765,12 @@ class ExactInference(Inference):
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
         """The evidence of all records from that of the means at the sites."""
         sites = (
-            scatter.terms(Noise.of(group_noise(scatter.key, noises))) for scatter in self._merged[1]
+            scatter.terms(
+                Noise.of(
+                    self._scatter_factors.get(scatter.key, 1.0) * group_noise(scatter.key, noises)
+                )
+            )
+            for scatter in self._merged[1]
         )
         blocks = (part.scatter_terms(noises) for part in self.data.tracks)
         return evidence.with_scatter(chain(sites, blocks))

@@ -41,6 +41,7 @@ from gp_orff.inference.equations import (
     Rows,
     TrackRows,
     dual_equations,
+    has_blocks,
     normal_equations,
     prefers_dual,
     whole_vectors,
@@ -56,6 +57,7 @@ from gp_orff.inference.posteriors import (
     check,
     plus_white,
 )
+from gp_orff.inference.products import OnProduct, Products, Site, SumsAlone, families
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
@@ -404,6 +406,11 @@ class FeatureInference(Inference):
         whole = whole_vectors(self.data.observations) and not self.data.symbol_data
         return prefers_dual(expansion, points, whole)
 
+    def has_dual_blocks(self, expansion: Expansion) -> bool:
+        """Whether the dual algebra has a block of N points for each output."""
+        further = self.data.symbol_data or self.data.tracks
+        return not further and has_blocks(expansion) and whole_vectors(self.data.observations)
+
     def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
         """The statistics; None where the dual algebra is cheaper."""
         return None if self.prefers_dual_algebra(expansion) else self._statistics_of(expansion)
@@ -576,13 +583,77 @@ class IterativeInference(FeatureInference):
         return Iterative(expansion.general(), groups, rows, self.accuracy)
 
 
+# Tides and eddies, of which every position has an observation at every time.
+
+
+@dataclass(frozen=True)
+class ProductInference(FeatureInference):
+    """Inference by the features of lines and of one lattice, on a product of positions and times.
+
+    The time is that of matrices as large as the features of space, of time and of the lines. The
+    evidence has no derivatives: hyperparameters are learned from some of the observations.
+
+    Args:
+        data, draws, known: as for `FeatureInference`; the frequencies of a grid.
+        site: all positions and times.
+        ranks: of the factor B(ω) of every term.
+    """
+
+    site: Site = None
+    ranks: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, data: Data, draws: Sequence[Draw], kernel: Kernel) -> "ProductInference | None":
+        """The inference; None for other frequencies, or for data that are no such product."""
+        pair = families(draws[0].shared_columns())
+        if pair is None or not data.revisitable or data.tracks or data.symbol_data:
+            return None
+        observations, (lattice, lines) = data.observations, pair
+        if not whole_vectors(observations):
+            return None
+        site = Site.of(observations[0].x, lines.nu.any(0), lattice.origin)
+        ranks = [term.factor.rank for term in terms(kernel)]
+        return None if site is None else cls(data, draws, site=site, ranks=ranks)
+
+    @cached_property
+    def statistics(self) -> FieldStatistics:
+        return self.data.statistics(SumsAlone(self.draws[0].shared_columns().families))
+
+    def evidence(self, kernel, noises):
+        if torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters()):
+            raise NotImplementedError(
+                "expected fixed hyperparameters for so many features, got some that are trained; "
+                "fit a model without frequencies= to some of the observations, and condition one "
+                "with its kernel and likelihood on all of them"
+            )
+        return super().evidence(kernel, noises)
+
+    def prefers_dual_algebra(self, expansion) -> bool:
+        return False
+
+    def normal_equations(self, expansion, groups, rows):
+        lattice, lines = expansion.phi.families
+        pairs = zip(self.draws, self.ranks, strict=True)
+        of_lattice = [(draw, rank) for draw, rank in pairs if not draw.expands]
+        products = Products.of(expansion.general(), lattice, of_lattice, lines.nu.any(0))
+        if products is None:
+            raise ValueError(
+                "expected one field besides those of lines, whose terms have the same kernel of "
+                "time, on a grid whose frequencies are a product, got others; give spacing= and "
+                "tolerance= to gp_orff.Grid, or a smaller max_features"
+            )
+        return OnProduct(expansion.general(), groups, rows, products, self.site)
+
+
 @torch.no_grad()
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
     """Inference by features: by factorisations where their matrices are small, else by iterations.
 
     Iterations take a frequency grid of more than 20 000 features, or as many as fit in half of the
     memory, but at least 8192; and more values than fit in a matrix with a row for each of them, or
-    than their covariance could be made of it in about 10 s.
+    than their covariance could be made of it in about 10 s. Of a field with lines and another
+    one, observed at every time and position, more than 8192 features need neither; see
+    `ProductInference`.
 
     Raises:
         ValueError: that is so with observations along tracks, for which there are no iterations.
@@ -595,6 +666,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     if not data.tracks:  # for which there is nothing else
         written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
     most = most_factorised(next(kernel.parameters()).device)
+    if features > MOST_DENSE and (product := ProductInference.of(data, draws, kernel)) is not None:
+        return product
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
         raise ValueError(

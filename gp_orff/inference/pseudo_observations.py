@@ -11,7 +11,8 @@ Z of the pseudo-observations,
 1. `Iterate.of` computes q from pseudo-observations, the ELBO, and the pseudo-observations that
    follow from the derivatives of E[log p(y_n | f)] under q.
 2. `converge` goes to these, in natural parameters η_n and Λ_n, which is a step of natural gradients
-   of rate one; it halves the rate until the ELBO does not fall, and ends where a step gains little.
+   of rate one; it halves the rate until the ELBO does not fall, and ends where a step changes it
+   little.
 
 The sum is `Dataset.elbo_correction`, and the gradient of log Z in the hyperparameters that of the
 ELBO, where the steps have converged.
@@ -87,21 +88,29 @@ class Iterate:
 
 def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps: int) -> Dataset:
     """The data with pseudo-observations from which a step changes the ELBO by less than `nats`, or
-    after so many steps; `at` makes the iterate of data."""
-    present, least = at(data), _ROUNDING * data.num_values
+    after so many steps; `at` makes the iterate of data.
+
+    A small decrease is accepted, but if one follows a gain, full steps may go round an optimum for
+    ever, and the largest rate is halved.
+    """
+    present, rate, gain = at(data), 1.0, 0.0
     for _ in range(steps):
-        trial = _ascended(at, present, least)
+        trial = _ascended(at, present, rate)
         if trial is None:
             break
-        change, present = abs(trial.elbo - present.elbo), trial
-        if change < nats:
+        before, gain = gain, trial.elbo - present.elbo
+        present = trial
+        if abs(gain) < nats:
             break
+        if gain < 0 <= before:
+            rate = max(0.5 * rate, _SMALLEST)
     return present.data
 
 
-def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, least: float) -> Iterate | None:
-    """The iterate after the largest step that does not lower the ELBO by more than `least`."""
-    rate = 1.0
+def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, rate: float) -> Iterate | None:
+    """The iterate after the largest step, of at most this rate, that does not lower the ELBO but
+    for rounding."""
+    least = _ROUNDING * present.data.num_values
     while rate >= _SMALLEST:
         try:
             trial = at(present.moved(rate))

@@ -33,6 +33,7 @@ from gp_orff.inference.features import (
     feature_inference,
     most_factorised,
 )
+from gp_orff.inference.price import aim, loss_of_noise, loss_of_share
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.learned import has_learned_spectrum
@@ -224,15 +225,10 @@ def grid_for(
 # The exact kernel instead of a grid: where it has few numbers, or few sites.
 
 
-MUCH_TRUNCATED = 0.1  # variance, over that of the noise
-_SOME_TRUNCATED = 0.01  # likewise, by a grid whose algebra is iterative, and costs more than sites
-_MOST_ONCE = 16_384  # numbers whose covariance is factorised once, instead of iterations
+MUCH_TRUNCATED = 0.1  # variance, over that of the noise, of which a warning tells
 MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
-_LESS = 0.5  # what the field changes by within sites, at most, over what the grid truncates
-_LESS_THAN_WAVES = 1.0  # likewise, over what decaying waves truncate
-_MUCH_CHANGE = 1.0  # of the field within sites, over the noise variance of an observation
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with observations; even ones leave none empty
 
 
@@ -242,58 +238,20 @@ def exact_instead(
 ) -> tuple[ExactInference, str] | None:
     """Inference by the exact kernel, and why it is better than that on a grid; else None.
 
-    Iterations make every variance again, and take thousands of products where the noise is small;
-    one factorisation of the covariance of some thousand numbers serves all of them, and truncates
-    nothing. Where these are not few enough, means over sites are, if the field barely changes
-    within them. The arguments are those of `on_few_sites`.
-    """
-    data = inference.data
-    iterative = inference.is_iterative
-    once = min(_MOST_ONCE, most_factorised(next(kernel.parameters()).device))
-    tried = iterative and data.num_values <= MOST_REPEATED * once
-    if not (tried and has_covariance(kernel, data)):
-        return on_few_sites(inference, kernel, noises, most, weighs)
-    exact = ExactInference.merging(kernel, noises, data)
-    if exact.size > once:
-        exact = _on_sites_of_one_value(kernel, noises, data, most)
-    if exact is None:
-        return on_few_sites(inference, kernel, noises, most, weighs)
-    features = num_features(kernel, inference.draws)
-    return exact, (
-        f"exact kernel: the covariance of {exact.size:.0f} values needs one factorisation, "
-        f"{features} features would take iterations"
-    )
-
-
-def _on_sites_of_one_value(
-    kernel: Kernel, noises: Noises, data: Data, most: float
-) -> ExactInference | None:
-    """Inference on at most so many numbers at sites within which the field barely changes; None
-    where these are more."""
-    if not _merges(data):
-        return None
-    sites = ExactInference.merging(kernel, noises, with_few_sites(kernel, noises, data, most))
-    unchanged = sites.mean_change <= _LESS * _SOME_TRUNCATED
-    return sites if unchanged and sites.size <= most else None
-
-
-@torch.no_grad()
-def on_few_sites(
-    inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
-) -> tuple[ExactInference, str] | None:
-    """Inference by the exact kernel on sites, and why it is better than that on a grid; else None.
+    The plans of a posterior, in the order of their prices, are the grid if its equations are
+    factorised, all numbers if they are few enough for one factorisation, means at sites, and the
+    grid by iterations, which take thousands of products and make every variance anew. It is the
+    first that loses at most the aim, or else the one that loses the least.
 
     What a grid truncates is returned as white noise of each observation. It is correlated over its
-    wavelengths, so that dense observations do not average it out, and error bars near them are too
-    small. Sites are better where observations leave much of the box empty, and the field changes by
-    half as much within them, or less: their covariance is complete. Even observations average out
-    what is truncated, as white noise.
+    wavelengths, so that error bars near dense observations are too small. What the field changes by
+    within sites is noise of their means too.
 
-    Under Student-t noise, observations of a site among which the field changes by more than the
-    noise would pass for outliers: then one observation of each site is kept, and the others are
-    left out. Decaying waves that would truncate more than the noise give way to every few
-    observations, in given order, of even ones too: shallow sources, which waves cannot represent,
-    would be treated as noise, and the field would be smoother than from fewer observations.
+    Where both are more than the noise, observations are left out instead. Under Student-t noise
+    those of a site would pass for outliers: one of each site is kept. Shallow sources, which waves
+    cannot represent, would pass for noise: every few observations are kept, in given order.
+    Even observations stay on the grid: they average out what it truncates, and a search on the grid
+    took this for noise.
 
     Args:
         inference: on the grid.
@@ -302,33 +260,44 @@ def on_few_sites(
         most: the largest number of means at sites.
         weighs: whether Student-t noise weighs the observations.
     """
-    data = inference.data
-    waves = any(draw.decays for draw in inference.draws)
-    if not (_merges(data) and data.num_values <= (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES)):
-        return None
+    data, numbers = inference.data, inference.data.num_values
     cut = max(inference.truncation_ratios(kernel, noises).values())
+    permitted = max(loss_of_noise(cut, numbers), aim(numbers))
     iterative = inference.is_iterative
-    permitted = _SOME_TRUNCATED if iterative else MUCH_TRUNCATED
-    shallow = waves and cut > _MUCH_CHANGE
-    even = not shallow and _share_of_box(data) > _EVEN
-    if cut <= permitted or even or not has_covariance(kernel, data):
+    enough = not iterative and permitted <= aim(numbers)
+    if enough or not has_covariance(kernel, data):
+        return None
+    once = most_factorised(next(kernel.parameters()).device)
+    if iterative and numbers <= MOST_REPEATED * once:
+        exact = ExactInference.merging(kernel, noises, data)
+        if exact.size <= once:
+            features = num_features(kernel, inference.draws)
+            return exact, (
+                f"exact kernel: the covariance of {exact.size:.0f} values needs one "
+                f"factorisation, {features} features would take iterations"
+            )
+    waves = any(draw.decays for draw in inference.draws)
+    if not _merges(data) or numbers > (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
     if sites.size > most:
         return None
-    if sites.mean_change > _MUCH_CHANGE and (weighs or shallow):
+    change = sites.mean_change
+    if min(change, cut) > 1 and (weighs or waves):
         kept = every_few(data, most) if waves else one_of_each(data, sites.reach)
         which = "one of every few observations" if waves else "one observation of each"
         return ExactInference.merging(kernel, noises, kept), (
             f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
-            f"changes by {sites.mean_change:.2g} of it within sites that are few enough; {which} "
+            f"changes by {change:.2g} of it within sites that are few enough; {which} "
             f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
         )
-    if sites.mean_change > (_LESS_THAN_WAVES if waves else _LESS) * cut:
+    if loss_of_noise(change, numbers) > permitted or (
+        min(change, cut) > 1 and _share_of_box(inference.data) > _EVEN
+    ):
         return None
     return sites, (
-        f"exact kernel: the field changes by {sites.mean_change:.2g} of the noise variance "
+        f"exact kernel: the field changes by {change:.2g} of the noise variance "
         f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
     )
 
@@ -377,8 +346,7 @@ def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.nda
 
 
 def _share_of_box(data: Dataset) -> float:
-    """The share of cells with observations, where there are eight even observations for each
-    cell."""
+    """The share of cells with readings, where there are eight even readings for each cell."""
     x = torch.cat([part.x for part in data.observations]).cpu().numpy()
     x = x[:, np.ptp(x, axis=0) > 0]
     count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
@@ -390,7 +358,7 @@ COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a s
 _FEW_FEATURES = 1000  # their cost is negligible
 _SCARCE = 10.0  # acceptable tolerance over the requested one
 MOST_ITERATIVE = 2**15  # features, by default, of the posterior
-MOST_EXACT = 8192  # numbers, by default: one evaluation of the evidence takes about 20 s
+MOST_EXACT = MOST_DENSE  # numbers, by default, likewise: an evaluation takes about 20 s
 _SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
 _KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
 _STEP = 4.0  # the ratio of successive tolerances
@@ -462,9 +430,9 @@ class Representation:
         if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
-        acceptable = max(_SCARCE * self.rule.tolerance, self._resolution.tolerance(self.rule))
-        affordable = num_features(self.kernel, draws) <= max(size, _FEW_FEATURES)
-        return affordable and draws[0].shared.tolerance.item() <= acceptable
+        numbers, affordable = self.data.num_values, max(size, _FEW_FEATURES)
+        lost = loss_of_share(self._misread_share(draws), numbers)
+        return num_features(self.kernel, draws) <= affordable and lost <= aim(numbers)
 
     @property
     def mended(self) -> "Representation":
@@ -655,9 +623,11 @@ class Representation:
         alias is of that size too.
         """
         try:
-            draws = self._draw(level(self))
+            return self._misread_share(self._draw(level(self)))
         except GridBudgetError:
             return 1.0
+
+    def _misread_share(self, draws: Sequence[Draw]) -> float:
         delta = draws[0].shared.tolerance.item() * self._resolution.signal
         counts = dict.fromkeys(self.data.keys, 0)
         for part in self.data.survey.sample:

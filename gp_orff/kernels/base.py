@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from gp_orff.symbols.base import refuse_units
+
 # Constructors by the names of public classes; the base class of kernels that contain other kernels;
 # checks of inputs.
 
@@ -43,8 +45,9 @@ def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:
 
 
 def _lengthscale(kernel: Kernel) -> Float[Tensor, "*b 1 k"] | None:
-    """The lengthscale (*b, 1, k) of the one kernel inside `kernel` that has one, which can be set;
-    None if none or several have one."""
+    """The lengthscale (*b, 1, k) of the scalar kernel inside `kernel`, which can be set.
+
+    It is None if no kernel inside has a lengthscale, or if several have one."""
     inside = list(_with_lengthscale(kernel).values())
     return inside[0].lengthscale if len(inside) == 1 else None
 
@@ -199,8 +202,9 @@ def as_real_tensor(
         dtype: of the tensor; that of the values if None.
 
     Raises:
-        TypeError: the type of the values is complex.
+        TypeError: the type of the values is complex, or they have a unit.
     """
+    refuse_units(values, what)
     kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
     if "complex" in str(kind):
         raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")

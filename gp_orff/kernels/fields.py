@@ -9,6 +9,7 @@ from gpytorch.priors import NormalPrior
 from jaxtyping import Float
 from linear_operator import to_dense
 from torch import Tensor
+from torch.nn import ModuleList
 
 from gp_orff.kernels.base import (
     INNER_LENGTHSCALE,
@@ -313,6 +314,12 @@ class HelmholtzKernel(AdditiveKernel):
         kernel = cls.__new__(cls)
         AdditiveKernel.__init__(kernel, *halves)
         return kernel
+
+    def expand_batch(self, *sizes: torch.Size | int) -> "HelmholtzKernel":
+        """This kernel with both halves expanded to the batch shape `sizes`."""
+        new = deepcopy(self)
+        new.kernels = ModuleList([part.expand_batch(*sizes) for part in self.kernels])
+        return new
 
     @property
     def curl_free(self) -> ScaleKernel:

@@ -260,7 +260,7 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def log_weights(self) -> Float[Tensor, "*b M+J"]:
-        """The logarithms of the weights of all lengths, up to a constant."""
+        """The logarithms of the weights of the M + J `lengths`, up to a constant."""
         curve = self.curve
         if not self.continued:
             return curve
@@ -287,10 +287,11 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @torch.no_grad()
     def centre(self, order: int) -> None:
-        """Start the curve with weights ∝ π λ^{−2t} that are symmetric about λ = 1, where t =
-        `order`. The lengthscale and the slope change, and the spectrum at the start stays the same.
+        """Start a search from a curve that is centred for derivatives of order t = `order`.
 
-        Fields with t derivatives have these fractions of the variance.
+        The length λ contributes a fraction ∝ π λ^{−2t} to the variance of the derivatives, where π
+        is its weight. These fractions become symmetric about λ = 1 on a logarithmic axis. The
+        lengthscale and the slope of the curve change, and the spectrum at the start stays the same.
         """
         shift = -2 * order * _WIDTH**2  # of u
         self.lengthscale = self.lengthscale * math.exp(shift)

@@ -109,6 +109,16 @@ def has_lines(term: Term) -> bool:
     return any(is_line(leaf.spectrum) for leaf in term.leaves)
 
 
+def inputs_of_lines(kernel: Kernel) -> list[int]:
+    """The inputs along which a kernel tree varies, and in all terms by kernels of lines alone."""
+    lines, others = set(), set()
+    for term in terms(kernel):
+        for leaf in term.leaves:
+            is_line = isinstance(leaf.spectrum, LineSpectrum)
+            (lines if is_line else others).update(leaf.active_dims or ())
+    return sorted(lines - others)
+
+
 _ROUNDING = 1e-15  # of the variance
 
 
@@ -357,8 +367,12 @@ def tides(
         >>> (tides + eddies)(torch.rand(5, 3)).shape
         torch.Size([10, 10])
     """
-    if not constituents or len(set(constituents)) < len(constituents):
-        raise ValueError(f"tides expects different constituents, got {list(constituents)}")
+    single = isinstance(constituents, str)
+    if single or not constituents or len(set(constituents)) < len(constituents):
+        raise ValueError(
+            f"tides expects a list of different constituents, such as ['M2', 'K1'], got "
+            f"{constituents!r}"
+        )
     if len(active_dims) != 1:
         raise ValueError(f"tides expects one column of time, got active_dims={active_dims}")
     if period_bound is not None and not 0 < period_bound < 1:

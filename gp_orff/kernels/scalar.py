@@ -131,13 +131,14 @@ class BesselKernel(RadialKernel):
 
     @property
     def spectrum(self) -> "BesselSpectrum":
-        """The distribution of sums of points in the unit ball, at the present lengthscales."""
+        """The spectral density: ℓω is the sum of `power` uniform points in the unit ball."""
         return BesselSpectrum(self.lengthscale, self.power, self.num_dims)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
 
-        κ = f^t with f(s) = ₀F₁(; ν + 1; −s/4), and ₀F₁(; b; −q)′ = −₀F₁(; b + 1; −q)/b.
+        κ = f^t with t = `power`, f(s) = ₀F₁(; b; −s/4) and b = d/2 + 1. Derivatives follow from
+        ₀F₁(; b; −q)′ = −₀F₁(; b + 1; −q)/b.
 
         Args:
             s: (*m), squared distances in units of the lengthscale.

@@ -146,10 +146,11 @@ class SeparableKernel(WrapperKernel):
     ) -> KroneckerProductLinearOperator | Float[Tensor, "*b n*p"]:
         """The covariance between the points `x1` (*b, n, d) and `x2` (*b, m, d).
 
-        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+        Row n·p + i is output i at point n, and so for columns. With `diag`, only the diagonal is
+        returned, (*b, n·p).
 
         Raises:
-            ValueError: `last_dim_is_batch`, no points, NaN or infinity.
+            ValueError: `last_dim_is_batch` is True; the inputs have no points, NaN or infinity.
             TypeError: inputs of another dtype than the hyperparameters.
         """
         check_points(self, None, x1, x2, last_dim_is_batch)

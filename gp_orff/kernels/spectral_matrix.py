@@ -515,7 +515,8 @@ class SpectralMatrixKernel(WrapperKernel):
     Parameters of `amplitude` are trained with the others if it is a `torch.nn.Module`. `save` of a
     `VectorFieldGP` needs a module. Build this kernel again to pass it to `load` as `kernel=`. A fit
     tries several lengthscales and variances, but starts from the present parameters of the module:
-    set them to values of the right size.
+    set them to values of the right size. Delays between outputs, along a single input, are an
+    exception: a fit also starts from those with the largest cross-covariance of the data.
 
     The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
     output i at point n.
@@ -688,7 +689,7 @@ class SpectralMatrixKernel(WrapperKernel):
 
     @property
     def factor(self) -> SpectralMatrix:
-        """B(ω)."""
+        """The factor B(ω) of the spectral matrix A(ω) = B(ω) B(ω)*, as a function of ω."""
         return SpectralMatrix(
             self.amplitude, self.num_outputs, self.num_dims, self.rank, self.sampler
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gp_orff.data.checks import in_column_units
 from gp_orff.data.units import Unit, conversion, optional
 from gp_orff.data.validation import as_real
 from gp_orff.symbols.base import Symbol
@@ -86,14 +87,16 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
 
 
 def since_epoch(date: object, unit: str | None) -> float:
-    """A date as a number in a unit, such as "h since 1970-01-01", and a number as it is.
+    """A date, or the text of one, as a number in a unit, such as "h since 1970-01-01"; a number as
+    it is.
 
     Raises:
         TypeError: neither a number nor a date.
         ValueError: a date for a unit without an epoch.
     """
+    date = np.datetime64(date) if isinstance(date, str) else date
     if not isinstance(date, np.datetime64 | datetime):
-        return as_real(date, "epoch").item()
+        return as_real(in_column_units(date, (unit,), "epoch"), "epoch").item()
     count, _, epoch = (unit or "").partition(" since ")
     if not epoch:
         raise ValueError(

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import in_column_units
 from gp_orff.labelled.attributes import optional
 from gp_orff.symbols.base import Symbol
 
@@ -201,6 +202,12 @@ class LocalPlane:
 
 
 def _degrees(places: object) -> Float[np.ndarray, "N 2"]:
+    if hasattr(places, "__geo_interface__"):
+        raise TypeError(
+            "expected places (N, 2) of longitude and latitude, got a geometry; transform its "
+            "vertices: shapely.transform(geometry, plane.forward)"
+        )
+    places = in_column_units(places, ("degree",), "longitudes and latitudes")
     places = np.asarray(places, dtype=np.float64)
     if places.ndim != 2 or places.shape[-1] != 2:
         raise ValueError(

@@ -3,8 +3,9 @@
 import numpy as np
 from jaxtyping import Float
 
-from gp_orff.data.units import UnitArray, conversion, unit_of, units_of_columns
+from gp_orff.data.units import UnitArray, conversion, units_of_columns
 from gp_orff.data.validation import as_real
+from gp_orff.symbols.base import unit_of
 
 
 def beams(
@@ -39,8 +40,9 @@ def beams(
         effective_radius: R, in units as the site, such as 8495 km; None for a flat Earth.
 
     Raises:
-        ValueError: negative ranges, shapes that do not broadcast, angles in other units, or a site
-            of another dimension or kind of unit.
+        ValueError: negative ranges, NaN or infinite values, shapes that do not broadcast, angles in
+            other units, a site of another dimension or kind of unit, or a radius that is not
+            positive.
 
     Example:
         >>> import gp_orff
@@ -62,9 +64,11 @@ def beams(
             f"{', '.join(str(values.shape) for values in given)}; for all ranges along each beam, "
             "give azimuths of shape (beams, 1); of DataArrays, xarray.broadcast(distance, azimuth)"
         ) from None
-    if not (r >= 0).all():
+    wrong = ~((r >= 0) & np.isfinite(sum((r, east, *up))))
+    if wrong.any():
         raise ValueError(
-            f"expected ranges of at least zero, got {int((~(r >= 0)).sum())} others; drop them"
+            f"expected finite angles, and finite ranges of at least zero, got {int(wrong.sum())} "
+            "others; drop them"
         )
     rise = up[0] if up else np.zeros_like(r)
     height, ground = r * np.sin(rise), r * np.cos(rise)
@@ -72,6 +76,8 @@ def beams(
         if not up:
             raise ValueError("expected elevation= with effective_radius, got none")
         radius = float(_in_unit(effective_radius, unit, "effective_radius"))
+        if not 0 < radius < np.inf:
+            raise ValueError(f"expected a positive effective_radius, got {effective_radius!r}")
         height = np.sqrt(r**2 + radius**2 + 2 * r * radius * np.sin(rise)) - radius
         ground = radius * np.arcsin(r * np.cos(rise) / (radius + height))
         rise = rise + ground / radius

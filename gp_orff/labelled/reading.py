@@ -496,19 +496,28 @@ def _trajectories(
     dataset: "xarray.Dataset", dimension: str, along: str
 ) -> tuple[str, Int[np.ndarray, "N"]] | None:
     """The variable that numbers trajectories, and the number of that of each observation."""
-    integers = {n: v for n, v in dataset.variables.items() if v.dtype.kind in "iu"}
-    for name, variable in integers.items():
-        if variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension:
+    for name, variable in dataset.variables.items():
+        index = variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension
+        if index and variable.dtype.kind in "iu":
             return name, variable.to_numpy()
-    counts = [
-        (variable.attrs.get("sample_dimension") != along, name)
-        for name, variable in integers.items()
-        if variable.dims == (dimension,) and int(variable.sum()) == dataset.sizes[along]
-    ]
+    counts = []
+    for name, variable in dataset.variables.items():
+        says = variable.attrs.get("sample_dimension") == along
+        kinds = "iuf" if says else "iu"  # floats, if xarray decoded a fill value
+        if variable.dims != (dimension,) or variable.dtype.kind not in kinds:
+            continue
+        sizes = variable.to_numpy()
+        if (sizes >= 0).all() and (sizes % 1 == 0).all() and sizes.sum() == dataset.sizes[along]:
+            counts.append((not says, name, sizes.astype(int)))
+        elif says:
+            raise ValueError(
+                f"expected whole numbers of at least 0 in {name!r}, with the sum "
+                f"{dataset.sizes[along]}, the observations along {along!r}, got the sum "
+                f"{sizes.sum():g}; select trajectories together with their observations"
+            )
     if not counts:
         return None
-    name = min(counts)[1]  # that which says so first
-    sizes = integers[name].to_numpy()
+    _, name, sizes = min(counts, key=lambda count: count[:2])  # that which says so first
     return name, np.repeat(np.arange(len(sizes)), sizes)
 
 

@@ -34,6 +34,7 @@ from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import Inference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
 from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.kernels.lines import inputs_of_lines
 from gp_orff.kernels.tree import space_of
 from gp_orff.models.cross_validation import (
     LEVEL,
@@ -205,7 +206,10 @@ _MOST = 4096  # rows; more would take long beside the fit
 
 
 class CalibrationWarning(UserWarning):
-    """The 95 % intervals of a fitted model cover less than 85 % of held-out observations.
+    """A check after a fit shows that error bars may be wrong.
+
+    It is given if 95 % intervals cover less than 85 % of held-out observations, if a part of the
+    observations has a much larger noise, or if residuals of neighbours are correlated.
 
     Example:
         Observations along tracks, each with an error of its own:
@@ -249,6 +253,7 @@ class Calibration:
     independent: float  # of the numbers, about
     central: int = 0  # numbers whose score is less than half of what their root mean square implies
     alike: float | None = None  # the correlation of residuals of neighbours; None if not tested
+    between_lines: float | None = None  # likewise, where the kernel has only lines along an axis
     noise_kept: bool = False  # as given with the readings, without a factor that is learned
 
     @classmethod
@@ -285,7 +290,7 @@ class Calibration:
     @property
     def notes(self) -> list[str]:
         """What is wrong and what helps, as sentences; empty if the error bars may well hold."""
-        every = [self.note, self.note_of_outliers, self.note_of_axes]
+        every = [self.note, self.note_of_outliers, self.note_of_axes, self.note_of_lines]
         return [text for text in every if text]
 
     @property
@@ -315,6 +320,19 @@ class Calibration:
             "bars are for the rest. The axes have very different extents and one lengthscale; give "
             "each a lengthscale, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, "
             "or bring the axes to one scale"
+        )
+
+    @property
+    def note_of_lines(self) -> str:
+        """What to do about a field that varies in other ways than its periods."""
+        if self.between_lines is None:
+            return ""
+        return (
+            f"residuals of neighbours in space and time are correlated by {self.between_lines:.2f}:"
+            " the field varies in time, but all kernels of time are periodic. The noise has the "
+            "rest of the field, such as eddies, and the error bars of tides are too small. Add a "
+            "kernel of the rest, as in gp_orff.tides(space, ...) + space * "
+            "gpytorch.kernels.MaternKernel(nu=0.5, active_dims=...)"
         )
 
     @property
@@ -355,7 +373,10 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
             found = _calibration_of(state, prior_mean)
             given = is_kept(state.likelihoods, state.data)
             return found and replace(
-                found, noise_kept=given, alike=correlation_of_residuals(state, prior_mean)
+                found,
+                noise_kept=given,
+                alike=correlation_of_residuals(state, prior_mean),
+                between_lines=correlation_between_lines(state, prior_mean),
             )
     except (torch.linalg.LinAlgError, NotPSDError):
         return None
@@ -562,14 +583,21 @@ def _peak(
     return (min(significant)[0], min(significant)[2]) if significant else None
 
 
-# One lengthscale for axes of very different extents.
+# A part of the field that the kernel cannot have, and that is learned as noise.
 #
-# If the lengthscale is longer than the data along one axis and shorter than along another, the
-# field cannot vary along the first, and what it does there is learned as noise. Predictions of
-# left-out observations then have the right coverage, as their noise is large, but the field has
-# not. Residuals show it: those of neighbours, where each axis counts by its extent, are correlated.
-# With normal scores e of the residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard
-# normal if they are independent.
+# 1. If one lengthscale is longer than the data along one axis and shorter than along another, the
+#    field cannot vary along the first.
+# 2. If all kernels of an axis are periodic, such as tides of time, the field repeats along it.
+#
+# What the field does there else is learned as noise. Predictions of left-out observations then have
+# the right coverage, as their noise is large, but the field has not. Residuals show it: those of
+# neighbours, where each axis counts by its extent, are correlated. With normal scores e of the
+# residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard normal if they are
+# independent. Given all data, residuals of a calibrated model are correlated by less than their
+# noise is.
+#
+# Neighbours of a sample are farther from each other in a long record than eddies live. Along an
+# axis of lines the sample is therefore one stretch of it, whose length is the extent.
 
 
 _SAMPLED = 1000  # points
@@ -592,13 +620,44 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
     )
     if not any(0 < short < length < long for length, short, long in pairs):
         return None
-    snapshot, products = state.snapshot(prior_mean), []
+    return _correlation(state, prior_mean, space)
+
+
+@torch.no_grad()
+def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | None:
+    """The correlation of residuals of neighbours, where it shows that the field varies along an
+    axis in other ways than all kernels of that axis, which are periodic; None otherwise."""
+    data = state.data
+    if not isinstance(data, Dataset) or data.tracks:
+        return None
+    space = space_of(state.kernel, data.num_inputs)
+    for axis in inputs_of_lines(state.kernel):
+        correlation = _correlation(state, prior_mean, sorted({*space, axis}), axis)
+        if correlation is not None:
+            return correlation
+    return None
+
+
+def _correlation(
+    state: ModelState, prior_mean: Mean, axes: Sequence[int], stretched: int | None = None
+) -> float | None:
+    """The correlation of residuals of neighbours, if it is significant, in a sample at random or of
+    a stretch of one axis."""
+    data, snapshot, products = state.data, state.snapshot(prior_mean), []
     for part in data.survey.sample:
-        rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:_SAMPLED]
+        extents = data.survey.distances.bulk.copy()
+        if stretched is None:
+            rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))
+            rows = rows[:_SAMPLED]
+        else:
+            rows, first = part.x[:, stretched].argsort(), max(0, (len(part) - _SAMPLED) // 2)
+            rows = rows[first : first + _SAMPLED]
+            extents[stretched] = np.ptp(part.x[rows, stretched].cpu().numpy())
         part = part.take(rows.to(part.x.device))
         mean = snapshot.field().distribution.mean(part.x)
         residual = (part.y - part.apply(mean)).cpu().numpy()
-        first, second = _neighbours(part.x[:, space].cpu().numpy() / extents.clip(min=_TINY))
+        scaled = part.x[:, axes].cpu().numpy() / extents[axes].clip(min=_TINY)
+        first, second = _neighbours(scaled)
         ranks = residual.argsort(0).argsort(0)  # as quantiles of a standard normal distribution
         scores = scipy.special.ndtri((ranks + 0.5) / len(ranks))
         products.append((scores[first] * scores[second]).ravel())

@@ -26,9 +26,9 @@ def coast_observations(
     units: Sequence[str | None],
     polygon: object,
     spacing: object,
-    noise: float | None,
+    noise: object,
     at: object,
-) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], float]:
+) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], object]:
     """Points along a coast near the data, the normals there, and the variance of the flow across.
 
     Args:
@@ -83,7 +83,7 @@ def points_along(
     edges = ends - starts
     lengths = np.linalg.norm(edges, axis=-1)
     starts, edges, lengths = (values[lengths > 0] for values in (starts, edges, lengths))
-    counts = np.ceil(lengths / spacing - 1e-6).astype(int)  # not one more by rounding
+    counts = np.ceil(lengths / spacing - 1e-6).astype(int).clip(1)  # not one more by rounding
     edge = np.repeat(np.arange(len(edges)), counts)
     number = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
     share = (number + 0.5) / counts[edge]  # in the middle of equal parts, away from corners
@@ -130,6 +130,8 @@ def _rings(polygon: object) -> Iterator[Ring]:
     shape: Any = getattr(polygon, "__geo_interface__", polygon)
     if isinstance(shape, Mapping):
         rings = list(_of_geometry(shape))
+    elif not is_single(shape) and any(hasattr(part, "__geo_interface__") for part in shape):
+        rings = [ring for part in shape for ring in _rings(part)]
     else:
         parts = [] if is_single(shape) else list(shape)
         rings = [(shape, True)] if parts and np.ndim(parts[0]) == 1 else [(r, True) for r in parts]
@@ -144,6 +146,8 @@ def _rings(polygon: object) -> Iterator[Ring]:
 def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
     """Those of a geometry as of GeoJSON."""
     kind, vertices = shape.get("type"), shape.get("coordinates", ())
+    if kind in ("Polygon", "MultiPolygon", "LineString", "MultiLineString"):
+        vertices = _without_heights(vertices)
     if kind in ("GeometryCollection", "FeatureCollection"):
         for part in shape.get("geometries", shape.get("features", ())):
             yield from _rings(part)
@@ -160,12 +164,20 @@ def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
         raise ValueError(f"expected a polygon or line as a coast, got a geometry of type {kind!r}")
 
 
+def _without_heights(vertices: Any) -> Any:
+    """Nested vertices as of GeoJSON, without their third coordinate."""
+    if len(vertices) and np.ndim(vertices[0]) == 0:
+        return vertices[:2]
+    return [_without_heights(part) for part in vertices]
+
+
 def _vertices(ring: object, units: tuple[str | None, ...]) -> Float[np.ndarray, "v 2"]:
     """The vertices of a ring or line in the units of the directions of space."""
     array = as_real(in_column_units(ring, units, "the coast"), "the coast").numpy()
     if array.ndim != 2 or array.shape[-1] != 2 or len(array) < 2 or not np.isfinite(array).all():
         raise ValueError(
             "expected a coast as finite vertices (v, 2) of a ring, or a list of rings, got shape "
-            f"{array.shape}"
+            f"{array.shape}, with {int((~np.isfinite(array)).any(-1).sum())} rows of NaN or "
+            "infinite values; if such rows are between rings, give a list of the rings"
         )
     return array

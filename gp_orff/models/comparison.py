@@ -354,11 +354,12 @@ def compare_with_exact(
     if subset < 2:
         raise ValueError(f"compare_with_exact expects a subset of at least 2 points, got {subset}")
     state = model.state
+    x, y, choice = model.converted(x, y, Options(**options))
     x, y = as_points(x, state.data.num_inputs), as_matrix(y, "observations y (N, p)")
     # The first `subset` points of a random order are the data of both posteriors; predictions are
     # compared at these and at the next `subset` points, where error bars are wider.
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    data = _subset_of(model, x, y, Options(**options), order[:subset])
+    data = _subset_of(model, x, y, choice, order[:subset])
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises, inference = state.e_step.noises, state.inference
     results = []

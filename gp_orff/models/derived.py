@@ -5,17 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import gpytorch
+import numpy as np
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import directions_across, in_column_units, place_in_words
+from gp_orff.data.checks import directions_across, entries_in_units, place_in_words
 from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.validation import as_real
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.cross_validation import lengthscales_of
 from gp_orff.models.sample_paths import Summary
@@ -104,7 +104,7 @@ class NamedSymbols(ABC):
         if place is None:
             return None
         units = tuple(self.units[column] for column in self.space) if self.units else ()
-        return as_real(in_column_units(place, units, "reference"), "reference")
+        return torch.from_numpy(np.stack(entries_in_units(place, units, "reference")))
 
     def vector_potential(
         self, x: Float[Tensor, "n 3"], *, background: bool | None = None

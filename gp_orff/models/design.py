@@ -32,8 +32,10 @@ from torch import Tensor
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT
+from gp_orff.data.reading import unit_directions
 from gp_orff.data.statistics import Weights
-from gp_orff.data.validation import as_matrix, as_points
+from gp_orff.data.validation import as_points
+from gp_orff.features.chunked import as_box
 from gp_orff.inference.exact import ExactPosterior, prior_covariance
 from gp_orff.inference.posteriors import (
     FieldDistribution,
@@ -253,12 +255,7 @@ def _candidates(
         added = added + white
     if directions is None:
         return Candidates(Side.of(distribution, x), blocks, added.expand_as(blocks), None)
-    along = as_matrix(directions, "directions (C, p)").to(blocks)
-    if along.shape != (len(x), p):
-        raise ValueError(
-            f"expected directions of shape {(len(x), p)}, one for each candidate, got "
-            f"{tuple(along.shape)}"
-        )
+    along = unit_directions(directions, len(x), p).to(blocks)
     full = blocks if white is None else blocks + white
     blocks = torch.einsum("cp,cpq,cq->c", along, blocks, along)[:, None, None]
     more = torch.einsum("cp,cpq,cq->c", along, full, along)[:, None, None] - blocks
@@ -325,7 +322,7 @@ def _prices(cost: object, count: int) -> Float[Tensor, "C"]:
     if prices.shape != (count,) or not (prices > 0).all():
         raise ValueError(
             f"expected cost as {count} positive numbers, one for each candidate, got shape "
-            f"{tuple(prices.shape)}"
+            f"{tuple(prices.shape)}, with {int((~(prices > 0)).sum())} others"
         )
     return prices
 
@@ -383,7 +380,7 @@ def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
         return as_points(box, d).to(snapshot.device)
     if len(box) != d:
         raise ValueError(f"expected a region with (low, high) of {d} inputs, got {len(box)}")
-    low, high = torch.tensor(box, dtype=torch.float64).mT
+    low, high = torch.tensor(as_box(box, "region", "design"), dtype=torch.float64).mT
     engine = torch.quasirandom.SobolEngine(d, scramble=True, seed=0)
     return (low + (high - low) * engine.draw(_REGION, dtype=torch.float64)).to(snapshot.device)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,8 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import entries_in_units, in_column_units, plain_unit
+from gp_orff.data.units import Unit, units_of_columns
+from gp_orff.data.validation import as_real
 from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.kernels.tree import num_outputs
+from gp_orff.labelled.attributes import since_epoch
 from gp_orff.models.frozen_model import Snapshot
 from gp_orff.models.sample_paths import SamplePaths, Summary
 
@@ -103,6 +108,7 @@ class EnergySpectrum:
 def energy_spectrum(
     paths: SamplePaths,
     snapshot: Snapshot,
+    units: tuple[str | None, ...],
     wavenumbers: Float[Tensor, "m"] | None,
     box: Sequence[tuple[float, float]] | None,
     at: Sequence[float],
@@ -121,6 +127,8 @@ def energy_spectrum(
             f"energy_spectrum expects a field of two components, along its plane, got {outputs}; "
             "fit these two by themselves"
         )
+    rest = [column for column in range(snapshot.num_inputs) if column not in space]
+    of_space, of_rest = ([units[i] for i in columns if units] for columns in (space, rest))
     if len(at) != others:
         raise ValueError(
             f"energy_spectrum expects at= to give the {others} inputs that are not in space, such "
@@ -128,7 +136,10 @@ def energy_spectrum(
         )
     if not 0 < level < 1:
         raise ValueError(f"energy_spectrum expects a level between 0 and 1, got {level}")
-    box = np.array(box if box is not None else [snapshot.inference.data.box[i] for i in space])
+    if box is None:
+        box = [snapshot.inference.data.box[i] for i in space]
+    box = np.stack(entries_in_units(box, of_space, "box"))
+    wavenumbers = in_column_units(wavenumbers, _per_length(of_space, wavenumbers), "wavenumbers")
     if box.shape != (2, 2) or not (box[:, 0] < box[:, 1]).all():
         raise ValueError(
             f"energy_spectrum expects a box ((low, high), (low, high)) with extent, got {box}"
@@ -150,8 +161,10 @@ def energy_spectrum(
     ]
     for column, values in zip(space, np.meshgrid(*axes, indexing="ij"), strict=True):
         places[..., column] = values
-    rest = [column for column in range(snapshot.num_inputs) if column not in space]
-    places[..., rest] = np.asarray(at, dtype=float)
+    if any(isinstance(value, np.datetime64 | datetime | str) for value in at):
+        pairs = zip(at, of_rest or [None] * len(rest), strict=True)
+        at = [since_epoch(value, unit) for value, unit in pairs]
+    places[..., rest] = [value.item() for value in entries_in_units(at, of_rest, "at")]
     rows = torch.from_numpy(places.reshape(-1, snapshot.num_inputs)).split(_ROWS)
     values = torch.cat([paths(part) for part in rows], dim=1).unflatten(1, tuple(count))
     energy = windowed_energy(values, torch.from_numpy(extent), k)
@@ -192,6 +205,19 @@ def windowed_energy(
     return torch.einsum("km,smc->skc", near, parts) * density.unsqueeze(-1)
 
 
+def _per_length(
+    units: Sequence[str | None], wavenumbers: Float[Tensor, "m"] | None
+) -> tuple[str | None, ...]:
+    """The unit of wavenumbers: radians per unit of space, or that without radians if given so."""
+    of_space = {plain_unit(unit) for unit in units}
+    length = Unit.parse(of_space.pop()) if len(of_space) == 1 else None
+    if length is None:
+        return ()
+    given = Unit.parse(next(iter(units_of_columns(wavenumbers)), None))
+    radians = given is not None and given.root is not None and "radian" in given.root[2]
+    return (str(Unit.parse("radian" if radians else "1") * length**-1),)
+
+
 def _checked(
     wavenumbers: Float[Tensor, "m"] | None, lowest: float, highest: float
 ) -> Float[Tensor, "m"]:
@@ -205,7 +231,7 @@ def _checked(
     if wavenumbers is None:
         high = min(highest, max(_USUAL * lowest, 1.01 * low))
         return torch.from_numpy(np.geomspace(low, high, _DEFAULT))
-    k = torch.as_tensor(wavenumbers).double().cpu()
+    k = as_real(wavenumbers, "wavenumbers").cpu()
     if k.dim() != 1 or not len(k):
         raise ValueError(f"energy_spectrum expects wavenumbers (m,), got shape {tuple(k.shape)}")
     slack = 1e-9

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gp_orff.data.checks import in_column_units
+from gp_orff.data.checks import ColumnUnits, entries_in_units, in_column_units
 from gp_orff.data.noise import mixture_quantile
-from gp_orff.data.validation import as_places
+from gp_orff.data.validation import as_places, as_real
 from gp_orff.exact_gp.operators import posterior_covariance
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky, is_transformed
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 class FieldPosterior(NamedSymbols):
     """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
 
-    `model.posterior()` returns it. Variances are for the field without noise. They include the
-    uncertainty of a trained constant mean (universal kriging), also for symbols. After a fit to few
-    data, or with a learned spectrum, they include the uncertainty of the hyperparameters. The
-    posterior is then a mixture of normal distributions, with moments by `mean` and `variance`, and
-    intervals by `confidence_region`. A `symbol` is a linear map, such as `Divergence()`.
+    `model.posterior()` returns it. A `symbol` is a linear map of the field, such as `Divergence()`.
+    Variances are for the field without noise. They include the uncertainty of a trained constant
+    mean (universal kriging), also for symbols. After a fit to few data, or with a learned spectrum,
+    they include the uncertainty of the hyperparameters. The posterior is then a mixture of normal
+    distributions, with moments by `mean` and `variance`, and intervals by `confidence_region`.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
     the domain of a grid, a larger grid is built, or a ValueError is raised if that is impossible.
@@ -57,9 +57,11 @@ class FieldPosterior(NamedSymbols):
     Args:
         snapshot: the data, kernel, noise and mean of the model.
         units: the units of the columns of the points, if known. Points in other units, from
-            `gp_orff.labelled` or pint, are converted, and so are regions and references.
+            `gp_orff.labelled` or pint, are converted, and so is every other argument of a method.
+            An argument whose unit cannot be converted raises an error.
         coverage: the coverage of 95 % intervals, for observations that were held out after the fit;
             None if it was not computed. Datasets have it as an attribute.
+        units_of_outputs: the units of the components, if known, for noise and values with units.
 
     Example:
         >>> import gp_orff, torch
@@ -82,8 +84,10 @@ class FieldPosterior(NamedSymbols):
         snapshot: Snapshot,
         units: Sequence[str | None] = (),
         coverage: float | None = None,
+        units_of_outputs: Sequence[str | None] = (),
     ):
         self._snapshot, self.units, self.coverage = snapshot, tuple(units), coverage
+        self._columns = ColumnUnits(self.units, tuple(units_of_outputs))
         self._field = snapshot.field()
         self._extended: FieldOnDomain | None = None  # for the last points outside the domain
         self._image: tuple[FieldOnDomain, Symbol, FieldOnDomain] | None = None  # the last one
@@ -292,7 +296,11 @@ class FieldPosterior(NamedSymbols):
             ValueError: values of another shape.
         """
         weights, means, blocks = self._normals(x, symbol)
-        values = torch.as_tensor(values).to(means)
+        columns = self._columns
+        if symbol is not None:
+            columns = columns.of_symbol(symbol.length_power, self.space)
+        values = in_column_units(values, columns.y, "values")
+        values = as_real(values, "values").to(means)
         if values.shape != means.shape[1:]:
             raise ValueError(
                 f"expected values of shape {tuple(means.shape[1:])}, one row for each point, got "
@@ -324,16 +332,18 @@ class FieldPosterior(NamedSymbols):
         For any kernel, `curl_free_part` maps the complete field to its curl-free part.
 
         Args:
-            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each may be
-                a `HelmholtzKernel`. Or the name of a part of a `HelmholtzKernel`. If several terms
-                have such parts, select one term first: `field.part(0).part("curl_free")`. If the
-                complete kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
+            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each
+                may be a `HelmholtzKernel`. You can also give the name of a part of a
+                `HelmholtzKernel`. If several terms have such parts, select one term first:
+                `field.part(0).part("curl_free")`. If the complete kernel is a `HelmholtzKernel`,
+                its parts also have the indices 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum, or has no such term or several.
+            ValueError: the kernel is not a sum, or not exactly one term has this name or index.
             NotImplementedError: features of a sum of separable kernels.
         """
-        return FieldPosterior(PartSnapshot.of(self._snapshot, name), self.units)
+        part = PartSnapshot.of(self._snapshot, name)
+        return FieldPosterior(part, self.units, units_of_outputs=self._columns.y)
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
         """Draw functions from the posterior. If `paths` is the result, `paths(x)` is
@@ -408,7 +418,7 @@ class FieldPosterior(NamedSymbols):
             region: points (m, d), or a box as a tuple ((low, high), ...), in which 256 quasi-random
                 points are used. If None, the box of the data. For a target along a given path, pass
                 one point, zero.
-            directions: (C, p), where candidates observe the components along them.
+            directions: (C, p) unit vectors, where candidates observe the components along them.
             noise: the variance of an observation, of each observation (C,) or of each component
                 (p,), or covariances (p, p) or (C, p, p). If None, the noise of the data, if it is
                 the same for all.
@@ -433,7 +443,7 @@ class FieldPosterior(NamedSymbols):
             (torch.Size([3]), True)
         """
         points = in_column_units(candidates, self.units, "candidates")
-        region = in_column_units(region, self.units, "region")
+        region, noise = self._region(region), self._columns.variances(noise)
         return design(self._snapshot, points, count, target, region, directions, noise, cost)
 
     @chosen_threads()
@@ -465,7 +475,7 @@ class FieldPosterior(NamedSymbols):
             >>> int(field.redundancy().order[-1])  # the one that is far from the others
             0
         """
-        region = in_column_units(region, self.units, "region")
+        region = self._region(region)
         return redundancy(self._snapshot, stations, target, region)
 
     @torch.no_grad()
@@ -487,7 +497,8 @@ class FieldPosterior(NamedSymbols):
             wavenumbers: (m,), radians per unit of the inputs, at least two periods in the box. On a
                 frequency grid, at most 2/3 of its cut-off. Default: 24 at equal ratios.
             box: (low, high) of both directions of space. Default: the box of the data.
-            at: the values of the other inputs, for example a time.
+            at: the values of the other inputs, for example a time, or a date if
+                `gp_orff.labelled` read dates.
             num_paths, seed: as for `sample_paths`.
             level: the probability of the intervals.
 
@@ -496,7 +507,7 @@ class FieldPosterior(NamedSymbols):
             NotImplementedError: a field that is not planar, or a `part` of an exact model.
         """
         paths = self.sample_paths(num_paths, seed=seed)
-        return energy_spectrum(paths, self._snapshot, wavenumbers, box, at, level)
+        return energy_spectrum(paths, self._snapshot, self.units, wavenumbers, box, at, level)
 
     @torch.no_grad()
     def ellipses(
@@ -605,6 +616,12 @@ class FieldPosterior(NamedSymbols):
         how = {"names": names, "symbols": symbols, "attrs": attrs, "project": project}
         how |= {"paths": paths, "seed": seed}
         return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
+
+    def _region(self, region: object) -> object:
+        """Points, or a tuple of (low, high), in the units of the columns."""
+        if isinstance(region, tuple):
+            return tuple(entries_in_units(region, self.units, "region"))
+        return in_column_units(region, self.units, "region")
 
     def _warn_once(self, symbol: Symbol) -> None:
         """Warn of derivatives of which the data say nothing, once for each kind of symbol."""

@@ -62,8 +62,8 @@ class FitPlan:
 
     Attributes:
         searches: the searches in order, after starting values were found on 600 values. The last
-            one determines the result. If no search would improve the starting values, only the
-            search for these.
+            one determines the result. If no search would improve the starting values, the list
+            has only the search for these.
         numbers: the number of all observed values.
         reason: the reason for the representation of the kernel, in words; may be empty.
 

@@ -16,7 +16,7 @@ from gp_orff.data.checks import in_column_units
 from gp_orff.data.observations import less_reference, of_constants
 from gp_orff.data.validation import as_points
 from gp_orff.features.assemble import draw, expand, term_spectra, with_constants
-from gp_orff.features.chunked import Box
+from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.expansion import Expansion, apply_symbol
 from gp_orff.features.grid import GRID_INPUTS, Grid
@@ -456,7 +456,7 @@ def sample_prior(
     check_positive_integer(num_paths, "num_paths", "sample_prior")
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
-        box = None if domain is None else tuple((float(low), float(high)) for low, high in domain)
+        box = None if domain is None else as_box(domain, "domain", "sample_prior")
         num_inputs = _num_inputs(kernel, box)
         draws, box = _drawn(kernel, num_inputs, box, seed)
         expansion = with_constants(expand(kernel, draws, num_inputs).double(), terms(kernel), draws)

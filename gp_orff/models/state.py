@@ -1,7 +1,7 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
 from gp_orff.data.pointwise import any_pointwise, require_gaussian
-from gp_orff.data.sources import base_means
+from gp_orff.data.sources import base_means, is_constant, varying_mean
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners
@@ -39,6 +39,7 @@ from gp_orff.fitting.scoring import leave_much_open
 from gp_orff.inference.features import Inference, log_marginal_likelihood
 from gp_orff.inference.iterative_system import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
+from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.derived import note_of_places
 from gp_orff.models.few_readings import Sample, leaves_spectra_open, sample_of_hyperparameters
 from gp_orff.models.frozen_model import ModelSnapshot
@@ -182,6 +183,31 @@ class ModelState:
         if not state.e_step.refreshes or _are_equal(state._hyperparameters, self.weighted_at):
             return state
         return state.converged
+
+    def following(
+        self, before: Sequence[Mean], after: Mean, mean: Float[Tensor, "p"] | None
+    ) -> "ModelState":
+        """The state for another mean that varies: the data were read less `before`, if there is
+        one.
+
+        Raises:
+            RuntimeError: data that are not stored, or block means along tracks.
+        """
+        data, p = self.data, num_outputs(self.kernel)
+        if not data.revisitable or data.tracks:
+            raise RuntimeError(
+                f"expected the {type(after).__name__} that was subtracted from the data, got other "
+                "parameters or another mean, which statistics and observations along tracks do "
+                "not follow; call condition(x, y) again"
+            )
+
+        def further(x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
+            present = varying_mean(after, x, p)
+            return present - sum(varying_mean(mean, x, p) for mean in before)
+
+        parts = {"data": data.less(further), "counts": Memo(), "reached": Memo()}
+        representation = replace(self.representation, **parts)
+        return ModelState.of(representation, mean, self.history).converged
 
     def with_new_groups(self, data: Data) -> "ModelState":
         """The state with a likelihood for every new group."""
@@ -443,6 +469,20 @@ def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
 
 def default_mean(num_outputs: int) -> Mean:
     return MultitaskMean(ConstantMean(), num_outputs) if num_outputs > 1 else ConstantMean()
+
+
+def trend_of(mean: Mean) -> tuple[Mean, ...]:
+    """A copy of a mean that varies, which is subtracted from data; none of a constant one."""
+    return () if is_constant(mean) else (deepcopy(mean),)
+
+
+def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
+    """Whether the copy that `trend_of` made is still that of the mean."""
+    if not before or is_constant(mean):
+        return not before and is_constant(mean)
+    stored, present = before[0].state_dict(), mean.state_dict()
+    same = str(before[0]) == str(mean) and stored.keys() == present.keys()
+    return same and all(torch.equal(value, present[name]) for name, value in stored.items())
 
 
 def is_trained(mean: Mean) -> bool:

@@ -410,11 +410,24 @@ def _same_function(one: object, other: object) -> bool:
 
 
 def describe_rule(rule: Rule) -> dict | None:
-    """A rule of this package as plain values; None for another rule."""
+    """A rule of this package as plain values; None for another rule.
+
+    Raises:
+        ValueError: a rule with a function, which cannot be written to a file.
+    """
     exported = dataclasses.is_dataclass(rule) and getattr(
         features, type(rule).__name__, None
     ) is type(rule)
-    return {"class": type(rule).__name__, **dataclasses.asdict(rule)} if exported else None
+    if not exported:
+        return None
+    values = dataclasses.asdict(rule)
+    if any(map(callable, values.values())):
+        raise ValueError(
+            f"expected a frequency rule of plain values, got {rule}, with a function that cannot "
+            "be written to a file; save kernel.state_dict() and the data, and call condition again "
+            "after loading"
+        )
+    return {"class": type(rule).__name__, **values}
 
 
 def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:

@@ -75,8 +75,10 @@ from gp_orff.models.state import (
     copied_if_small,
     default_mean,
     is_trained,
+    is_trend,
     raw_parameters,
     restored_on_failure,
+    trend_of,
     with_groups,
 )
 from gp_orff.models.storage import (
@@ -186,6 +188,7 @@ class VectorFieldGP(GP):
         self.frequencies = frequencies
         self.likelihoods = NamedLikelihoods()  # of groups with a name
         self._assigned: ModelState | None = None
+        self._trend: tuple[Mean, ...] = ()  # a copy of a varying mean, subtracted from the data
         self._units = ColumnUnits()  # of the data that it was fitted to, as far as they are known
         self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
         given = next(kernel.parameters(), None)  # the amplitude, which may be new, is the first
@@ -248,12 +251,13 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
-        `x` and `y` replace all stored data. Without them, the model learns again from these.
+        `x` and `y` replace all stored data. Without them, the model learns again from the stored
+        data.
         Parameters with `requires_grad=False` are not trained.
 
-        For at most 120 vectors, or as many values, the hyperparameters have weak priors in the
-        units of the data (module `gp_orff.fitting.scoring`). Priors that you register replace
-        these. The posterior integrates over all hyperparameters: see `posterior`.
+        For at most 120 vectors, or as many values as these have, the hyperparameters have weak
+        priors in the units of the data (module `gp_orff.fitting.scoring`). Priors that you register
+        replace these. The posterior integrates over all hyperparameters: see `posterior`.
 
         You get a `CalibrationWarning` if the held-out coverage of 95 % intervals is too low. You
         get a `DataWarning` in these cases:
@@ -287,9 +291,10 @@ class VectorFieldGP(GP):
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
             merge: a distance in the units of x, within which the exact kernel merges positions; 0
                 merges none. If None, it merges positions that the prior does not distinguish, if
-                this saves a fifth of the values. It merges more distant ones if the field changes
-                less between them than grids truncate. In small data sets, records with equal values
-                at one place are copies, which are used once, even if rounded differently.
+                this saves a fifth of the values. It also merges positions between which the field
+                has a smaller variance than a grid would truncate. In small data sets, records with
+                equal values at one place are copies, which are used once, even if rounded
+                differently.
             track: a label for each observation, or one for all. Observations of one track share an
                 offset and correlated noise: see `TrackLikelihood`. This levels the lines of a
                 survey, also with `directions`. A track may continue in later chunks. Its
@@ -550,9 +555,9 @@ class VectorFieldGP(GP):
         Args:
             polygon: the vertices (v, 2) of a ring, in the coordinates of the model, with the
                 coordinate of the first component first. Or a list of rings, of the coast and of
-                islands, or an object with `__geo_interface__`, such as a polygon of shapely. The
-                units of `polygon`, `spacing` and `at` are converted. For longitudes and latitudes,
-                pass `plane.forward(polygon)` with the `gp_orff.labelled.LocalPlane` of the data.
+                islands, or an object with `__geo_interface__`, such as a polygon of shapely. For
+                longitudes and latitudes, pass `plane.forward(polygon)` with the
+                `gp_orff.labelled.LocalPlane` of the data. The units of all arguments are converted.
             spacing: the spacing of the points along the coast; half of the shortest lengthscale if
                 None.
             noise: the variance of the flow through the coast; a ten-thousandth of the prior
@@ -590,22 +595,26 @@ class VectorFieldGP(GP):
     def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
         """Return the posterior given all data, as a `FieldPosterior`.
 
-        A RuntimeError is raised without data. With `marginalize=True`, error bars include the
-        uncertainty of the hyperparameters. The posterior is then a mixture over draws of all of
-        them. Their importance weights follow from the restricted likelihood and from the weak
-        priors of `fit`, or the registered ones. Draws continue until error bars are accurate to 2
-        %, or to 7 % after `observe`. The report lists the effective number of draws and the Pareto
-        k of the weights. Under Student-t noise, the weights of the observations are drawn as well.
-        With False, the learned values are treated as known. With None, the posterior integrates
-        over the hyperparameters after a `fit` to at most 120 vectors, or to at most 200 values with
-        a `LearnedSpectrumKernel`.
+        With `marginalize=True`, error bars include the uncertainty of the hyperparameters. The
+        posterior is then a mixture of normal distributions, one for each draw of the
+        hyperparameters. The importance weights of the draws follow from the restricted likelihood
+        and from the priors, which are the weak ones of `fit` or those that you register. Draws
+        continue until error bars are accurate to 2 %, or to 7 % after `observe`. The report lists
+        the effective number of draws and the Pareto k of the weights. Under Student-t noise, the
+        weights of the observations are drawn as well. With False, the learned values are treated as
+        known. With None, the posterior integrates over the hyperparameters after a `fit` to at most
+        120 vectors, or to at most 200 values with a `LearnedSpectrumKernel`.
 
         For kernels with a learned spectrum or with trained matrices of outputs, and for tracks, 32
-        draws near the learned values are used instead. A ValueError is raised for more than 1200
-        values and for features, because their hyperparameters are treated as known.
+        draws near the learned values are used instead.
+
+        Raises:
+            RuntimeError: the model has no data.
+            ValueError: `marginalize=True` with more than 1200 values or with features, for which
+                hyperparameters are treated as known.
         """
         snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
-        return FieldPosterior(snapshot, self._units.x, coverage)
+        return FieldPosterior(snapshot, self._units.x, coverage, self._units.y)
 
     @chosen_threads()
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
@@ -642,12 +651,12 @@ class VectorFieldGP(GP):
 
         `x`, `y` and `options` are as for `fit`. A RuntimeError is raised if the model has no data,
         and a ValueError for points outside the domain of `statistics`. The model does not change.
-        Copies of it, for example on workers that read parts of the data, make statistics that add
-        exactly.
+        Statistics from copies of a model add exactly, for example those of workers that each read a
+        part of the data.
 
         Under Student-t noise, stored observations have the weights from the fit, so that
-        subtracting removes them exactly. Other observations get weights from the present posterior.
-        So do all observations if the model stores only statistics.
+        subtracting removes them exactly. Other observations, and all if the model stores only
+        statistics, get weights from the present posterior.
         """
         state = self.state
         held = state.statistics_only()
@@ -993,7 +1002,7 @@ class VectorFieldGP(GP):
         if y is None:
             source = Chunks(reader, x, options, show_pass, units)
         else:
-            source = Arrays(reader, *in_units(units, x, y, options))
+            source = Arrays(reader, *self.converted(x, y, options))
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
         data = Dataset.of(source, num_points, spans)
         if learning:
@@ -1027,6 +1036,11 @@ class VectorFieldGP(GP):
             self._units = before
             raise
 
+    def converted(self, x: object, y: object, options: Options) -> tuple[object, object, Options]:
+        """The arguments `x`, `y` and `options` of `fit` in the units of the model, as far as these
+        are known."""
+        return in_units(self._units_of(x, y, options), x, y, options)
+
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
         """The data that `x`, `y` and `options` describe. Small arrays are copied, so that the
         caller cannot change them. With `learning`, the blocks of tracks are chosen again."""
@@ -1057,7 +1071,7 @@ class VectorFieldGP(GP):
         `data`."""
         if not data.tracks:
             return []
-        x, y, options = in_units(self._units_of(x, y, options), x, y, options)
+        x, y, options = self.converted(x, y, options)
         spans = {part.key.label: part.span for part in data.tracks}
         plain = self._read(x, y, replace(options, track=None, time=None))
         return [
@@ -1075,9 +1089,13 @@ class VectorFieldGP(GP):
 
     @property
     def _held(self) -> ModelState:
-        """The state as it was assigned last."""
+        """The state as it was assigned last, for the present mean if that varies."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
+        if not is_trend(self._trend, self.mean):
+            means = self._trend, self.mean, self._fixed_mean
+            self._assigned = self._assigned.following(*means)
+            self._trend = trend_of(self.mean)
         return self._assigned
 
     @property
@@ -1165,7 +1183,7 @@ class VectorFieldGP(GP):
                 self.likelihood = likelihood
             else:
                 self.likelihoods[label] = likelihood
-        self._assigned = state
+        self._assigned, self._trend = state, trend_of(self.mean)
         self.eval()
         self._learned = self._hyperparameters() if state.history.weak_priors else None
         return self
@@ -1184,6 +1202,7 @@ class VectorFieldGP(GP):
         """`.to(device)` moves the data too."""
         before = next(self.kernel.parameters()).device
         super()._apply(fn, recurse)
+        self._trend = tuple(mean._apply(fn, recurse) for mean in self._trend)
         device = next(self.kernel.parameters()).device
         if self._assigned is not None and device != before:
             self._assigned = self._assigned.to(device)

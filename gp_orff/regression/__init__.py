@@ -1,5 +1,6 @@
 """Ridge regression of vectors, semi-supervised and multi-view learning, and classification."""
 
+from gp_orff.regression.exact import OVKRidge
 from gp_orff.regression.laplacian import graph_laplacian, view_disagreement
 from gp_orff.regression.ridge import ORFFRidge, ORFFRidgeClassifier, ORFFRidgeCV, simplex_codes
 
@@ -7,6 +8,7 @@ __all__ = [
     "ORFFRidge",
     "ORFFRidgeCV",
     "ORFFRidgeClassifier",
+    "OVKRidge",
     "graph_laplacian",
     "simplex_codes",
     "view_disagreement",

@@ -34,6 +34,7 @@ from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
+from gp_orff.regression.laplacian import check_laplacian, graph_laplacian
 from gp_orff.threads import chosen_threads
 
 # The learning problem min_θ Σ ‖C f(x_i) − y_i‖² + α‖θ‖² + w fᵀMf.
@@ -49,7 +50,7 @@ Matrix = sparse.csr_array | np.ndarray
 class Problem:
     """Points, targets and penalties, under an expansion of the field f with p outputs."""
 
-    expansion: Expansion
+    expansion: Expansion | None  # None for an exact kernel
     x: Float[Tensor, "N d"]
     y: Float[Tensor, "N q"]  # NaN in the rows without a label
     alpha: float
@@ -234,9 +235,7 @@ class FeatureMap:
                 "expected a kernel without frequencies, got an ORFFKernel; use its base_kernel, "
                 "and its rule as frequencies="
             )
-        kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
-        if isinstance(kernel, Kernel):
-            kernel = kernel.double().requires_grad_(False)
+        kernel = fixed_kernel(kernel, x)
         features = cls._resolving(kernel, rule, box_of(x))
         features.check(x)
         if features.truncated > _MOST_TRUNCATED:
@@ -269,8 +268,12 @@ class FeatureMap:
         Raises:
             ValueError: they are outside the domain of the rule.
         """
-        ends = torch.tensor(self.box, dtype=torch.float64).mT
-        check_domain(self.kernel.base_kernel, self.kernel.frequencies, ends, x)
+        check_domain(self.kernel.base_kernel, self.kernel.frequencies, self._ends, x)
+
+    @cached_property
+    def _ends(self) -> Float[Tensor, "2 d"]:
+        """The lowest and the highest corner of the box."""
+        return torch.tensor(self.box, dtype=torch.float64).mT
 
     def covered(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
         """Which of the points these features serve; `widened` ones serve the others.
@@ -324,6 +327,23 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
     if isinstance(rule, Auto) and rule.domain is None and rule.data is None:
         return replace(rule, data=box)
     return rule
+
+
+def fixed_kernel(kernel: Kernel | None, x: Float[Tensor, "N d"]) -> Kernel:
+    """A copy of the kernel in float64 that is not trained; `median_kernel` without one.
+
+    Raises:
+        ValueError: a batch of kernels.
+    """
+    kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
+    if not isinstance(kernel, Kernel):  # refused where it is used
+        return kernel
+    if kernel.batch_shape:
+        raise ValueError(
+            f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "
+            "estimator for each kernel of the batch"
+        )
+    return kernel.double().requires_grad_(False)
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
@@ -402,7 +422,7 @@ class Solver(ABC):
 
 
 def refuse_laplacian(name: str, problem: Problem) -> None:
-    """Raise ValueError if the problem has a Laplacian, which iterative solvers do not take."""
+    """Raise ValueError if the problem has a Laplacian, which this solver does not take."""
     if problem.laplacian is not None:
         raise ValueError(
             f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
@@ -433,6 +453,11 @@ class Fitted:
     streamed: bool = False  # whether `problem` is that of the last chunk only
     wider: list["Fitted"] = field(default_factory=list)  # for points farther out, if there were any
 
+    @property
+    def combination(self) -> Float[Tensor, "q p"] | None:
+        """C."""
+        return self.problem.combination
+
     @torch.no_grad()
     def values(
         self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
@@ -441,7 +466,7 @@ class Fitted:
         near = self.features.covered(x)
         if near.all():
             expansion = combined(self.features.expansion, combination)
-            return expansion.phi.apply(x, expansion.column_weights(self.solution.theta))
+            return expansion.apply(x, self.solution.theta)
         far = self._wider_for(x[~near]).values(x[~near], combination)
         values = far.new_empty(len(x), far.shape[-1])
         values[~near], values[near] = far, self.values(x[near], combination)
@@ -471,8 +496,8 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def predict(self, X: ArrayLike) -> Float[np.ndarray, "n q"] | Float[np.ndarray, "n"]:
         """The learned values at points X (n, d): C f(X), (n, q), or (n,) if y was a vector.
 
-        On a frequency grid that follows the data, points farther out are served by a larger grid,
-        for which the weights are computed again.
+        With features on a frequency grid that follows the data, points farther out are served by a
+        larger grid, for which the weights are computed again.
 
         Raises:
             NotFittedError: `fit` was not called.
@@ -481,7 +506,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 its own or that data came to in chunks.
         """
         check_is_fitted(self)
-        values = self._values(X, self._fitted.problem.combination)
+        values = self._values(X, self._fitted.combination)
         return values[:, 0] if self._is_vector else values
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
@@ -529,3 +554,31 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         self.kernel_ = fitted.features.kernel
         self.coef_ = theta[:, 0] if theta.shape[1] == 1 else theta
         self.n_iter_ = fitted.solution.num_iterations
+
+
+class CombinedRegressor(FeatureRegressor):
+    """A regression of combinations C f, with a Laplacian of weight `laplacian_weight`."""
+
+    @chosen_threads()
+    def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
+        """f(X) (n, p): the outputs of the kernel, before C combines them.
+
+        Args:
+            X: points (n, d).
+
+        Raises:
+            NotFittedError, ValueError: as `predict`.
+        """
+        check_is_fitted(self)
+        return self._values(X, None)
+
+    def _laplacian(
+        self, laplacian: Matrix | None, x: Float[Tensor, "N d"], num_outputs: int
+    ) -> Matrix | None:
+        """w M; None if w = 0."""
+        weight = checked_number(self, "laplacian_weight")
+        if laplacian is not None:
+            laplacian = check_laplacian(laplacian, len(x), num_outputs)
+        if weight == 0:
+            return None
+        return weight * (graph_laplacian(x) if laplacian is None else laplacian)

@@ -326,19 +326,29 @@ def _penalty(parts: Design, problem: Problem) -> Float[Tensor, "m m"]:
 
 
 def _dual_solution(problem: Problem) -> Float[Tensor, "F _"]:
-    """θ = Φᵀa, (B ΦΦᵀ + α) a = C*y with B = C*C + w M."""
-    p = problem.expansion.num_outputs
+    """θ = Φᵀa, with the coefficients a of K = ΦΦᵀ."""
     phi = problem.expansion.features(problem.x)  # (N·p, F)
-    c = torch.eye(p, dtype=phi.dtype) if problem.combination is None else problem.combination
-    seen = problem.labelled.to(phi)
+    return phi.mT @ coefficients(phi @ phi.mT, problem)
+
+
+def coefficients(gram: Float[Tensor, "n n"], problem: Problem) -> Float[Tensor, "n _"]:
+    """a of f = Σ_j K(·, x_j) a_j, from K at all points: (B K + α) a = C*y, B = C*C + w M.
+
+    It is Equation 72 of Minh 2016. The columns of y have a column each if K is scalar and C None.
+    """
+    p = len(gram) // len(problem.x)
+    c = torch.eye(p, dtype=gram.dtype) if problem.combination is None else problem.combination
+    seen = problem.labelled.to(gram)
     y = torch.where(problem.labelled.unsqueeze(-1), problem.y, 0.0)
     right = y if problem.combination is None and p == 1 else (y @ c).reshape(-1, 1)
-    b = torch.kron(seen.diag(), c.mT @ c) + torch.from_numpy(_dense(problem.laplacian, len(phi)))
+    b = torch.kron(seen.diag(), c.mT @ c)
+    if problem.laplacian is not None:
+        b += torch.from_numpy(_dense(problem.laplacian, len(gram)))
     # A product of symmetric matrices, not symmetric itself: hence a general solution, no Cholesky
     # factor.
-    system = b @ (phi @ phi.mT)
+    system = b @ gram
     system.diagonal().add_(problem.alpha)
-    return phi.mT @ torch.linalg.solve(system, right)
+    return torch.linalg.solve(system, right)
 
 
 def _dense(laplacian: Matrix, size: int) -> Float[np.ndarray, "n n"]:

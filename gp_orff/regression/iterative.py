@@ -11,6 +11,7 @@ from scipy.sparse.linalg import LinearOperator, lsmr
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.autograd import grad
+from torch.linalg import solve_triangular
 from torch.nn.functional import mse_loss
 
 from gp_orff.features.expansion import Expansion
@@ -23,6 +24,7 @@ from gp_orff.regression.base import (
     refuse_loss,
 )
 from gp_orff.regression.direct import Cholesky, Stein
+from gp_orff.regression.laplacian import penalty
 
 # Stochastic gradient descent on the weights of features, for any loss and without a learning rate.
 #
@@ -39,6 +41,11 @@ from gp_orff.regression.direct import Cholesky, Stein
 # 3. `pass_over` visits the points in random order, in batches of at most 64.
 # 4. The average of the iterates with weights ∝ (t/T)⁸ is the result, because single iterates
 #    fluctuate with the batches; the power lets early iterates be forgotten.
+#
+# A Laplacian M is no sum over the points of a batch. Its penalty is quadratic in θ, as α‖θ‖² is,
+# and both are one: α‖θ‖² + w fᵀMf = α‖v‖² for v = Lᵀθ, L Lᵀ = I + (w/α) ΦᵀMΦ. In v the problem is
+# that without M, with the features ΦL⁻ᵀ of a kernel that M deforms (Sindhwani, Niyogi & Belkin
+# 2005). The descent goes on in v (`Whitening.factor`), and every loss is possible.
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -54,11 +61,12 @@ _DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
 
 @dataclass(frozen=True)
 class Whitening:
-    """Coordinates u of the weights: θ = u + V diag(gains) Vᵀu; an immutable value.
+    """Coordinates u of the weights: v = u + V diag(gains) Vᵀu and θ = L⁻ᵀv; an immutable value.
 
-    V are the principal directions of some rows of Φ. Features of variance λ along one of them have
-    variance λδ/(λ + δ) in u, and a gradient step advances equally along all with λ > δ. There are
-    at most a quarter as many of these as rows: those that a sample determines.
+    V are the principal directions of some rows of ΦL⁻ᵀ; without a Laplacian, L = I and θ = v.
+    Features of variance λ along one of them have variance λδ/(λ + δ) in u, and a gradient step
+    advances equally along all with λ > δ. There are at most a quarter as many of these as rows:
+    those that a sample determines.
 
     Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
     """
@@ -66,29 +74,40 @@ class Whitening:
     vectors: Float[Tensor, "F r"]
     gains: Float[Tensor, "r 1"]
     row_size: float  # the root mean square length of the rows of Φ, in u
+    factor: Float[Tensor, "F F"] | None = None  # L; None: the identity
 
     @classmethod
-    def of(cls, features: Float[Tensor, "n F"], least: float) -> "Whitening":
+    def of(
+        cls,
+        features: Float[Tensor, "n F"],
+        least: float,
+        factor: Float[Tensor, "F F"] | None = None,
+    ) -> "Whitening":
         """From n rows of Φ, with δ ≥ `least`."""
+        if factor is not None:
+            features = solve_triangular(factor, features.mT, upper=False).mT
         _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
         variance = singular.square() / len(features)
         determined = min(len(features) // 4, len(variance) - 1)
         limit = variance[determined].clamp_min(max(least, _ROUNDING * variance[0].item()))
         share = limit / (variance + limit)
-        return cls(
-            vectors.mT, (share.sqrt() - 1).unsqueeze(-1), (share * variance).sum().sqrt().item()
-        )
+        row_size = (share * variance).sum().sqrt().item()
+        return cls(vectors.mT, (share.sqrt() - 1).unsqueeze(-1), row_size, factor)
 
-    def theta(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        """θ."""
+    def penalised(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """v, whose square is penalised."""
         return u + self.vectors @ (self.gains * (self.vectors.mT @ u))
+
+    def theta(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """θ from v."""
+        return v if self.factor is None else solve_triangular(self.factor.mT, v, upper=True)
 
 
 @dataclass(frozen=True)
 class Descent:
     """A descent after some steps; an immutable value.
 
-    It minimises Σ loss + α‖θ‖², divided by the number of values in the sum. Steps are u ← u − η g
+    It minimises Σ loss + α‖v‖², divided by the number of values in the sum. Steps are u ← u − η g
     with gradients g of up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits
     losses of any scale and smoothness. The average of u has weights ∝ (t/T)^8.
 
@@ -116,6 +135,7 @@ class Descent:
         loss: Loss,
         penalty: float,
         seed: int,
+        factor: Float[Tensor, "F F"] | None = None,
     ) -> "Descent":
         """At θ = 0, with coordinates and a first step that suit a sample of these data.
 
@@ -124,6 +144,7 @@ class Descent:
                 y has weights of its own.
             x, y, loss, penalty: as in `pass_over`.
             seed: of the sample and of the order of the points in all passes.
+            factor: L of the Laplacian; None without one.
 
         Raises:
             ValueError: the loss at zero is not a finite number.
@@ -131,7 +152,7 @@ class Descent:
         points, values = _sample(expansion, x, y, seed)
         num_columns = y.shape[-1] if expansion.num_outputs == 1 else 1
         least = penalty * num_columns * _units_of_squares(loss, values)
-        whitening = Whitening.of(expansion.features(points), least)
+        whitening = Whitening.of(expansion.features(points), least, factor)
         u = y.new_zeros(expansion.num_features, num_columns)
         return cls(expansion, whitening, seed + 1, u, u, reach=0.0).reaching(x, y, loss)
 
@@ -158,11 +179,11 @@ class Descent:
     @property
     def theta(self) -> Float[Tensor, "F k"]:
         """θ, averaged."""
-        return self.whitening.theta(self.average)
+        return self.whitening.theta(self.whitening.penalised(self.average))
 
     def field(self, x: Float[Tensor, "n d"], theta: Float[Tensor, "F k"]) -> Float[Tensor, "n q"]:
         """Φ(x)θ, a column for each output, or for each column of θ."""
-        return self.expansion.phi.apply(x, self.expansion.column_weights(theta))
+        return self.expansion.apply(x, theta)
 
     @torch.no_grad()
     def pass_over(
@@ -229,9 +250,9 @@ class Descent:
         self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
     ) -> Float[Tensor, ""]:
         """The mean loss plus the penalty."""
-        theta = self.whitening.theta(u)
-        value = _mean_loss(loss, self.field(x, theta), y)
-        return value + penalty * theta.square().sum()
+        v = self.whitening.penalised(u)
+        value = _mean_loss(loss, self.field(x, self.whitening.theta(v)), y)
+        return value + penalty * v.square().sum()
 
 
 def _sample(
@@ -314,14 +335,13 @@ class Lsmr(Solver):
 
 def _product(expansion: Expansion, x: Float[Tensor, "N d"], theta: np.ndarray) -> np.ndarray:
     """Φθ."""
-    weights = expansion.column_weights(torch.from_numpy(theta).reshape(-1, 1))
-    return expansion.phi.apply(x, weights).flatten().numpy()
+    return expansion.apply(x, torch.from_numpy(theta).reshape(-1, 1)).flatten().numpy()
 
 
 def _adjoint(expansion: Expansion, x: Float[Tensor, "N d"], values: np.ndarray) -> np.ndarray:
     """Φᵀv."""
     values = torch.from_numpy(values).reshape(len(x), expansion.num_outputs)
-    return expansion.feature_values(expansion.phi.adjoint(x, values)).flatten().numpy()
+    return expansion.adjoint(x, values).flatten().numpy()
 
 
 # Stochastic gradients: ridge regression with any loss, also of data in chunks.
@@ -333,7 +353,7 @@ _LENGTH_DECAY = 0.25  # power of the pass; that of the step is about 1/2 besides
 
 
 class Sgd(Solver):
-    """θ by stochastic gradient descent on Σ loss + α‖θ‖².
+    """θ by stochastic gradient descent on Σ loss + α‖θ‖² + w fᵀMf.
 
     Brault et al. 2016, Appendix D.1.1 i. `solve` compares the predictions after 1, 2, 4, 8, …
     passes: it stops if they change by less than `tol`, relative to their size. `partial` is one
@@ -344,16 +364,16 @@ class Sgd(Solver):
     name = "sgd"
 
     def solve(self, problem: Problem, options: Options) -> Solution:
-        refuse_laplacian(self.name, problem)
         (x, y), loss = problem.labels, options.loss or mse_loss
         limit = options.max_iter or _MAX_PASSES
         tol = _SGD_TOLERANCE if options.tol is None else options.tol
-        penalty = problem.alpha / y.numel()
-        descent = Descent.start(problem.observed, x, y, loss, penalty, options.seed)
+        share = problem.alpha / y.numel()
+        factor = _factor(problem)
+        descent = Descent.start(problem.observed, x, y, loss, share, options.seed, factor)
         before = None
         while descent.passes < limit:
             length = (descent.passes + 1) ** -_LENGTH_DECAY
-            descent = descent.pass_over(x, y, loss, penalty, length)
+            descent = descent.pass_over(x, y, loss, share, length)
             if descent.passes.bit_count() == 1:  # a power of two
                 now = descent.field(x, descent.theta)
                 if before is not None and torch.dist(now, before) <= tol * now.norm():
@@ -371,25 +391,38 @@ class Sgd(Solver):
     def partial(
         self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
     ) -> Solution:
-        refuse_laplacian(self.name, problem)
         (x, y), loss = problem.labels, options.loss or mse_loss
         if earlier is None:
-            penalty = problem.alpha / y.numel()
-            descent = Descent.start(problem.observed, x, y, loss, penalty, options.seed)
+            share = problem.alpha / y.numel()
+            descent = Descent.start(problem.observed, x, y, loss, share, options.seed)
         else:
-            descent = _descent_of(earlier[1]).reaching(x, y, loss)
+            descent = _descent_of(*earlier).reaching(x, y, loss)
             # The loss is a mean over a batch: α is divided by the number of all values so far.
-            penalty = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
-        descent = descent.pass_over(x, y, loss, penalty)
+            share = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
+        descent = descent.pass_over(x, y, loss, share)
         return Solution(descent.theta, descent.passes, descent)
 
 
-def _descent_of(solution: Solution) -> Descent:
-    """The descent that found a solution."""
-    if not isinstance(solution.state, Descent):
+def _factor(problem: Problem) -> Float[Tensor, "F F"] | None:
+    """L, with L Lᵀ = I + (w/α) ΦᵀMΦ; None without a Laplacian."""
+    if problem.laplacian is None:
+        return None
+    if problem.alpha == 0:
         raise ValueError(
-            "expected a model learned by solver='sgd' before, got another solver's; pass all data "
-            "to fit, or begin with a clone"
+            "solver='sgd' with a Laplacian expects alpha > 0, got 0; a small one, such as 1e-6 "
+            "times the variance of the kernel, determines what labels and Laplacian do not"
+        )
+    matrix = penalty(problem.expansion, problem.x, problem.laplacian) / problem.alpha
+    matrix.diagonal().add_(1)
+    return torch.linalg.cholesky(matrix)
+
+
+def _descent_of(problem: Problem, solution: Solution) -> Descent:
+    """The descent that found a solution."""
+    if not isinstance(solution.state, Descent) or problem.laplacian is not None:
+        raise ValueError(
+            "expected a model learned by solver='sgd' before, without a Laplacian, got another "
+            "one; pass all data to fit, or begin with a clone"
         )
     return solution.state
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gp_orff.data.validation import as_points
 from gp_orff.features.columns import Columns
-from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
+from gp_orff.features.expansion import Expansion, KroneckerExpansion
 
 _BLOCK_BYTES = 256 * 2**20  # of the values of a block of features at all points
 _ROUNDING = 1e-9  # of M, relative to its largest entry
@@ -234,10 +234,9 @@ def penalty(
         return _same_for_all_outputs(expansion, x, laplacian)
 
     def product(theta: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        w = expansion.column_weights(theta)  # (M, p·k)
-        f = expansion.phi.apply(x, w).reshape(-1, theta.shape[-1])  # Φθ (N·p, k)
+        f = expansion.apply(x, theta).reshape(-1, theta.shape[-1])  # Φθ (N·p, k)
         image = _times(laplacian, f).reshape(len(x), -1)
-        return expansion.feature_values(expansion.phi.adjoint(x, image))
+        return expansion.adjoint(x, image)
 
     return _in_blocks(product, expansion.num_features, laplacian)
 
@@ -256,9 +255,10 @@ def column_penalty(
 
 @singledispatch
 def _same_for_all_outputs(
-    expansion: FeatureExpansion, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
+    expansion: Expansion, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
 ) -> Float[Tensor, "F F"]:
     """Φᵀ(M ⊗ I_p)Φ = φᵀMφ[c, c] ∘ (m mᵀ) for the columns c of the features."""
+    expansion = expansion.general()
     gram = expansion.gather(expansion.gather(column_penalty(expansion.phi, x, laplacian)).mT)
     return gram * (expansion.directions @ expansion.directions.mT)
 

@@ -8,10 +8,11 @@ from numbers import Integral
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy.typing import ArrayLike
 from scipy.linalg import helmert
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
@@ -19,6 +20,7 @@ from torch import Tensor
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import Rule
 from gp_orff.regression.base import (
+    CombinedRegressor,
     FeatureMap,
     FeatureRegressor,
     Fitted,
@@ -33,13 +35,12 @@ from gp_orff.regression.base import (
 )
 from gp_orff.regression.direct import Cholesky, Equations, design
 from gp_orff.regression.iterative import SOLVERS
-from gp_orff.regression.laplacian import check_laplacian, graph_laplacian
 from gp_orff.threads import chosen_threads
 
 # `ORFFRidge`: ridge regression of vectors on operator-valued Fourier features.
 
 
-class ORFFRidge(FeatureRegressor):
+class ORFFRidge(CombinedRegressor):
     r"""Ridge regression of vectors on operator-valued Fourier features, for scikit-learn.
 
     The field f(x) = Φ(x)θ minimises, over its F weights θ,
@@ -82,13 +83,14 @@ class ORFFRidge(FeatureRegressor):
               (Fong & Saunders 2011).
             - `"sgd"`: stochastic gradients, for any `loss` (Brault et al. 2016, Appendix D.1.1).
             - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
-        laplacian_weight: w ≥ 0, for `"cholesky"` and `"stein"`. To choose it by cross-validation,
-            make folds of the labelled rows only, and keep the others in every training set:
+        laplacian_weight: w ≥ 0, for all solvers but `"lsmr"`. `"sgd"` expects α > 0 with it, and
+            factorises one matrix of size F, for any `loss`. To choose w by cross-validation, make
+            folds of the labelled rows only, and keep the others in every training set:
             `cv=[(np.r_[train, unlabelled], test) for ...]`. A given M cannot be split: set held-out
             labels to NaN instead.
         loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
             over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
-            of squares. For `"sgd"`.
+            of squares, with a Laplacian too: V of Minh's Equation 67. For `"sgd"`.
         max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 256 if None.
             You get a `ConvergenceWarning` if they are not enough.
         tol: the tolerance at which iterations stop, 10⁻¹⁰ and 0.01 if None. It is the relative
@@ -133,6 +135,19 @@ class ORFFRidge(FeatureRegressor):
         ... )
         >>> search.best_params_
         {'alpha': 0.1}
+
+        Thirty labels, three of them wrong, and a graph of all points, under another loss than
+        squares:
+
+        >>> import torch
+        >>> few = y.copy()
+        >>> few[30:], few[:3] = np.nan, [[4.0, -5.0], [-3.0, 6.0], [5.0, 3.5]]
+        >>> model.set_params(laplacian_weight=0.01).fit(X, few).score(X, y) < 0
+        True
+        >>> model.set_params(loss=torch.nn.HuberLoss(delta=0.1)).fit(X, few).score(
+        ...     X, y
+        ... ) > 0.9
+        True
     """
 
     def __init__(
@@ -184,7 +199,8 @@ class ORFFRidge(FeatureRegressor):
             x, targets = self._read(X, y, reset=True)
             features = FeatureMap.of(self.kernel, self.frequencies, x)
             problem = self._problem(features, x, targets, combination)
-            problem = replace(problem, laplacian=self._penalty(laplacian, problem))
+            matrix = self._laplacian(laplacian, x, features.expansion.num_outputs)
+            problem = replace(problem, laplacian=matrix)
             solver, options = self._chosen_solver()
             solution = solver.solve(problem, options)
             self._assign(Fitted(features, problem, solution, solver, options))
@@ -232,19 +248,6 @@ class ORFFRidge(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, solver, options, streamed=True))
         return self
 
-    @chosen_threads()
-    def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
-        """f(X) (n, p): the outputs of the kernel, before C combines them.
-
-        Args:
-            X: points (n, d).
-
-        Raises:
-            NotFittedError, ValueError: as `predict`.
-        """
-        check_is_fitted(self)
-        return self._values(X, None)
-
     def _problem(
         self,
         features: FeatureMap,
@@ -254,16 +257,6 @@ class ORFFRidge(FeatureRegressor):
     ) -> Problem:
         c = checked_combination(combination, features.expansion.num_outputs, y.shape[-1])
         return Problem(features.expansion, x, y, checked_number(self, "alpha"), c)
-
-    def _penalty(self, laplacian: Matrix | None, problem: Problem) -> Matrix | None:
-        """w M; None if w = 0."""
-        weight = checked_number(self, "laplacian_weight")
-        if laplacian is not None:
-            num_outputs = problem.expansion.num_outputs
-            laplacian = check_laplacian(laplacian, len(problem.x), num_outputs)
-        if weight == 0:
-            return None
-        return weight * (graph_laplacian(problem.x) if laplacian is None else laplacian)
 
     def _chosen_solver(self) -> tuple[Solver, Options]:
         """The solver by its name, and the settings of iterative ones."""
@@ -437,6 +430,29 @@ _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
 }
 
 
+def _is_label(value: object) -> bool:
+    """Whether a value is not None, NaN, or the NA of pandas."""
+    try:
+        return value is not None and bool(value == value)
+    except TypeError:  # NA == NA is NA, which is no truth value
+        return False
+
+
+def _labels(y: ArrayLike) -> tuple[Shaped[np.ndarray, "l"], Bool[np.ndarray, "N"]]:
+    """The labels of the points that have one, and which these are: no NaN, and not None."""
+    if isinstance(y, list | tuple) and not all(map(_is_label, y)):
+        y = np.array(y, dtype=object)  # in an array of strings, NaN would be the string "nan"
+    values = column_or_1d(y, warn=True)
+    labelled = np.array([_is_label(value) for value in values], dtype=bool)
+    labels = values[labelled]
+    if values.dtype.kind == "O" and not labelled.all():
+        labels = np.array(labels.tolist())  # the type of the labels alone
+    labels = check_array(labels, ensure_2d=False, dtype=None, input_name="y", ensure_min_samples=0)
+    if len(labels):
+        check_classification_targets(labels)
+    return labels, labelled
+
+
 class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     r"""Classifier by ridge regression on operator-valued Fourier features and codes of classes.
 
@@ -464,6 +480,14 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         frequencies: the rule that chooses the frequencies; None as for `ORFFRidge`.
         alpha: α ≥ 0, the penalty of the squared weights.
         coding: "simplex" or "one-hot".
+        laplacian_weight: w ≥ 0, of the penalty w fᵀMf over all points, with and without a label.
+        loss: a function of the field (n, q) and of the codes (n, q), as tensors, which returns the
+            mean over their entries, in the place of the squares. With codes ±1 of two classes,
+            `lambda f, c: (1 - c * f).clamp_min(0).square().mean()` is that of support vector
+            machines with squared slacks; without the square it has kinks, and converges slowly if
+            α is small. With `coding="one-hot"`,
+            `lambda f, c: torch.nn.functional.cross_entropy(f, c) / q` is that of logistic
+            regression with q classes.
         solver, max_iter, tol, seed: as for `ORFFRidge`.
 
     Attributes:
@@ -483,6 +507,26 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         ... )
         >>> classifier.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) > 0.9
         True
+
+        Two arcs, a label on each, and a graph of all points; a support vector machine with the
+        Laplacian:
+
+        >>> import numpy as np
+        >>> angle = np.linspace(0, np.pi, 100)
+        >>> arc = np.stack([np.cos(angle), np.sin(angle)], axis=1)
+        >>> X, y = np.concatenate([arc, [1, 0.4] - arc]), np.repeat([0.0, 1.0], 100)
+        >>> few = np.full(200, np.nan)
+        >>> few[[10, 110]] = 0, 1
+        >>> slack = lambda f, c: (1 - c * f).clamp_min(0).square().mean()
+        >>> settings = dict(alpha=1e-3, loss=slack)
+        >>> kernel.lengthscale = 0.3
+        >>> machine = ORFFRidgeClassifier(
+        ...     kernel, gp_orff.MonteCarlo(100), **settings
+        ... )
+        >>> machine.fit(X, few).score(X, y) < 0.9
+        True
+        >>> machine.set_params(laplacian_weight=0.1).fit(X, few).score(X, y)
+        1.0
     """
 
     def __init__(
@@ -492,6 +536,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         alpha: float = 1.0,
         coding: str = "simplex",
         *,
+        laplacian_weight: float = 0.0,
+        loss: Callable[[Tensor, Tensor], Tensor] | None = None,
         solver: str = "auto",
         max_iter: int | None = None,
         tol: float | None = None,
@@ -501,17 +547,22 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         self.frequencies = frequencies
         self.alpha = alpha
         self.coding = coding
+        self.laplacian_weight = laplacian_weight
+        self.loss = loss
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
         self.seed = seed
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidgeClassifier":
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, laplacian: Matrix | None = None
+    ) -> "ORFFRidgeClassifier":
         """Fit the field to the codes of the labels.
 
         Args:
-            X: points (N, d).
-            y: labels (N,): integers, strings or booleans.
+            X: points (N, d), with and without a label.
+            y: labels (N,): integers, strings or booleans; NaN or None is a point without a label.
+            laplacian: M, as for `ORFFRidge.fit`; `graph_laplacian(X)` if None.
 
         Returns:
             This classifier.
@@ -520,17 +571,29 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
             ValueError: labels of one class only, an unknown `coding`, a kernel whose number of
                 outputs is neither 1 nor q; and as for `ORFFRidge.fit`.
         """
-        labels = column_or_1d(y, warn=True)
-        labels = check_array(labels, ensure_2d=False, dtype=None, input_name="y")
-        check_classification_targets(labels)
+        labels, labelled = _labels(y)
         classes, indices = np.unique(labels, return_inverse=True)
         codes = self._codes(classes)
         self._check_outputs(codes)
-        options = {name: getattr(self, name) for name in ("solver", "max_iter", "tol", "seed")}
+        targets = np.full((len(labelled), codes.shape[1]), np.nan)
+        targets[labelled] = codes[indices]
+        names = ("solver", "laplacian_weight", "loss", "max_iter", "tol", "seed")
+        options = {name: getattr(self, name) for name in names}
         regression = ORFFRidge(self.kernel, self.frequencies, self.alpha, **options)
-        regression.fit(X, codes[indices])
+        regression.fit(X, targets, laplacian)
         self.classes_, self.codes_, self.regression_ = classes, codes, regression
         return self
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The share of right labels among the points `X` (n, d) that have a label in `y` (n,).
+
+        Args:
+            X, y: points and labels; NaN or None is a point without a label.
+            sample_weight: weights (n,) of the points; equal if None.
+        """
+        labels, labelled = _labels(y)
+        weights = None if sample_weight is None else np.asarray(sample_weight)[labelled]
+        return accuracy_score(labels, self.predict(X)[labelled], sample_weight=weights)
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N T"] | Float[np.ndarray, "N"]:
         """Return the scores of the classes, ⟨f(x), c_t⟩; with two classes, half the difference of
@@ -591,8 +654,9 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     def _codes(self, classes: Shaped[np.ndarray, "T"]) -> Float[np.ndarray, "T q"]:
         if len(classes) < 2:
             raise ValueError(
-                "ORFFRidgeClassifier expects labels of at least two classes, got one class: "
-                f"{classes.tolist()}; there is nothing to distinguish, add points of another class"
+                "ORFFRidgeClassifier expects labels of at least two classes, got "
+                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is "
+                "nothing to distinguish, add points of another class"
             )
         if self.coding not in tuple(_CODES):
             raise ValueError(

@@ -106,7 +106,7 @@ class Symbol(ABC):
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier | None:
         """Q(ω), (D, q, p), for waves e^{i⟨ω, x⟩} that decay with height, ω = (k, ±i|k|).
 
-        The default, None, is for maps whose multiplier accepts complex frequencies, if they occur.
+        Return None, the default, if the multiplier of the symbol itself accepts complex ω.
 
         Args:
             omega: (D, 3), nonzero frequencies.
@@ -117,10 +117,11 @@ class Symbol(ABC):
     def of_affine(
         self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
     ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
-        """The image of k affine fields, value + Σ_j x_j slope_j, which is affine too.
+        """Return the symbol applied to k affine fields, value + Σ_j x_j slope_j.
 
-        With x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0, its value is Q(0) value − i Σ_j ∂_jQ(0) slope_j,
-        and its slopes are Q(0) slope_j. The value at a reference is not subtracted.
+        The result is affine too. Its slopes are Q(0) slope_j, and its value at x = 0 is Q(0) value
+        − i Σ_j ∂_jQ(0) slope_j, because x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0. The value at a
+        reference is not subtracted.
 
         Args:
             value: (p, k), the fields at x = 0.
@@ -189,14 +190,18 @@ class Symbol(ABC):
         return points
 
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """The points (m, d) of a field that the map at `x` (n, d) uses, at least the outermost.
+        """Return points (m, d) whose box contains all points where the symbol needs the field.
 
-        The default is x. The columns `space` of x are directions of space.
+        By default these are x. Integrals return the vertices of their paths or boxes.
+
+        Args:
+            x: points (n, d) at which the symbol is evaluated.
+            space: the columns of x that are directions of space.
         """
         return x
 
     def all_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """The points (m, d) that the map uses at `x` (n, d) and at the reference; see `points`.
+        """Return `points` for x (n, d) and for the reference, if there is one.
 
         `space` are the columns of x that are directions of space.
         """
@@ -207,8 +212,8 @@ class Symbol(ABC):
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
         """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
 
-        A matrix that is the same at all frequencies is a point. The result is None if the map is
-        not such a sum. The field has `num_dims` inputs in space and `p` components.
+        A symbol whose Q(ω) does not depend on ω is one point. The result is None if the map is not
+        such a sum. The field has `num_dims` inputs in space and `p` components.
         """
         if self.order:
             return None
@@ -321,13 +326,33 @@ class Composed(Symbol):
 TINY = 1e-300
 
 
+def unit_of(values: object) -> str | None:
+    """The unit that values come with: the attribute of an xarray object, or that of a quantity."""
+    attributes = getattr(values, "attrs", None)
+    if isinstance(attributes, dict):
+        unit = attributes.get("units")
+    elif hasattr(values, "magnitude"):  # of pint
+        unit = f"{values.units:C}"  # such as meter**2/second**2
+    else:  # of astropy
+        unit = getattr(values, "unit", None) if hasattr(values, "to_value") else None
+    return None if unit is None else str(unit)
+
+
+def refuse_units(values: object, what: str) -> None:
+    """Raise TypeError for numbers, or lists of them, with a unit that is not converted here."""
+    for value in values if isinstance(values, list | tuple) else ():
+        refuse_units(value, what)
+    unit = unit_of(values)
+    if unit is not None:
+        raise TypeError(
+            f"expected plain numbers for {what}, got a quantity in {unit!r}, which is not "
+            "converted here; give its numbers: quantity.to(unit).magnitude, or array.values"
+        )
+
+
 def copy_of(values: object) -> Float[Tensor, "*n"]:
     """A float64 copy of numbers of any type (list, array, tensor) that nobody else can change."""
-    if hasattr(values, "magnitude"):  # of pint
-        raise TypeError(
-            f"expected numbers in the unit of the points, got a quantity in '{values.units}'; "
-            "give its magnitude in that unit: quantity.to(unit).magnitude"
-        )
+    refuse_units(values, "places and directions, in the unit of the points")
     plain = values.tolist() if hasattr(values, "tolist") else values
     return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
 

@@ -263,14 +263,14 @@ class VectorPotential(_Antiderivative):
     The field is f = ∇×A + (a curl-free field) + (a constant field, the background). A has three
     outputs and is fixed by ∇·A = 0 (Coulomb gauge). The multiplier Q(ω) (see `Symbol`) is the
     matrix of v ↦ i (ω × v)/‖ω‖². The constant mean c of the field has the vector potential
-    ½ c × x. If all terms of the kernel are divergence-free, it is part of A.
+    ½ c × x, which is part of A if all terms of the kernel are divergence-free.
 
     Args:
         background: whether A includes the vector potential of the constant mean. If None, it does
             if the kernel is divergence-free.
 
     Example:
-        ω = (0, 0, 2) and v = (1, 0, 0): i · 2 · (0, 1, 0) / 4
+        The column of Q for ω = (0, 0, 2) and v = (1, 0, 0) is i (0, 2, 0)/4:
 
         >>> import gp_orff, torch
         >>> q = gp_orff.VectorPotential()(torch.tensor([[0.0, 0.0, 2.0]]), 3)
@@ -332,7 +332,7 @@ class CurlFreePart(_Part):
 
 @dataclass(frozen=True)
 class DivergenceFreePart(_Part):
-    """The divergence-free part of a field, without its background.
+    """The divergence-free part of a field, without the background, its constant mean.
 
     Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
 

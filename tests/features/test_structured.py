@@ -434,9 +434,6 @@ def spectral_matrix():
 
 
 NOT_SEPARABLE = {
-    "curl_free": lambda: gp_orff.CurlFreeKernel(num_dims=2),
-    "divergence_free": lambda: gp_orff.DivergenceFreeKernel(num_dims=2),
-    "helmholtz": lambda: gp_orff.HelmholtzKernel(num_dims=2),
     "spectral_matrix": spectral_matrix,
     "spectral_mixture": spectral_mixture,
     "sum": lambda: RBFKernel() + spectral_mixture(),

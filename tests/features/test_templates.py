@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 import warnings
 
 import numpy as np
@@ -25,7 +26,7 @@ from gp_orff.features import chunked
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.assemble import expand
 from gp_orff.features.columns import TrigColumns
-from gp_orff.features.zoo import TemplateColumns
+from gp_orff.features.zoo import Bump, TemplateColumns
 from gp_orff.regression import ORFFRidge
 from tests.support import oracles
 from tests.support.fields import draw
@@ -62,7 +63,8 @@ def columns(z, weighted=False, a=A, lengthscale=1.0):
     z = torch.as_tensor(z)
     inverse = torch.full((1, z.shape[-1]), 1 / lengthscale, dtype=torch.float64)
     center = torch.zeros(z.shape[-1], dtype=torch.float64)
-    return TemplateColumns(z, inverse, center, a, a if weighted else 2.0, tuple(range(z.shape[-1])))
+    function = Bump(a, a if weighted else 2.0)
+    return TemplateColumns(z, inverse, center, tuple(range(z.shape[-1])), function)
 
 
 # The kernel
@@ -328,7 +330,143 @@ def test_the_variance_that_callers_ask_for():
     assert features.mean_variance().item() == pytest.approx(1.0)
 
 
+# Any function and any sampler, eqs. (19) to (23)
+
+
+def squared_distance(s, r, t):
+    return r**2 - 2 * s + t**2
+
+
+def epanechnikov(s, r, t):
+    return (1 - squared_distance(s, r, t)).clamp_min(0)
+
+
+def ratio(s, r, t):
+    """Not a function of the distance."""
+    return (1 + s) / (1 + r + t)
+
+
+FUNCTIONS = {"epanechnikov": epanechnikov, "ratio": ratio}
+SAMPLERS = {
+    "uniform": (lambda u: 4 * u - 2, scipy.stats.uniform(-2, 4)),
+    "heavy tails": (scipy.stats.t(3).ppf, scipy.stats.t(3)),
+}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+@torch.no_grad()
+def test_functions_of_ones_own_against_the_integral_over_templates(function, sampler):
+    """(22) by scipy's quadrature, within 5 standard errors of 50 seeds of 200 templates."""
+    kappa, (draw_templates, law) = FUNCTIONS[function], SAMPLERS[sampler]
+    exact, center = ScaleKernel(rbf(1)).double(), 3.0
+    exact.outputscale = 1.5
+    x = torch.tensor([[2.2], [3.1], [3.5]], dtype=torch.float64)
+    scaled = ((x - center) / exact.base_kernel.lengthscale).squeeze().tolist()
+
+    def value(i, j):
+        def integrand(z):
+            both = (
+                kappa(*map(torch.tensor, (one * z, abs(one), abs(z)))).item()
+                for one in (scaled[i], scaled[j])
+            )
+            return math.prod(both) * law.pdf(z)
+
+        edges = sorted({-2.0, 2.0, *(s + e for s in scaled for e in (-1.0, 1.0))})
+        lower, upper = max(law.ppf(1e-9), -60.0), min(law.ppf(1 - 1e-9), 60.0)
+        cuts = [lower, *(e for e in edges if lower < e < upper), upper]
+        parts = itertools.pairwise(cuts)
+        return 1.5 * sum(scipy.integrate.quad(integrand, *part)[0] for part in parts)
+
+    expected = torch.tensor([[value(i, j) for j in range(3)] for i in range(3)])
+    rules = [
+        gp_orff.Templates(200, function=kappa, sampler=draw_templates, center=[center], seed=seed)
+        for seed in range(50)
+    ]
+    found = torch.stack([gp_orff.ORFFKernel(exact, rule)(x).to_dense() for rule in rules])
+    error, noise = (found.mean(0) - expected).abs(), found.std(0) / 50**0.5
+    assert (error < 5 * noise + 1e-5).all()  # and what the integral omits
+    assert (noise < 0.05 * expected.max()).all()  # so that it can fail
+
+
+def test_a_bump_as_a_function_of_ones_own():
+    """(24), with the templates of a normal law, is the kernel of `weighted=True` up to a factor."""
+    b = A * A - 2 * A
+    rule = gp_orff.Templates(
+        50_000,
+        function=lambda s, r, t: (-A / 2 * squared_distance(s, r, t)).exp(),
+        sampler=scipy.stats.norm(scale=b**-0.5).ppf,
+    )
+    x, kernel = 0.5 * draw(5, 1), rbf(1)
+    with torch.no_grad():
+        found = gp_orff.ORFFKernel(kernel, rule)(x).to_dense() * (1 - 2 / A) ** -0.5
+        scaled = x / kernel.lengthscale
+        squares = scaled.square().sum(-1)
+        share = -A / 2 * b / (2 * A + b) * (squares[:, None] + squares)
+        expected = share.exp() * kernel(x).to_dense()
+    # the standard error of the mean of 50 000 products below 1.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=5 * 1.5 / 50_000**0.5)
+
+
+def test_gradients_of_functions_of_ones_own():
+    """By points and lengthscales, against differences; at the center too, where ‖x̃‖ has a kink."""
+    rule = gp_orff.Templates(30, function=epanechnikov, sampler=lambda u: 4 * u - 2)
+    kernel = gp_orff.ORFFKernel(rbf(2), rule, num_dims=2).double()
+    x = torch.cat([torch.zeros(1, 2), 0.5 * draw(4, 2)]).double()
+
+    def gram(x, lengthscale):
+        kernel.base_kernel.lengthscale = lengthscale
+        (term,) = gp_orff.kernels.tree.terms(kernel.base_kernel)
+        phi, variances = kernel.frequencies[0].columns(term, 2)
+        phi = phi.with_tensors(1 / lengthscale)
+        return (phi.values(x) * variances.mT) @ phi.values(x).mT
+
+    lengthscale = torch.tensor([[0.8, 1.3]], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(gram, (x.requires_grad_(), lengthscale))
+
+
+@pytest.mark.parametrize("function", [epanechnikov, lambda s, r, t: epanechnikov(s, r, t)])
+def test_statistics_with_a_function_have_no_bytes(function):
+    """Bytes contain no code; the error comes before a file is written, not when it is read."""
+    rule = gp_orff.Templates(20, function=function, sampler=lambda u: 4 * u - 2)
+    x, y = 0.7 * draw(30, 1), draw(30, 1, seed=1)
+    model = gp_orff.VectorFieldGP(rbf(1), frequencies=rule).condition(x, y)
+    for write in (model.statistics.to_bytes, lambda: pickle.dumps(model.statistics)):
+        with pytest.raises(ValueError, match="of plain values, got the columns of a rule with a f"):
+            write()
+
+
+def test_regression_and_products_with_functions_of_ones_own():
+    """The posterior mean by dense algebra."""
+    rule = gp_orff.Templates(40, function=epanechnikov, sampler=lambda u: 4 * u - 2)
+    x, y = 0.7 * draw(60, 2), draw(60, 1, seed=1)
+    ridge = ORFFRidge(rbf(2), rule, alpha=0.3).fit(x.numpy(), y.numpy())
+    z = ridge.kernel_.frequencies[0].templates
+    scaled = x / rbf(2).lengthscale.detach()
+    distances = (scaled[:, None] - z).square().sum(-1)
+    phi = (1 - distances).clamp_min(0) / 40**0.5
+    expected = phi @ torch.linalg.solve(phi.mT @ phi + 0.3 * torch.eye(40).double(), phi.mT @ y)
+    np.testing.assert_allclose(ridge.predict(x.numpy()), expected.numpy(), atol=1e-9)
+    full = expand(ridge.kernel_.base_kernel, ridge.kernel_.frequencies, 2)
+    at_zero = (1 - z.square().sum(-1)).clamp_min(0).square().mean()
+    assert full.mean_variance().item() == pytest.approx(at_zero.item())
+
+
+@pytest.mark.filterwarnings("ignore::gp_orff.FeatureWarning")  # few features, as any
+def test_a_function_goes_into_no_file(tmp_path):
+    rule = gp_orff.Templates(20, function=epanechnikov, sampler=lambda u: 4 * u - 2)
+    exact = gp_orff.SeparableKernel(rbf(2), torch.eye(2)).double()
+    model = gp_orff.VectorFieldGP(exact, frequencies=rule, mean=ZeroMean())
+    model.condition(draw(80, 2), draw(80, 2, seed=1))
+    with pytest.raises(ValueError, match="a function that cannot be written"):
+        model.save(tmp_path / "model.pt")
+
+
 # Bad input
+
+
+def own(function, sampler):
+    return gp_orff.ORFFKernel(rbf(2), gp_orff.Templates(8, function=function, sampler=sampler))
 
 
 @pytest.mark.parametrize(
@@ -337,6 +475,20 @@ def test_the_variance_that_callers_ask_for():
         (lambda: gp_orff.Templates(8, a=2), "a > 2, got 2"),
         (lambda: gp_orff.Templates(8, a=math.inf), "a > 2, got inf"),
         (lambda: gp_orff.Templates(8, a="3"), "a > 2, got '3'"),
+        (lambda: gp_orff.Templates(8), "a > 2, got None"),
+        (lambda: gp_orff.Templates(8, function=epanechnikov), "a function and a sampler together"),
+        (lambda: gp_orff.Templates(8, sampler=lambda u: u), "a function and a sampler together"),
+        (
+            lambda: gp_orff.Templates(8, a=3, function=epanechnikov, sampler=lambda u: u),
+            "without a and weighted",
+        ),
+        (lambda: own(lambda s, r, t: t, lambda u: u), r"finite values \(N, n\), got shape \(8,\)"),
+        (lambda: own(lambda s, r, t: s / 0, lambda u: u), "got shape .* 8 that are not finite"),
+        (
+            lambda: own(epanechnikov, lambda u: u[:3]),
+            r"finite templates \(8, 2\).*got shape \(3, 2\)",
+        ),
+        (lambda: own(epanechnikov, lambda u: u / 0), "16 that are not finite"),
         (lambda: gp_orff.Templates(0, a=3), "positive integer, got 0"),
         (lambda: gp_orff.Templates(2.5, a=3), "positive integer, got 2.5"),
         (lambda: gp_orff.Templates(8, a=3, seed=-1), "seed"),

@@ -304,6 +304,16 @@ def test_the_optimum_of_the_elbo(case):
     torch.testing.assert_close(found.pointwise_covariance(x), blocks, rtol=0, atol=1e-4)
 
 
+def test_signs_of_a_large_amplitude():
+    """Full steps go round the optimum; against L-BFGS, which leaves 1e-6."""
+    kernel, x = rbf(outputscale=200.0), unit_cube(40, seed=2)
+    likelihood, y, expected = signs(x)
+    value, *_ = dense_optimum(kernel, x, expected, 1)
+    model = gp_orff.VectorFieldGP(kernel, likelihood=likelihood, mean=zero(1))
+    found = model.condition(x, y, merge=0).log_marginal_likelihood().item()
+    assert found == pytest.approx(value, abs=1e-6)
+
+
 def test_sites_of_noise_that_is_not_log_concave():
     """Student-t noise: the mean is where the gradient of the ELBO vanishes whatever the curvatures,
     and the ELBO is below its largest value, of curvatures that may be negative, by little."""

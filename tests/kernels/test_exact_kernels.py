@@ -1,12 +1,9 @@
 """Exact field kernels against automatic differentiation, and the laws their fields obey."""
 
-import unittest
-
 import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RBFKernelGrad, ScaleKernel
-from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 
 import gp_orff
 from gp_orff.kernels.derivatives import polynomial
@@ -178,25 +175,6 @@ def test_posterior_means_obey_the_law_by_autograd(field, name, num_dims):
         )
         residual = jacobian - jacobian.mT if field == "curl_free" else jacobian.trace()
         assert residual.abs().max() <= 1e-11 * jacobian.abs().max()
-
-
-class CurlFreeConformance(BaseKernelTestCase, unittest.TestCase):
-    """gpytorch's own suite; the field's dimension follows the data that each test makes."""
-
-    cls = gp_orff.CurlFreeKernel
-    num_dims = 2
-
-    def create_kernel_no_ard(self, active_dims=None, **kwargs):
-        if active_dims is not None:  # the kernel it is compared with sees as many columns
-            self.num_dims = len(active_dims)
-        return self.cls(RBFKernel(**kwargs), num_dims=self.num_dims, active_dims=active_dims)
-
-    def create_kernel_ard(self, num_dims, **kwargs):
-        return self.cls(RBFKernel(ard_num_dims=num_dims, **kwargs), num_dims=num_dims)
-
-
-class DivergenceFreeConformance(CurlFreeConformance):
-    cls = gp_orff.DivergenceFreeKernel
 
 
 def test_large_sets_train_by_cholesky_when_asked():

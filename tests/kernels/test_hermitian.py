@@ -2,13 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel
+from gpytorch.kernels import MaternKernel, RBFKernel
 from gpytorch.means import ZeroMean
 from linear_operator import to_dense
 
 import gp_orff
+from gp_orff.data.observations import Observations
+from gp_orff.data.patterns import Components, GroupKey
+from gp_orff.fitting.delays import starting_delays
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel, TraceSampler
 from tests.support.delays import DELAY, Delayed, dense, made, signature
 
@@ -199,6 +203,64 @@ def test_a_delay_is_learned():
     x, y = simulated(DELAY, 60, 0.05, seed=1)
     model = gp_orff.VectorFieldGP(made(Delayed(0.3))).fit(x, y, progress=False)
     assert abs(model.kernel.base_kernel.amplitude.delay.item() - DELAY) < 0.05
+
+
+@pytest.mark.parametrize("first", [-5.0, 5.0])
+def test_a_delay_is_learned_from_far_away(first):
+    """The evidence has side maxima there; the tolerance is five standard errors."""
+    x, y = simulated(DELAY, 40, 0.1, seed=1)
+    model = gp_orff.VectorFieldGP(made(Delayed(first))).fit(x, y, progress=False)
+    assert abs(model.report.hyperparameters["delay"].value - DELAY) < 0.15
+
+
+class Delays(torch.nn.Module):
+    """Two delays of three outputs, in units of a half, and a gain of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.halves = torch.nn.Parameter(torch.tensor([4.0, -3.0]).double())
+        self.gains = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]).double())
+
+    def forward(self, omega):
+        delays = torch.cat([torch.zeros(1), self.halves / 2])
+        return (self.gains * torch.exp(1j * omega * delays)).unsqueeze(-1)
+
+
+def test_starting_delays_of_sensors_that_measure_at_different_times():
+    """The signal is known at all times: g(t) = sin t² has one peak of its covariance."""
+    generator = torch.Generator().manual_seed(0)
+    times = [8 * torch.rand(60, 1, generator=generator).double() for _ in range(3)]
+    data = [
+        Observations(GroupKey("", Components((i,), 3)), t, (t - shift).square().sin())
+        for i, (t, shift) in enumerate(zip(times, (0.0, 0.6, -0.4), strict=True))
+    ]
+    amplitude = Delays()
+    kernel = SpectralMatrixKernel(RBFKernel().double(), amplitude, num_outputs=3, num_dims=1)
+    present, likely = starting_delays(kernel, data, np.array([8.0]), 0.3)
+    assert [delay.value for delay in present] == [4.0, -3.0]
+    # A quarter of the width between lags, and the sampling error of 60 random times.
+    assert [delay.value / 2 for delay in likely] == pytest.approx([0.6, -0.4], abs=0.2)
+    assert all(delay.parameter is amplitude.halves for delay in likely)
+    assert amplitude.halves.tolist() == [4.0, -3.0]
+
+
+def test_starting_delays_of_two_short_records_far_from_each_other():
+    """At most lags there are no pairs of times. g(t) = sin 5t² has one peak of its covariance."""
+    x = torch.cat([torch.linspace(0, 2, 50), 1000 + torch.linspace(0, 2, 50)]).double()
+    signal = [(5 * (x % 1000 - shift).square()).sin() for shift in (0.0, 0.3)]
+    data = [Observations(GroupKey("", Components.every(2)), x[:, None], torch.stack(signal, -1))]
+    _, (delay,) = starting_delays(made(Delayed(0.0)), data, np.array([1002.0]), 0.2)
+    assert delay.value == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize("delay", [0.5, 4.0, 40.0])
+def test_a_quadrature_refuses_lags_that_delays_make_too_long(delay):
+    kernel = gp_orff.ORFFKernel(made(Delayed(delay)), gp_orff.GaussHermite(32), num_dims=1)
+    if delay + 3 > 7.9:  # the longest lag of this rule, and that of the points
+        with pytest.raises(ValueError, match="with the delays of its outputs"):
+            to_dense(kernel(X))
+    else:
+        torch.testing.assert_close(to_dense(kernel(X)), dense(X, X, delay), rtol=0, atol=1e-3)
 
 
 def test_saved_with_a_kernel(tmp_path):

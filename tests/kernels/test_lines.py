@@ -193,6 +193,7 @@ def test_learned_periods_stay_within_their_bound():
     ("arguments", "message"),
     [
         ({"constituents": []}, "different constituents"),
+        ({"constituents": "M2"}, r"a list of different constituents, .*got 'M2'"),
         ({"constituents": ["M2", "M2"]}, "different constituents"),
         ({"constituents": ["X9"]}, "one of Sa"),
         ({"unit": "weeks"}, "one of s, min"),

@@ -1,7 +1,5 @@
 """Separable kernels with a root of any rank: k ⊗ L Lᵀ written out, and what users do with them."""
 
-import unittest
-
 import gpytorch
 import pytest
 import torch
@@ -13,7 +11,6 @@ from gpytorch.kernels import (
     RFFKernel,
     ScaleKernel,
 )
-from gpytorch.test.base_kernel_test_case import BaseKernelTestCase
 from torch import nn
 
 import gp_orff
@@ -110,23 +107,6 @@ def test_a_root_of_simplex_codes():
     corners = vectors[:, 1:] * (4 / 3) ** 0.5
     block = separable(corners)(uniform(1, 2)).to_dense()
     torch.testing.assert_close(block, 4 / 3 * torch.eye(4).double() - 1 / 3)
-
-
-class SeparableConformance(BaseKernelTestCase, unittest.TestCase):
-    """gpytorch's own suite."""
-
-    def create_kernel_no_ard(self, active_dims=None, **kwargs):
-        matrix = torch.tensor([[1.0, 0.2], [0.5, -0.7], [0.1, 0.4]])
-        return gp_orff.SeparableKernel(RBFKernel(**kwargs), matrix, active_dims=active_dims)
-
-    def create_kernel_ard(self, num_dims, **kwargs):
-        return self.create_kernel_no_ard(ard_num_dims=num_dims, **kwargs)
-
-
-class TrainedConformance(SeparableConformance):
-    def create_kernel_no_ard(self, active_dims=None, **kwargs):
-        matrix = nn.Parameter(torch.tensor([[1.0], [0.5], [0.1]]))
-        return gp_orff.SeparableKernel(RBFKernel(**kwargs), matrix, active_dims=active_dims)
 
 
 # -- features ---------------------------------------------------------------------------------

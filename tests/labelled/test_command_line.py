@@ -16,7 +16,8 @@ import xarray as xr
 from gpytorch.kernels import RBFKernel
 
 import gp_orff
-from gp_orff.command_line import BASES, Observations, main, model_of, parser
+from gp_orff.command_line import BASES, Observations, main, model_of, parser, warnings_as_lines
+from gp_orff.models.calibration import warn_of_calibration
 
 ROOT = Path(__file__).parents[2]
 EPOCH = np.datetime64("1970-01-01")
@@ -295,3 +296,10 @@ def test_the_script_of_the_package(table):
     assert done.stderr == (
         "gp-orff: error: expected a file, got 'missing.csv', which does not exist; check the path\n"
     )
+
+
+def test_warnings_name_options_instead_of_python(capsys):
+    with warnings_as_lines():
+        warn_of_calibration(["the field may be lost: try gp_orff.MultitaskStudentTLikelihood"])
+    expected = "gp-orff: warning: the field may be lost: try --noise student-t\n"
+    assert capsys.readouterr().err == expected

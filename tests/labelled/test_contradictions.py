@@ -339,6 +339,22 @@ def test_trajectories_without_labels():
     np.testing.assert_array_equal(numbers, np.repeat([0, 1, 2], [5, 4, 3]))
 
 
+@pytest.mark.parametrize("rows", [[5, 0, 7], [5.0, 0.0, 7.0]])
+def test_empty_trajectories_and_decoded_sizes(rows):
+    """xarray decodes sizes with a fill value to floats."""
+    says = {"sample_dimension": "o"} if isinstance(rows[0], float) else {}
+    dataset = table(rowsize=("traj", rows, says)).assign(depth=("traj", [4.0, 4.0, 4.0]))
+    track = read(dataset, track="rowsize")[2]["track"]
+    np.testing.assert_array_equal(track, np.repeat([0, 2], [5, 7]))
+
+
+@pytest.mark.parametrize("rows", [[5, 4, 2], [13, -1, 0], [5.0, np.nan, 7.0], [5.5, 6.5, 0.0]])
+def test_sizes_that_do_not_fit(rows):
+    dataset = table(rowsize=("traj", rows, {"sample_dimension": "o"}))
+    with pytest.raises(ValueError, match="in 'rowsize', with the sum 12, the observations"):
+        read(dataset, track="rowsize")
+
+
 def test_files_of_ragged_arrays(tmp_path):
     dataset, expected = ragged()
     dataset.to_netcdf(tmp_path / "drifters.nc")

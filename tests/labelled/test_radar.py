@@ -90,3 +90,18 @@ def test_mistakes():
         beams([1.0], [0.0], site=[0.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="elevation= with effective_radius"):
         beams([1.0], [0.0], effective_radius=8495.0)
+    for angles in (([np.nan], [1.0]), ([0.0], [np.nan])):
+        with pytest.raises(ValueError, match=r"finite angles.*got 1 others; drop them"):
+            beams([1.0], *angles)
+    with pytest.raises(ValueError, match="finite ranges"):
+        beams([np.inf], [0.0])
+    with pytest.raises(ValueError, match="a positive effective_radius, got 0"):
+        beams([1.0], [0.0], [1.0], effective_radius=0.0)
+
+
+@pytest.mark.parametrize("radius", [None, 8495.0])
+def test_beams_to_the_zenith(radius):
+    """The azimuth does not matter there."""
+    x, directions = beams([10.0, 20.0], [0.0, 77.0], [90.0, 90.0], effective_radius=radius)
+    np.testing.assert_allclose(x, [[0, 0, 10], [0, 0, 20]], atol=1e-10)
+    np.testing.assert_allclose(directions, [[0, 0, 1], [0, 0, 1]], atol=1e-12)

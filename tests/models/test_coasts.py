@@ -111,6 +111,9 @@ def closed(ring):
         Shape("MultiPolygon", [[closed(SQUARE)], [closed(ISLAND)]]),
         Shape("MultiLineString", [closed(SQUARE), closed(ISLAND)]),
         {"type": "Feature", "geometry": Shape("Polygon", [closed(SQUARE), closed(ISLAND)])},
+        [Shape("Polygon", [closed(SQUARE)]), Shape("Polygon", [closed(ISLAND)])],
+        Shape("Polygon", [[(*v, 7.0) for v in closed(ring)] for ring in (SQUARE, ISLAND)]),
+        [SQUARE[::-1], ISLAND[::-1]],
     ],
 )
 def test_islands(polygon):
@@ -120,6 +123,11 @@ def test_islands(polygon):
     across = (held.posterior().mean(torch.from_numpy(x)).numpy() * normals).sum(-1)
     assert np.abs(across).max() < 0.05  # of a flow of 1
     assert held.report.observed == {"Identity": 40 + len(x)}
+
+
+def test_long_steps_have_one_point_on_each_edge():
+    held, *_ = model()
+    assert held.observe_coast(SQUARE, spacing=1e9).report.observed == {"Identity": 4}
 
 
 def test_defaults_and_files(tmp_path):
@@ -211,6 +219,7 @@ def test_components_along_directions_of_other_symbols():
     [
         (SQUARE + 50, {}, "expected a coast near the data"),
         ([[0.0, 1.0, 2.0]], {}, "finite vertices"),
+        (np.insert(SQUARE, 2, np.nan, 0), {}, "1 rows of NaN.*give a list of the rings"),
         (Shape("Point", (0.0, 1.0)), {}, "type 'Point'"),
         ([], {}, r"vertices \(v, 2\) of a ring, a list of rings.*got \[\]"),
         (None, {}, "got None"),

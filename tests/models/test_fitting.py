@@ -97,6 +97,28 @@ def test_starts_reach_down_to_neighbours_in_time_at_one_place():
     assert min(own.share for own in starts(kernel, distances_of(x))) < 0.01
 
 
+@pytest.mark.parametrize("robust", [False, True])
+def test_searches_begin_where_no_other_has_been(monkeypatch, robust):
+    """With the exponent of the model: what searches set, starting values need not."""
+    model = gp_orff.VectorFieldGP(rational())
+    if robust:
+        model.likelihood = gp_orff.MultitaskStudentTLikelihood(2)
+    (base,) = (part for part in model.kernel.modules() if isinstance(part, RQKernel))
+    base.alpha, began = 0.6, []
+    original = Trainer.search
+
+    def spied(self, search, *parts, **options):
+        if search.evaluations == 0:
+            began.append(base.alpha.item())
+        return original(self, search, *parts, **options)
+
+    monkeypatch.setattr(Trainer, "search", spied)
+    x = points(40)
+    with gp_orff.settings.check_calibration(False):
+        model.fit(x, swirl(x) + 0.1 * draw(40, 2), progress=False)
+    assert began[:3] == pytest.approx([0.6] * 3)
+
+
 def test_windows_hold_all_neighbours():
     """On a line, those of a centre are one run."""
     x = torch.arange(1000).double().unsqueeze(-1)
@@ -353,7 +375,7 @@ def test_repeated_readings_of_few_places_are_few_numbers(base):
     x, y = points(6)[places], (draw(6, 2)[places] + 0.3 * draw(60, 2, seed=1))
     model = gp_orff.VectorFieldGP(with_open_matrix(base()))
     calibration = gp_orff.settings.check_calibration(False)  # gpytorch starts matrices at random
-    match = "120 numbers, equivalent to 12 because .* determine"
+    match = "120 values, equivalent to 12 because .* determine"
     with calibration, pytest.warns(gp_orff.DataWarning, match=match):
         model.fit(x, y, progress=False)
 

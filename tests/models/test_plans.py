@@ -1,18 +1,20 @@
 """Plans of a fit: their loss against evidence that is missing, and their order."""
 
 import copy
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.reading import Options
 from gp_orff.fitting import plans
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.robust_em import start_with_weights
+from gp_orff.fitting.search import SearchWarning
 from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.representation import Representation
@@ -99,8 +101,8 @@ def exact_fit():
 @pytest.mark.slow
 @pytest.mark.parametrize("features", [120, 180, 240])
 def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
-    """Within a factor of ten of the evidence that is missing, where that is more than a nat; of
-    less it says at most three."""
+    """By formula within a factor of ten of the evidence that is missing, where that is more than a
+    nat; of less it says at most three. By gradient within a factor of three."""
     model = copy.deepcopy(exact_fit)
     best = model.log_marginal_likelihood().item()
     state = model.state
@@ -113,6 +115,44 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     plan.search(trainer.new_search(), 60)
     missing = best - model.log_marginal_likelihood().item()
     assert plan.loss > 0.1 * missing if missing > 1 else plan.loss < 3
+    assert missing / 3 < plans.loss_by_gradient(plan) < 3 * missing
+
+
+class OnGrid(Fixed):
+    """A plan whose loss under the kernel itself can be measured, and which a search can visit."""
+
+    reference, refreshes = Fixed("exact", 1e9, 0.0), False
+
+    def search(self, search, evaluations):
+        search.evaluations += 1
+
+
+@pytest.mark.parametrize(
+    ("foreseen", "budget", "found"),
+    [(0.05, 1e12, 0.05), (0.5, 1e12, 0.3), (1.5, 1e12, 1.5), (0.5, 1e9, 0.5)],
+)
+def test_a_loss_is_measured_where_its_formula_does_not_decide(monkeypatch, foreseen, budget, found):
+    """Between a tenth of a nat and one, and where two evaluations are within the budget."""
+    monkeypatch.setattr(plans, "loss_by_gradient", lambda plan: 0.3)
+    measured = plans.measured_loss(OnGrid("grid", 1e6, foreseen), 1000.0, budget)
+    assert measured.loss == found
+    assert measured.operations == (2e9 if found == 0.3 else 0)
+    assert plans.measured_loss(Fixed("grid", 1e6, foreseen), 1000.0, budget).loss == foreseen
+
+
+@pytest.mark.parametrize("lost", [0.3, 1.7])
+def test_a_measured_loss_above_the_aim_is_told(monkeypatch, lost):
+    """In a warning, if nothing better is affordable."""
+    monkeypatch.setattr(plans, "loss_by_gradient", lambda plan: lost)
+    journal = SimpleNamespace(stages=[], price=lambda *parts: None)
+    plan, u = OnGrid("grid", 1e6, 0.5), SimpleNamespace(get=lambda: None)
+    plan.trainer = SimpleNamespace(num_learned=3, journal=journal, likelihoods={})
+    search = SimpleNamespace(evaluations=0, coordinates=u)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert plans.climb(search, [plan], 1000.0) is plan
+    assert [w.category for w in caught] == [SearchWarning] * (lost > 1)
+    assert all("1.7 nats" in str(w.message) for w in caught)
 
 
 @pytest.mark.slow
@@ -134,6 +174,18 @@ def test_a_plan_is_what_the_fit_does():
     assert "expected loss" in str(plan)
     assert plan.to_dict()["numbers"] == 1200
     assert "loss, nats" in str(report)
+
+
+def test_independent_outputs_cost_what_each_costs():
+    """Under a separable kernel, the dual algebra has a block of N points for each output."""
+
+    def price(outputs):
+        kernel = gp_orff.SeparableKernel(ScaleKernel(RBFKernel()), torch.eye(outputs))
+        model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.MonteCarlo(128))
+        last = model.plan(points(200, 0), draw(200, outputs, seed=1)).searches[-1]
+        return last.operations
+
+    assert price(10) == pytest.approx(10 * price(1), rel=0.01)
 
 
 def test_a_plan_of_poor_data_is_a_clear_error():

@@ -12,6 +12,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, PeriodicKernel, RBFK
 import gp_orff
 from gp_orff.data.units import UnitArray
 from gp_orff.kernels.lines import TidalKernel
+from gp_orff.models.calibration import Calibration, correlation_between_lines
 from gp_orff.models.ellipses import TidalEllipses
 
 NAMES = ("M2", "K1")
@@ -290,7 +291,8 @@ def test_tides_of_dates():
     """An epoch is a date, or a number of the hours since 1970 that `readings` counts."""
     field = gp_orff.VectorFieldGP(tides(["M2", "K1"])).condition(*dated("h")).posterior()
     start = np.datetime64("2020-01-01")
-    for epoch in (start, datetime(2020, 1, 1), (start - np.datetime64(0, "h")).astype(float)):
+    hours = (start - np.datetime64(0, "h")).astype(float)
+    for epoch in (start, datetime(2020, 1, 1), "2020-01-01", hours):
         ellipse = field.ellipses("M2", [[0.5, 0.5]], epoch=epoch)
         assert ellipse.semi_major.mean.item() == pytest.approx(2, abs=0.1)
         assert (ellipse.phase.mean.item() + 90) % 180 == pytest.approx(90, abs=3)
@@ -363,3 +365,37 @@ def test_a_period_is_learned(frequencies):
     for own in model.kernel.modules():
         if isinstance(own, TidalKernel):
             assert 2 * own.period_length.item() / own.period == pytest.approx(1.003, abs=3e-4)
+
+
+def with_eddies(count=800):
+    """Points, tides with noise, eddies of 36 hours at the points, and their kernel."""
+    _, x, y, _ = record(count, noise=0.05)
+    time = MaternKernel(nu=0.5, active_dims=(2,)).double()
+    time.lengthscale = 36.0
+    kernel = in_space(0.3) * time
+    root = torch.linalg.cholesky(kernel(x).to_dense().detach() + 1e-9 * torch.eye(2 * count))
+    normal = torch.randn(2 * count, generator=torch.Generator().manual_seed(5)).double()
+    return x, y, (root @ normal).unflatten(0, (count, 2)), kernel
+
+
+def test_eddies_that_the_kernel_has_not_are_named():
+    """Residuals of tides with eddies: with the kernel of tides alone, whose noise has the eddies,
+    and with both. Of tides and noise, those of tides alone are not correlated."""
+    x, y, values, eddies = with_eddies()
+    alone = conditioned(tides(), x, y + values, noise=(0.05**2 + values.var().item()) ** 0.5)
+    found = correlation_between_lines(alone.state, alone.mean)
+    assert found > 0.3
+    note = Calibration(1, 1, 1, 1.0, between_lines=found).note_of_lines
+    assert "all kernels of time are periodic" in note
+    assert "MaternKernel" in note  # the remedy
+    for kernel, own in ((tides() + eddies, y + values), (tides(), y)):
+        model = conditioned(kernel, x, own, noise=0.05)
+        assert correlation_between_lines(model.state, model.mean) is None
+
+
+@pytest.mark.slow
+def test_a_fit_of_tides_alone_warns_of_eddies():
+    x, y, values, _ = with_eddies()
+    model = gp_orff.VectorFieldGP(gp_orff.tides(in_space(1.0), NAMES, active_dims=(2,)))
+    with pytest.warns(gp_orff.CalibrationWarning, match="all kernels of time are periodic"):
+        model.fit(x, y + values, progress=False)

@@ -579,6 +579,65 @@ def test_constant_means_that_cannot_be_found_in_closed_form():
         linear.condition(x, y)
 
 
+def linear_mean():
+    from gpytorch.means import LinearMean, MultitaskMean
+
+    mean = MultitaskMean(LinearMean(2), num_tasks=2).double()
+    for number, own in enumerate(mean.base_means):
+        own.weights.data.fill_(0.3 + number)
+        own.bias.data.fill_(-0.2)
+    return mean
+
+
+@pytest.mark.parametrize("exact_values", [1000, 0], ids=["exact", "features"])
+@pytest.mark.parametrize("student", [False, True], ids=["Gaussian", "Student-t"])
+def test_answers_follow_a_mean_that_varies(exact_values, student):
+    """As a model that is conditioned afterwards; `update` and another mean, too. Student-t weights
+    converge to 1e-9 nats a value, hence means to its root."""
+    likelihood = gp_orff.MultitaskStudentTLikelihood(2).double() if student else None
+    rule, tolerance = gp_orff.Auto(exact_values=exact_values), 5e-4 if student else 1e-9
+    x, y, _ = flow(60)
+    before, after = linear_mean(), linear_mean()
+    after.base_means[1].weights.data.mul_(-2.0)
+
+    def conditioned(mean):
+        parts = {"likelihood": copy.deepcopy(likelihood), "mean": mean, "frequencies": rule}
+        return gp_orff.VectorFieldGP(curl_free(0.3), **parts).condition(x[:50], y[:50])
+
+    def close(model, other):
+        mean, variance = model.posterior().mean(x), model.posterior().variance(x)
+        wanted = other.posterior().mean(x), other.posterior().variance(x)
+        for found, own in zip((mean, variance), wanted, strict=True):
+            torch.testing.assert_close(found, own, rtol=0, atol=tolerance)
+        found, own = model.log_marginal_likelihood(), other.log_marginal_likelihood()
+        torch.testing.assert_close(found, own, rtol=0, atol=10 * tolerance)
+
+    model, wanted = conditioned(before), conditioned(after)
+    assert (model.posterior().mean(x) - wanted.posterior().mean(x)).abs().max() > 0.01
+    before.load_state_dict(after.state_dict())
+    close(model, wanted)
+    model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), num_tasks=2)
+    wanted = conditioned(model.mean)
+    close(model, wanted)
+    close(model.update(x[50:], y[50:]), wanted.update(x[50:], y[50:]))
+
+
+def test_chunks_follow_a_mean_that_varies_and_statistics_say_that_they_do_not():
+    rule = gp_orff.Auto(exact_values=0)
+    x, y, _ = flow(60)
+    chunks, mean = [(x[:30], y[:30]), (x[30:], y[30:])], linear_mean()
+    model = gp_orff.VectorFieldGP(curl_free(0.3), mean=mean, frequencies=rule).condition(chunks)
+    mean.base_means[0].bias.data.fill_(2.0)
+    again = gp_orff.VectorFieldGP(curl_free(0.3), mean=copy.deepcopy(mean), frequencies=rule)
+    wanted = again.condition(x, y).posterior().mean(x)
+    torch.testing.assert_close(model.posterior().mean(x), wanted, rtol=1e-9, atol=1e-9)
+    tracks = gp_orff.VectorFieldGP(curl_free(0.3), mean=mean, frequencies=rule)
+    tracks.condition(x, y, track=torch.arange(60) // 20)
+    mean.base_means[0].bias.data.fill_(1.0)
+    with pytest.raises(RuntimeError, match=r"MultitaskMean.*call condition\(x, y\) again"):
+        tracks.posterior()
+
+
 @pytest.mark.slow
 def test_a_component_that_is_not_there_does_no_harm():
     """Incompressible data under a Helmholtz kernel: the other part may go where it likes."""

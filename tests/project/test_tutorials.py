@@ -9,10 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
-CONVERTED = [
-    script for script in SCRIPTS if script.stem[:2] in {"02", "12", "13", "14", "15", "16"}
-]
-"""Those whose options are in hidden cells; add the others as they are converted."""
 CELL = re.compile(r"^# %%(.*)\n", flags=re.MULTILINE)
 AS_JUPYTER = """
 import json, sys
@@ -21,7 +17,7 @@ for cell in json.load(open(sys.argv.pop(1)))["cells"]:
     if cell["cell_type"] == "code":
         exec("".join(cell["source"]), namespace)
 """
-converted = pytest.mark.parametrize("script", CONVERTED, ids=lambda script: script.stem)
+each = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
 
 @pytest.fixture
@@ -42,14 +38,14 @@ def code_of(script):
     return [(kind, body) for kind, body in cells if "[markdown]" not in kind]
 
 
-@converted
+@each
 def test_options_are_in_hidden_cells(script):
     shown = "".join(body for kind, body in code_of(script) if 'tags=["remove-cell"]' not in kind)
     assert not re.findall(r"\b(?:argparse|arguments|parser)\b|__file__|smoke", shown)
     assert max(map(len, shown.splitlines())) <= 100
 
 
-@converted
+@each
 def test_tutorials_begin_with_lines_to_copy(script):
     first = CELL.split(script.read_text())[2]
     lines = re.search(r"^# ```python\n(.*?)^# ```", first, flags=re.S | re.M)[1].splitlines()
@@ -59,11 +55,11 @@ def test_tutorials_begin_with_lines_to_copy(script):
 
 def test_every_tutorial_has_a_figure(pages):
     assert all(pages.image_of(script) for script in SCRIPTS)
-    assert all(pages.image_of(script, "_card") for script in CONVERTED)
+    assert all(pages.image_of(script, "_card") for script in SCRIPTS)
 
 
 def test_hidden_cells_are_in_the_notebook_but_not_on_the_page(pages):
-    script = CONVERTED[0]
+    script = SCRIPTS[0]
     cells = pages.notebook(script).cells
     assert "argparse" in "".join(cell.source for cell in cells)
     assert "argparse" not in pages.page(script)
@@ -73,9 +69,10 @@ def test_hidden_cells_are_in_the_notebook_but_not_on_the_page(pages):
 
 
 @pytest.mark.slow
-@converted
+@each
 def test_notebooks_run_in_jupyter(pages, script, tmp_path):
-    """With the arguments of a kernel, and without a file of their own."""
+    """With the arguments of a kernel, next to the folder of data, and without a `__file__`."""
+    (tmp_path / "data").symlink_to(ROOT / "tutorials/data")
     path = tmp_path / f"{script.stem}.ipynb"
     path.write_text(pages.jupytext.writes(pages.notebook(script), fmt="ipynb"))
     options = [path, "-f", "kernel.json", "--f=kernel.json", "--smoke"]

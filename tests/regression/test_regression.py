@@ -332,6 +332,14 @@ def test_chunks_that_cannot_be_learned_from(parameters, message):
         model.partial_fit(x, y[:, 0])
 
 
+@pytest.mark.parametrize("solver", ["cholesky", "sgd"])
+def test_chunks_after_a_fit_with_a_laplacian(solver):
+    x, y = data()
+    model = ORFFRidge(frequencies=RULES["few"], solver=solver, laplacian_weight=1.0).fit(x, y)
+    with pytest.raises(ValueError, match="without a Laplacian"):
+        model.set_params(laplacian_weight=0.0).partial_fit(x, y)
+
+
 @pytest.mark.parametrize("kernel", [RBFKernel, "rbf"])
 def test_no_kernel_and_no_rule(kernel):
     x, y = data()
