@@ -231,3 +231,7 @@ for part in ("rotational", "divergent"):
         print(f"{all_points.mean[i]:9.3g}")
     count = contained(all_points.mean, few)
     print(f"{count} of {len(k)} intervals contain that of all points")
+
+# %% [markdown]
+# For both parts, the intervals of the stations contain the spectrum of all points at all ten
+# wavenumbers.
