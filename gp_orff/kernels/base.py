@@ -45,7 +45,7 @@ def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:
 
 
 def _lengthscale(kernel: Kernel) -> Float[Tensor, "*b 1 k"] | None:
-    """The lengthscale (*b, 1, k) of the scalar kernel inside, which can be set.
+    """The lengthscale (*b, 1, k) of the scalar kernel inside `kernel`, which can be set.
 
     It is None if no kernel inside has a lengthscale, or if several have one."""
     inside = list(_with_lengthscale(kernel).values())

@@ -203,7 +203,7 @@ class ModelState:
 
         def further(x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
             present = varying_mean(after, x, p)
-            return present - sum(varying_mean(past, x, p) for past in before)
+            return present - sum(varying_mean(mean, x, p) for mean in before)
 
         parts = {"data": data.less(further), "counts": Memo(), "reached": Memo()}
         representation = replace(self.representation, **parts)
@@ -480,10 +480,9 @@ def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
     """Whether the copy that `trend_of` made is still that of the mean."""
     if not before or is_constant(mean):
         return not before and is_constant(mean)
-    past, present = before[0].state_dict(), mean.state_dict()
-    if str(before[0]) != str(mean) or past.keys() != present.keys():
-        return False
-    return all(torch.equal(value, present[name]) for name, value in past.items())
+    stored, present = before[0].state_dict(), mean.state_dict()
+    same = str(before[0]) == str(mean) and stored.keys() == present.keys()
+    return same and all(torch.equal(value, present[name]) for name, value in stored.items())
 
 
 def is_trained(mean: Mean) -> bool:

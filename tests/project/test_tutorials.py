@@ -71,7 +71,8 @@ def test_hidden_cells_are_in_the_notebook_but_not_on_the_page(pages):
 @pytest.mark.slow
 @each
 def test_notebooks_run_in_jupyter(pages, script, tmp_path):
-    """With the arguments of a kernel, and without a file of their own."""
+    """With the arguments of a kernel, next to the folder of data, and without a `__file__`."""
+    (tmp_path / "data").symlink_to(ROOT / "tutorials/data")
     path = tmp_path / f"{script.stem}.ipynb"
     path.write_text(pages.jupytext.writes(pages.notebook(script), fmt="ipynb"))
     options = [path, "-f", "kernel.json", "--f=kernel.json", "--smoke"]
