@@ -93,7 +93,7 @@ TIMED: dict[str, Callable[[], Callable[[], object]]] = {
     "fit 10⁴ vectors": lambda: fit(10**4),
     "fit 10⁶ vectors": lambda: fit(10**6),
     "fit 10⁵ vectors, 3-D": lambda: fit(10**5, 3),
-    "ExactGP step": lambda: step_of("orff", 20_000, 200),
+    "ExactGP step": lambda: step_of("orff", 20_000, 400),
     "30 updates": updates,
     "map 10⁶ places": lambda: mapping(10**6),
 }
