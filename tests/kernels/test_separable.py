@@ -327,7 +327,8 @@ def test_fits_do_not_depend_on_units():
             evidences.append(model.log_marginal_likelihood().item() + log_unit.item())
             sizes.append(model.kernel(x[:1] * length).to_dense().detach() / unit**2)
         assert abs(evidences[0] - evidences[1]) < 1e-3
-        torch.testing.assert_close(sizes[0], sizes[1], rtol=1e-3, atol=1e-6)
+        # A search ends before the optimum by less than the evidence tells.
+        torch.testing.assert_close(sizes[0], sizes[1], rtol=3e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("trained", [False, True])
