@@ -218,7 +218,7 @@ def draw(observed, found):
     speed = {"norm": plt.Normalize(0, 1), "label": "speed (m/s)"}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, 3, figsize=(7.2, 2.4), sharey=True, layout="compressed"
+            1, 3, figsize=(7.2, 2.4), layout="compressed"
         )
         plot_field(axes[0], x, shade=noisy, colorbar=False, **speed)
         axes[0].text(60, 70, "island:\nno data", ha="center", va="center")
@@ -229,14 +229,15 @@ def draw(observed, found):
         for ax in axes:
             island = plt.Circle((60, 70), 30, fill=False, linestyle="--")
             ax.add_patch(island)
-            ax.set(xlabel="east (km)", xticks=[0, 50, 100, 150])
+            ax.set_xlabel("east (km)")
+            ax.set(xticks=[0, 50, 100, 150], yticks=[0, 40, 80, 120])
         axes[0].set_ylabel("north (km)")
         title_panels(
             axes,
             [
                 "observed speed\nin one of 50 hours",
-                "posterior mean\nof the velocity",
-                "posterior mean of\nthe vorticity",
+                "posterior mean\nof velocity",
+                "posterior mean\nof vorticity",
             ],
         )
     return figure, axes
@@ -265,10 +266,15 @@ if __name__ == "__main__":
     check(found)
     figure, axes = draw(sea, found)
 
+# %% [markdown]
+# The intervals contain more than 95 % of this truth. Most of their variance is truncated variance,
+# that of waves which 2400 features omit. A sum of thirty waves has none of these. A larger
+# `max_features=` makes the intervals shorter, and needs more memory.
+
 # %% tags=["remove-cell"]
 if __name__ == "__main__":
     with plt.rc_context(STYLE):
-        figure.savefig(arguments.output / "larger_than_memory.png")
+        figure.savefig(arguments.output / "larger_than_memory.png", dpi=200)
         figure.savefig(arguments.output / "larger_than_memory.pdf")
         card = axes[1].get_tightbbox()
         card = card.transformed(figure.dpi_scale_trans.inverted())
