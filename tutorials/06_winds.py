@@ -63,10 +63,10 @@ if arguments.smoke:
 # %% [markdown]
 # ## The data
 #
-# The data are winds at 200 hPa over East Asia and the western Pacific, the long-term mean of
-# January, every 2.5 degrees: the strongest jet of the globe. A random quarter of the points are our
-# stations, and no noise is added. We compare with the vorticity, the divergence and the divergent
-# part of the wind that follow from the winds of the whole globe (data/README.md).
+# The data are the long-term mean winds of January at 200 hPa over East Asia and the western
+# Pacific, every 2.5 degrees. They include the strongest jet of the globe. A random quarter of the
+# points are our stations, and no noise is added. We compare with the vorticity, the divergence and
+# the divergent part of the wind that follow from the winds of the whole globe (data/README.md).
 #
 # Lengths are in 1000 km, so vorticity and divergence are in (m/s) / 1000 km = 10⁻⁶/s.
 
@@ -190,9 +190,9 @@ assert rest < 0.6 * whole
 # %% [markdown]
 # The stations near a point determine its vorticity and its divergence. The divergent part also
 # depends on the winds outside the area. A field without curl and divergence in the area, such as a
-# constant, may belong to either part. Global winds determine this, and winds of the area do not.
-# The model assigns its constant mean to neither part. If the mean difference is subtracted, both
-# agree.
+# constant, may belong to either part. Global winds determine the part to which it belongs, but
+# winds of the area do not. The model assigns its constant mean to neither part. After subtraction
+# of the mean difference, the divergent parts of the model and of the global winds agree.
 #
 # ## The errors of a plane without a map
 #

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 13. A magnetic survey along flight lines
 #
-# From the strength of the magnetic field along lines follow its three components at any height,
-# with standard deviations.
+# The strength of the magnetic field along lines determines its three components at any height, with
+# standard deviations.
 #
-# What rocks add to the main field of the Earth is the *anomaly*. Above the rocks its field has
+# The *anomaly* is the field that rocks add to the main field of the Earth. Above the rocks, it has
 # neither curl nor divergence, which is what a `HarmonicKernel` assumes. The lines to copy:
 #
 # ```python

@@ -4,8 +4,8 @@
 # Workers reduce the blocks of a Zarr store to sums, and a map goes to another store, block by
 # block.
 #
-# All that a model needs of many observations are sums over them. No step loads all the data or the
-# whole map. The lines to copy:
+# A model of many observations needs only sums over them. No step loads all the data or the whole
+# map. The lines to copy:
 #
 # ```python
 # client = distributed.Client()  # of a cluster, or of this machine
@@ -157,8 +157,8 @@ def learn(path, executor):
 # ## The map
 #
 # With `chunks=`, `to_xarray` returns Dask arrays. `to_zarr` computes them on the workers, block by
-# block: the means, the vorticity, and the standard deviations of both. Use large blocks, since each
-# has a cost that grows with the square of the number of features and not with its points.
+# block: the means, the vorticity, and the standard deviations of both. Use large blocks: the
+# fixed cost of each one grows with the square of the number of features.
 
 
 # %%
@@ -267,9 +267,10 @@ if __name__ == "__main__":
     figure, axes = draw(sea, found)
 
 # %% [markdown]
-# The intervals contain more than 95 % of this truth. Most of their variance is truncated variance,
-# that of waves which 2400 features omit. A sum of thirty waves has none of these. A larger
-# `max_features=` makes the intervals shorter, and needs more memory.
+# The intervals contain more than 95 % of the true field. Most of the posterior variance is
+# truncated variance, from waves that 2400 features omit. The true field is a sum of thirty waves,
+# and has none of the omitted ones. A larger `max_features=` makes the intervals shorter, and needs
+# more memory.
 
 # %% tags=["remove-cell"]
 if __name__ == "__main__":

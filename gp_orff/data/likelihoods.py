@@ -473,8 +473,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     def get_fantasy_likelihood(
         self, *, noise: Float[Tensor, "m ..."] | None = None, **kwargs
     ) -> "KnownNoiseLikelihood":
-        """Return the likelihood of the training data and of new observations with the noise
-        `noise`, for `get_fantasy_model`.
+        """Return the likelihood of the training data together with new observations, whose noise
+        is `noise`, for `get_fantasy_model`.
 
         Raises:
             ValueError: no noise of the training data or of the new observations.
@@ -744,7 +744,8 @@ class TrackLikelihood(Likelihood):
     between blocks.
 
     With `noise=`, the known variance of an observation is added to σ², which is then the variance
-    in excess of the stated errors. The mean of a block has equal weights.
+    in excess of the stated errors. In the mean of a block, all observations have equal
+    weights.
 
     `VectorFieldGP.fit(x, y, track=, time=)` creates this likelihood for each group of observations
     along tracks and learns its parameters by evidence. Without times, t is the length of the path.

@@ -117,7 +117,7 @@ class WeightVariationalStrategy(_VariationalStrategy):
             inducing_points: none.
             inducing_values: the mean m of the weights, (*b, F).
             variational_inducing_covar: their covariance S; None if they are known.
-            diag: whether the blocks of single points are enough, in train mode.
+            diag: whether to omit the covariance between different points, in train mode.
         """
         kernel = self.model.covar_module
         p, phi = kernel.num_outputs, kernel.features(x)

@@ -426,10 +426,10 @@ class Auto:
       features than there are values, or it truncates more variance than the noise allows.
     - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
       8192 features truncate too much. An iterative solver is then used.
-    - For the posterior, the exact kernel on the means at sites, with up to `max_features` values,
-      8192 by default. It is used for tracks and clusters: if the grid is expected to lose more than
-      max(1, 10⁻⁴ M) nats of log evidence of M values, or needs the iterative solver, and the means
-      lose less.
+    - The exact kernel on the means at sites, for the posterior of tracks and clusters. It has up to
+      `max_features` values, 8192 by default. It is used if two conditions apply. First, the grid
+      needs the iterative solver, or is expected to lose more than max(1, 10⁻⁴ M) nats of the log
+      evidence of M values. Second, the means lose less.
 
     Args:
         tolerance: the tolerance of the grid, as a fraction of the variance; see `Grid`.

@@ -437,9 +437,9 @@ class MonteCarlo(_RandomRule):
     have separate columns. This is so if all A_q differ, and their ranks sum to at most p.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar or a curl-free term has 2D features. With
-            `shared=True`, D is the number of all terms together.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D
+            features. With `shared=True`, D is the number of all terms together.
         measure: "trace" or "base", the density to draw from; `Trace()` and `Base()` of
             `gp_orff.features` are equivalent.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies on every
@@ -491,8 +491,8 @@ class Orthogonal(_RandomRule):
     Frequencies are drawn, and follow the hyperparameters, as for `MonteCarlo`.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`.
         shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.
@@ -526,8 +526,8 @@ class QuasiMonteCarlo(_RandomRule):
     power of two for D, for which the sequence is most even. Other numbers work too.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`, which scrambles the sequence.
         shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.

@@ -240,9 +240,9 @@ class Fastfood(_StructuredRule):
     series and projections if d is a power of two.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. With each
-            come a cosine and a sine, so that a scalar term has 2D features. The last block may be
-            incomplete.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar term has 2D features. The last block
+            may be incomplete.
         seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
         measure: "trace" or "base", for fields and dot-product kernels, as for `MonteCarlo`.
 

@@ -322,8 +322,8 @@ class DotProductKernel(Kernel):
     ) -> "DotProductKernel":
         r"""k(x, x′) = Σ_m λ_m ‖x‖^m ‖x′‖^m L_{m,d}(cos ∠(x, x′)), in d inputs only.
 
-        L_{m,d} is the Legendre polynomial of dimension d with L_{m,d}(1) = 1. On the unit sphere
-        these are all dot-product kernels κ(⟨x, x′⟩) that are positive definite there. Off the
+        L_{m,d} is the Legendre polynomial of dimension d with L_{m,d}(1) = 1. On the unit
+        sphere, every positive definite dot-product kernel κ(⟨x, x′⟩) has this form. Off the
         sphere, each order has a different degree of ‖x‖, so that k depends on more than ⟨x, x′⟩.
 
         Le et al. 2013, Theorem 3, eq. 16.

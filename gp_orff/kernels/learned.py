@@ -125,10 +125,10 @@ class LearnedSpectrumKernel(RadialKernel):
         log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
     If `continued` is False, the curve ends at its shortest length. Otherwise it continues as a
-    power law π ∝ λ^p. Its slope p is the slope of the curve from there to 4.5 times that length,
-    but at least 2.3, so that the variance of a field is finite. The energy spectrum of a field in
-    the plane then falls as k^{1−p}. Four more lengths represent the power law, and the last one
-    represents all shorter lengths.
+    power law π ∝ λ^p. The exponent p is the slope of the curve between its shortest length and 4.5
+    times that length. It is at least 2.3, so that the variance of a field is finite. The energy
+    spectrum of a field in the plane then falls as k^{1−p}. Four more lengths represent the power
+    law, and the last one represents all shorter lengths.
 
     `fit` sets `continued`. With many observations, the curve is learned on a frequency grid and
     continues, because observations may resolve the whole curve while the true field has shorter
@@ -137,8 +137,8 @@ class LearnedSpectrumKernel(RadialKernel):
 
     Only extrapolation of the curve separates unresolved waves from noise. Its prior is the prior of
     the curve, and the noise has the prior log σ² ~ N(log 0.1 v, 3²), where v is the variance of the
-    data. A frequency grid covers the curve up to its end. Error bars include the variance beyond,
-    as they include all variance that grids truncate.
+    data. A frequency grid covers the curve up to its end. Error bars include the variance
+    beyond its end, like all variance that a grid truncates.
 
     The parameter `shape` is b and c divided by their standard deviations, so that its prior is
     standard normal. It is a gpytorch prior, and both `fit` and gpytorch's marginal likelihood

@@ -131,7 +131,7 @@ class BesselKernel(RadialKernel):
 
     @property
     def spectrum(self) -> "BesselSpectrum":
-        """The spectral density: ℓω is the sum of `power` uniform points in the unit ball."""
+        """The density of ω = z/ℓ, with z the sum of `power` uniform points in the unit ball."""
         return BesselSpectrum(self.lengthscale, self.power, self.num_dims)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:

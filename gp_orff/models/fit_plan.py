@@ -96,7 +96,7 @@ class FitPlan:
 
     @property
     def features(self) -> int | None:
-        """The features of the last search; None for the exact kernel."""
+        """The number of features of the last search; None for the exact kernel."""
         return self.searches[-1].features
 
     @property

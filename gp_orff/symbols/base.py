@@ -212,8 +212,8 @@ class Symbol(ABC):
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
         """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
 
-        A symbol whose Q(ω) does not depend on ω is one point. The result is None if the map is not
-        such a sum. The field has `num_dims` inputs in space and `p` components.
+        If Q(ω) does not depend on ω, the only patch is one point. The result is None if the map
+        is not such a sum. The field has `num_dims` inputs in space and `p` components.
         """
         if self.order:
             return None
