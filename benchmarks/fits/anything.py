@@ -10,7 +10,7 @@ is fitted by `VectorFieldGP(kernel).fit(x, y)`. A fit fails if it raises, if it 
 60 s of processors, or if less than 85 % of the readings held out, in blocks of about the spacing of
 the data, lie in their 95 % intervals, without a warning.
 
-Each fit is recorded when it is done, in `anything.jsonl` beside the results. Those that are
+Each fit is recorded when it is done, in `anything.jsonl` next to the results. Those that are
 recorded are not done again, except with `--again`. `--every K` takes a K-th of the fits: of set s
 the kernels s mod K, s mod K + K, and so on, so that each kernel meets sets of all kinds. `--sets`
 are numbers from 0, `--kernels` a regular expression of their names, `--most` the points of the

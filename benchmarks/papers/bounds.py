@@ -11,7 +11,7 @@ largest error of `MonteCarlo` over all pairs of 30 random points, always the sam
 Then the D that a bound asks for to keep the error below a tenth of ‖K(0)‖ with a probability of
 95 %, and the D that it takes, by interpolation. Other rules: for `QuasiMonteCarlo` the same in
 trace measure; for Grid and Gauss–Hermite quadrature, which have no seeds, the smallest number that
-keeps the error below. Draws bounds.png beside the results.
+keeps the error below. Draws bounds.png next to the results.
 """
 
 from collections.abc import Iterator, Sequence

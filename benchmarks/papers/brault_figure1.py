@@ -12,7 +12,7 @@ log D for each seed, and its mean and standard error over the seeds.
 Grid and Gauss–Hermite quadrature take the most frequencies that need no more features F than the
 random rules; the domain is known to both. `GaussHermite` refuses lags at which its error exceeds
 1e-3, which leaves no row for fewer than 9 nodes along each axis. F = 2Dr, with r = 4, 1, 3 columns
-of B(ω) for the three kernels. Draws brault_figure1.png beside the results.
+of B(ω) for the three kernels. Draws brault_figure1.png next to the results.
 """
 
 from collections.abc import Iterator, Sequence

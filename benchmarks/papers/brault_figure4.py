@@ -18,7 +18,8 @@ components in the other.
 
 `Grid` takes at most 2D features on the known box, `GaussHermite` the most nodes n² ≤ 2D; it refuses
 lags at which its error exceeds 1e-3, and chooses among the lengthscales that are left. `curl-free
-below RBFSampler` has the differences on the same data. Draws brault_figure4.png beside the results.
+below RBFSampler` has the differences on the same data. Draws brault_figure4.png next to the
+results.
 """
 
 import math

@@ -8,7 +8,7 @@ one thread, for N noisy vectors of the field of five Gaussians in memory; length
 The least of 3 runs where one takes less than 3 s, after a first one that does not count. Exponents
 are slopes of lines through log seconds over log N, from 10⁴ points on (exact: from 1000). MSE
 at 2000 other points without noise, over the mean square of a component. The paper gives one number:
-more than 1000 s for the exact kernel where N > 10⁴. Draws brault_figure5.png beside the results.
+more than 1000 s for the exact kernel where N > 10⁴. Draws brault_figure5.png next to the results.
 """
 
 import time

@@ -15,7 +15,7 @@ Minh 2016 (trace measure), orthogonal and quasi-random frequencies, and D‖F²�
 Gauss–Hermite quadrature at as many frequencies. Then b and its bounds at tδ, 0 ≤ t ≤ 3.
 
 The proposition is false in general: A = 1 and A = 2 at two equally likely frequencies with the
-phases ⟨ω, δ⟩ = π/4 and 2π. Draws brault_figure6.png beside the results.
+phases ⟨ω, δ⟩ = π/4 and 2π. Draws brault_figure6.png next to the results.
 """
 
 from collections.abc import Callable, Iterator, Sequence

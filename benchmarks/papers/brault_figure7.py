@@ -8,7 +8,7 @@ curl and divergence of each field on the mesh of the arrows over the largest ent
 by automatic differentiation, and the mean squared error of `ORFFRidge` with the kernel of each
 field, lengthscale 0.6, α = 0.01, from noisy vectors at random points, on the mesh, over the mean
 square of a component (noise: 0.01). `MonteCarlo` has 200 frequencies, `Grid` and `GaussHermite`
-what a tolerance of 1e-5, and 32 nodes, need. Draws brault_figure7.png beside the results.
+what a tolerance of 1e-5, and 32 nodes, need. Draws brault_figure7.png next to the results.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ for which the paper has Dp′ + pp′; the Dp(p − 1) of divergence-free ones h
 p = 2 to 16. With many points the cosines take most of the time, which hardly grows with p. P*P has
 all terms ⟨m_f, m_g⟩ and no D². `rules` has the products of about 2048 frequencies of `Grid` and
 `GaussHermite` beside random ones, with p = 2: quadratures are as fast as these, and grids have fast
-Fourier transforms. Draws brault_table2.png beside the results.
+Fourier transforms. Draws brault_table2.png next to the results.
 """
 
 import math

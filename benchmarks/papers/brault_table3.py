@@ -22,7 +22,7 @@ Where the paper does not say, or not clearly:
 With A = uuᵀ, Φ = φ ⊗ u and K = k ⊗ uuᵀ: only uᵀy is learned, as a scalar with the features φ or the
 kernel k, and f(x)u is the prediction. There is no grid for 20 inputs (Gauss–Hermite quadrature
 needs 2²⁰ nodes at least); the further columns are `QuasiMonteCarlo` and `Orthogonal`. Draws
-brault_table3.png beside the results.
+brault_table3.png next to the results.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ give, is one: the median of k is 0.44. Means over seeds, which draw the frequenc
 stay. `Fastfood` and `StructuredOrthogonal` pad the 10 inputs to 16.
 
 The paper prints no numbers, only that Fastfood and Random Kitchen Sinks (`MonteCarlo`) cannot be
-told apart. Draws le_figure1.png beside the results.
+told apart. Draws le_figure1.png next to the results.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ The methods of `le_table3` with n = 32 to 4096 features on Friedman's function o
 stands for the CPU set of the paper, of 21 inputs, too. 2500 points of training; every method has
 scale and noise chosen on validation data as there, for each n. RMSE in standard deviations of the
 output, noise included, which has 0.2 of them. Means over random splits, which seed the features.
-Draws le_figure2.png beside the results.
+Draws le_figure2.png next to the results.
 """
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ outputs. `seconds` are those of covariance, posterior and predictions.
 its seconds include that. `log loss` is the mean of −log p of the digit; `calibration` the
 difference between the largest probability and the share of digits that are right, in ten bins,
 weighted by their numbers of images. `apart` is the difference of errors, in points, from the exact
-kernel. Draws le_mnist.png beside the results.
+kernel. Draws le_mnist.png next to the results.
 """
 
 import time

@@ -24,7 +24,7 @@ ratios. In a round, what fits into caches is called ten times.
 - `limits`: what cannot be avoided. A dense product reads 8nd bytes once. Fastfood reads what it
   stores, and its two transforms add at least 2n log₂ d numbers; ours multiply by dense blocks.
 
-Draws le_table2.png beside the results.
+Draws le_table2.png next to the results.
 """
 
 import math

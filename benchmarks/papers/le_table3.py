@@ -23,7 +23,7 @@ deviation, and classes become outputs of zeros and ones: two for Insurance, whos
 one of them. `constant` is the RMSE of the mean over the training data.
 
 The Bessel kernel exists in one number of dimensions: inputs end with zeros up to the next power of
-two, for its exact form, too. Draws le_table3.png beside the results.
+two, for its exact form, too. Draws le_table3.png next to the results.
 """
 
 import math

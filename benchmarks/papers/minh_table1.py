@@ -9,7 +9,7 @@ and standard deviation over runs, beside those of the paper, over 10 runs.
 `unbounded` is the map of Equations 37 and 41, with frequencies of N(0, 2/σ²): the base measure.
 `bounded` is that of Equations 40 and 42, with frequencies of N(0, 4/σ²). `trace` is the measure of
 Theorem 9, our default. `Grid` has at most as many features, `GaussHermite` the fewest nodes that it
-accepts for these lags. Draws minh_table1.png beside the results.
+accepts for these lags. Draws minh_table1.png next to the results.
 """
 
 from collections.abc import Sequence

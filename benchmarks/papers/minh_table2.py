@@ -15,7 +15,7 @@ own. This is the largest of the usual ones: that of a component is 1/√2 of it,
 1600 points is smaller by 2 to 3 %. The rms of a component of F is `field`.
 
 `Grid` has at most as many features as D random frequencies. `GaussHermite` has the fewest nodes
-that it accepts, more than that. Draws minh_table2.png beside the results.
+that it accepts, more than that. Draws minh_table2.png next to the results.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ of the standard deviation, median ratio of the two standard deviations, differen
 evidence in nats per training point, and the negative log density of the true field per component
 (NLPD); means over seeds for random rules. `Orthogonal` is `MonteCarlo` in d = 1. `GaussHermite`
 takes the most nodes that do not exceed the features; no row where it refuses the spectrum or the
-extent. Draws rules.png, errors of the standard deviation, and rules_nlpd.png beside the results.
+extent. Draws rules.png, errors of the standard deviation, and rules_nlpd.png next to the results.
 """
 
 from collections.abc import Sequence

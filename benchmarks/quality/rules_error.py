@@ -5,7 +5,7 @@
 Relative Frobenius error of the curl-free RBF kernel matrix between 100 points of a cube of three
 lengthscales, against the exact kernel, trace measure, d = 2, 3, 8; medians over seeds, shaded from
 the 10 % to the 90 % quantile, and the slope of a line through their logarithms. Draws
-rules_error.png beside the results.
+rules_error.png next to the results.
 """
 
 from collections.abc import Sequence

@@ -225,7 +225,7 @@ def grid_for(
 # The exact kernel instead of a grid: where it has few numbers, or few sites.
 
 
-MUCH_TRUNCATED = 0.1  # variance, over that of the noise, of which a warning tells
+MUCH_TRUNCATED = 0.1  # variance, over that of the noise, at which a warning is given
 MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made
 MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
@@ -240,8 +240,8 @@ def exact_instead(
 
     The plans of a posterior, in the order of their prices, are the grid if its equations are
     factorised, all numbers if they are few enough for one factorisation, means at sites, and the
-    grid by iterations, which take thousands of products and make every variance anew. It is the
-    first that loses at most the aim, or else the one that loses the least.
+    grid by iterations, which take thousands of products and compute every variance again. It is
+    the first that loses at most the aim, or else the one that loses the least.
 
     What a grid truncates is returned as white noise of each observation. It is correlated over its
     wavelengths, so that error bars near dense observations are too small. What the field changes by

@@ -43,6 +43,34 @@ def moments(model, points):
     return field.mean(points), field.variance(points).sqrt()
 
 
+@pytest.mark.parametrize("weights", [None, uniform(60, seed=3) + 0.5])
+def test_scatter_within_sites_is_that_of_noise_and_field(weights):
+    """E Σ_i w_i (y_i − ȳ)² over all sites, from the dense covariance of records, is what the
+    evidence takes for the mean square of the scatter."""
+    x, kernel = track(60), model_of().kernel
+    options = Options() if weights is None else Options(variances=NOISE / weights)
+    data = Dataset.in_memory(read(x, draw(60, 2, seed=1), 2, options))
+    reach, noises = (0.06, 0.06), {"": NOISE * torch.eye(2).double()}
+    (part,) = data.observations
+    labels = torch.from_numpy(site_labels(part, reach))
+    changes = partial(changes_within, kernel, noises, reach)
+    (found,) = changes(data, of_records=True)
+    covariance = kernel(x).to_dense().unflatten(0, (60, 2)).unflatten(2, (60, 2))
+    for site, change in enumerate(found):
+        rows = (labels == site).nonzero().squeeze(-1)
+        n, w = len(rows), torch.ones(len(rows)).double() if weights is None else part.weight[rows]
+        away = torch.eye(n).double() - (w / w.sum()).expand(n, n)  # f_i − f̄
+        block = torch.einsum("ai,ipjq,bj->abpq", away, covariance[rows][:, :, rows], away)
+        each = block.diagonal(dim1=0, dim2=1).diagonal(dim1=0, dim2=1).mean(-1)  # of each output
+        expected = n / max(n - 1, 1) * (w / w.sum()) @ each / NOISE
+        torch.testing.assert_close(change, expected, rtol=1e-9, atol=1e-12)
+    exact, plain = ExactInference(data, reach, changes), ExactInference(data, reach)
+    repeats = labels.bincount() - 1
+    mean = (repeats * found).sum() / repeats.sum()
+    more = exact.scatter_logdet(noises) - plain.scatter_logdet(noises)
+    torch.testing.assert_close(more, 2 * repeats.sum() * (1 + mean).log())
+
+
 @pytest.mark.parametrize("options", [{}, {"variances": uniform(60, seed=3) + 0.5}, "directions"])
 def test_changes_are_variances_of_mean_less_value_at_the_middle(options):
     """Σ_ij w_i w_j K(x_i, x_j), for w of a site's records and −1 at their mean position; sites of

@@ -1,4 +1,4 @@
-"""Figures beside the results."""
+"""Figures next to the results."""
 
 from argparse import Namespace
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""Sets for regression: one of Le et al. 2013, and others in the place of theirs."""
+"""Sets for regression: one of Le et al. 2013, and others instead of theirs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Split:
     ys: Float[Tensor, "n p"]
 
     def validation(self) -> "Split":
-        """The last fifth of the points of training in the place of those of the test."""
+        """The last fifth of the points of training, instead of those of the test."""
         n = len(self.x) * 4 // 5
         return Split(self.x[:n], self.y[:n], self.x[n:], self.y[n:])
 
