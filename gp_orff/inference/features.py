@@ -635,14 +635,15 @@ class ProductInference(FeatureInference):
         lattice, lines = expansion.phi.families
         pairs = zip(self.draws, self.ranks, strict=True)
         of_lattice = [(draw, rank) for draw, rank in pairs if not draw.expands]
-        products = Products.of(expansion.general(), lattice, of_lattice, lines.nu.any(0))
+        general = expansion.general()
+        products = Products.of(general, lattice, of_lattice, lines.nu.any(0))
         if products is None:
             raise ValueError(
                 "expected one field besides those of lines, whose terms have the same kernel of "
                 "time, on a grid whose frequencies are a product, got others; give spacing= and "
                 "tolerance= to gp_orff.Grid, or a smaller max_features"
             )
-        return OnProduct(expansion.general(), groups, rows, products, self.site)
+        return OnProduct(general, groups, rows, products, self.site)
 
 
 @torch.no_grad()

@@ -367,7 +367,7 @@ class OnProduct(WeightEquations):
 
 
 class SumsAlone(SideBySide):
-    """Columns whose sums are those of y and of 1 alone."""
+    """Columns with the sums of y and of 1, and without their Gram matrix, which is not needed."""
 
     def sums(self, x, y, weights):
         cross, sums = self.adjoint(x, torch.cat([y, weights], dim=-1)).split(

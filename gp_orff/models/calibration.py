@@ -628,7 +628,7 @@ def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | No
     """The correlation of residuals of neighbours, where it shows that the field varies along an
     axis in other ways than all kernels of that axis, which are periodic; None otherwise."""
     data = state.data
-    if not isinstance(data, Dataset) or data.tracks:
+    if not data.revisitable or data.tracks:
         return None
     space = space_of(state.kernel, data.num_inputs)
     for axis in inputs_of_lines(state.kernel):
