@@ -287,7 +287,7 @@ class HarmonicDraw(GridDraw):
         decay = phi.decay(spectrum.mean_height.double()).square()
         weights, d = self.variances(spectrum.sources, phi) * decay, phi.directions()
         parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
-        total = spectrum.variance().double() - sum(parts)
+        total = term.factor.variance(spectrum).double() - sum(parts)
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
         # A gradient without divergence: the vertical component has the variance of both horizontal
         # ones together. The shares have the mean one.

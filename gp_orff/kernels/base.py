@@ -1,9 +1,9 @@
 """Base classes of the kernels of this package, and Cholesky factors with jitter."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from inspect import signature
+from inspect import Parameter, signature
 from types import FunctionType
 
 import numpy as np
@@ -96,9 +96,9 @@ class WrapperKernel(Kernel):
 
     def __new__(cls, *args, **kwargs):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""
-        known = list(signature(cls.__init__).parameters)[1:]
+        known = dict(list(signature(cls.__init__).parameters.items())[1:])
         unknown = [name for name in kwargs if name not in known]
-        _check_arguments(cls, args, unknown or kwargs)
+        _check_arguments(cls, known.values(), args, unknown or kwargs)
         if unknown:
             raise TypeError(
                 f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; those "
@@ -138,22 +138,16 @@ def related_copy(kernel: Kernel) -> Kernel:
     return copy
 
 
-def _check_arguments(cls: type, args: Sequence[object], kwargs: Sequence[str]) -> None:
+def _check_arguments(
+    cls: type, parameters: Iterable[Parameter], args: Sequence[object], kwargs: Sequence[str]
+) -> None:
     """Raise TypeError for arguments that have to be named, with their names."""
-    parameters = list(signature(cls.__init__).parameters.values())[1:]
-    most = sum(
-        parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        for parameter in parameters
-    )
-    named = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    required = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-    ]
-    missing = [name for name in required if name not in kwargs]
-    example = (missing or named or ["num_dims"])[0]
-    several = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    kinds = [parameter.kind for parameter in parameters]
+    most = kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
+    named = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
+    missing = [n for n, default in named.items() if default is Parameter.empty and n not in kwargs]
+    example = next(iter([*missing, *named]), "num_dims")
+    several = Parameter.VAR_POSITIONAL in kinds
     if (len(args) > most and not several) or (args and missing):
         raise TypeError(
             f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "
@@ -172,14 +166,18 @@ def set_value(name: str, module: Module, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer of Python or NumPy; True and False are none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
     """The value of an argument as an int; messages name what it belongs to.
 
     Raises:
         ValueError: no positive integer.
     """
-    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not integer or value < 1:
+    if not is_integer(value) or value < 1:
         raise ValueError(f"{owner} expects {argument} to be a positive integer, got {value!r}")
     return int(value)
 
@@ -318,7 +316,7 @@ def check_num_dims(
         TypeError: `num_dims` is not an integer.
         ValueError: it is below `minimum`, or is not the number of `active_dims`.
     """
-    if isinstance(num_dims, bool) or not isinstance(num_dims, int):
+    if not is_integer(num_dims):
         raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
     if num_dims < minimum:
         raise ValueError(f"{name} needs num_dims >= {minimum}, got {num_dims}")
@@ -343,9 +341,6 @@ def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
         )
 
 
-_BY_SQUARES = CosineKernel, PeriodicKernel  # distances from squares, which are not centred
-
-
 def about_their_middle(
     kernel: Kernel, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"]
 ) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b m d"]]:
@@ -354,16 +349,13 @@ def about_their_middle(
     gpytorch computes their distances from squares of the inputs, which cancels digits of times
     since 1970; it centres those of its other kernels.
     """
-    if type(kernel) not in _BY_SQUARES:
+    if type(kernel) not in (CosineKernel, PeriodicKernel):
         return x1, x2
     middle = x1.detach().mean(-2, keepdim=True)
     return x1 - middle, x2 - middle
 
 
 # Roots of covariance matrices in any units.
-
-
-_SINGULAR = 1e-7  # a smaller pivot, relative to the standard deviation, is zero to rounding
 
 
 def positive(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -426,7 +418,8 @@ def reduced_root(root: Float[Tensor, "*b p r"]) -> Float[Tensor, "*b p q"]:
     a = root @ root.mH
     factor, info = torch.linalg.cholesky_ex(a)
     pivots, variances = (t.detach().diagonal(dim1=-1, dim2=-2).real for t in (factor, a))
-    singular = info.any() or (pivots <= _SINGULAR * variances.sqrt()).any()
+    # A pivot that is smaller, relative to the standard deviation, is zero to rounding.
+    singular = info.any() or (pivots <= 1e-7 * variances.sqrt()).any()
     return _RootOnRows.apply(root) if singular else factor
 
 

@@ -34,7 +34,7 @@ from gp_orff.kernels.pairs import (
     scalar_rows,
 )
 from gp_orff.kernels.spectra import Range
-from gp_orff.kernels.tree import Leaf, Term, inner_terms
+from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Potential
 
@@ -408,10 +408,6 @@ class HarmonicSpectrum:
     depths: Float[Tensor, "*b S*J"]
     mean_height: Float[Tensor, "*b"]
 
-    def variance(self) -> Float[Tensor, "*b 3 3"]:
-        """K(x, x) at the mean height."""
-        return self.sources.variance(self.mean_height)
-
     def scaled_radius(self, omega: Float[np.ndarray, "D 3"]) -> Float[np.ndarray, "D"]:
         """A norm of ω by the length over which the field varies along every input, for margins:
         the smallest depth, and zero for the height."""
@@ -437,19 +433,16 @@ class HarmonicSpectrum:
 
 
 @dataclass(frozen=True)
-class HarmonicFactor:
+class HarmonicFactor(Factor):
     """The directions (ik, −|k|) of the waves e^{i⟨k,x⟩ − |k|z} of a harmonic field."""
 
     num_outputs = num_inputs = 3
-    dims = None
-    degree = 1
-    rank = 1
-    closed_form = decays = True
-    is_constant = False
+    degree = rank = 1
+    decays = True
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
         """K(x, x) at the mean height of the observations."""
-        return density.variance()
+        return density.sources.variance(density.mean_height)
 
     def __call__(self, omega: Tensor) -> Tensor:
         """Raise: the directions are complex, and belong to columns that decay.

@@ -21,10 +21,6 @@ from gp_orff.kernels.spectra import Radial, RadialKernel, StudentT
 # Powers of Bessel functions as kernels.
 
 
-_TERMS = 48  # of the series of Bessel functions over Gaussians
-_NEAR, _LARGE, _DECAY = 13.0, 100, 45.0  # q/b to which it holds; b from which it holds to _DECAY
-
-
 class BesselKernel(RadialKernel):
     r"""Power of a Bessel function, which Le et al. (2013, eq. 37) call Matérn kernel.
 
@@ -169,7 +165,11 @@ class BesselFunction(Function):
     def forward(ctx, q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
         ctx.save_for_backward(q)
         ctx.b = b
-        return _bessel(q.double(), b).to(q.dtype)
+        values, far = _gaussian_series(q.double() / b, b), q > 13 * b
+        if b <= 100 and far.any():
+            beyond = scipy.special.hyp0f1(b, -q[far].double().cpu().numpy())
+            values[far] = torch.from_numpy(beyond).to(q.device)
+        return values.to(q.dtype)
 
     @staticmethod
     def backward(ctx, grad):
@@ -177,22 +177,13 @@ class BesselFunction(Function):
         return -grad / ctx.b * BesselFunction.apply(q, ctx.b + 1), None
 
 
-def _bessel(q: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
-    """₀F₁(; b; −q)."""
-    values, far = _gaussian_series(q / b, b), q > _NEAR * b
-    if b <= _LARGE and far.any():
-        beyond = scipy.special.hyp0f1(b, -q[far].cpu().numpy())
-        values[far] = torch.from_numpy(beyond).to(q.device)
-    return values
-
-
 def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
-    """e^{−y} Σ c_n yⁿ."""
+    """e^{−y} Σ c_n yⁿ, with 49 terms; no smaller beyond y = 45."""
     coefficients = [1.0, 0.0]
-    for n in range(1, _TERMS):
+    for n in range(1, 48):
         step = 2 * n * coefficients[-1] - coefficients[-2]
         coefficients.append(step / ((n + 1) * (n + b)))
-    y = y.clamp_max(_DECAY)
+    y = y.clamp_max(45)
     total = torch.zeros_like(y)
     for coefficient in reversed(coefficients):
         total.mul_(y).add_(coefficient)
@@ -232,7 +223,13 @@ class BesselSpectrum(Radial):
         return 2 * self.power - 1
 
     def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        self._check(num_dims)
+        if num_dims != self.num_dims:
+            raise ValueError(
+                f"expected frequencies in {self.num_dims} dimensions, those of "
+                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; give the kernel its "
+                "number of inputs as num_dims, and, if the rule pads them to a power of two, use "
+                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal, which do not"
+            )
         if order:
             raise NotImplementedError(
                 f"expected frequencies of the density p of a BesselKernel, got ‖z‖^{2 * order} p, "
@@ -244,20 +241,6 @@ class BesselSpectrum(Radial):
             square = total**2 + radius**2 + 2 * total * radius * cosine
             total = np.sqrt(np.maximum(square, 0.0))
         return total[:, None]
-
-    def _check(self, num_dims: int) -> None:
-        """Check the number of dimensions.
-
-        Raises:
-            ValueError: it is not that of the kernel.
-        """
-        if num_dims != self.num_dims:
-            raise ValueError(
-                f"expected frequencies in {self.num_dims} dimensions, those of "
-                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; give the kernel its "
-                "number of inputs as num_dims, and, if the rule pads them to a power of two, use "
-                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal, which do not"
-            )
 
     def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
         return base / self.lengthscale
@@ -317,9 +300,7 @@ def _cosines(u: Float[np.ndarray, "D k"], num_dims: int) -> Float[np.ndarray, "D
 # The functions z^μ K_μ(z) of Matérn kernels of any smoothness, from tables of scipy's.
 
 
-_FIRST, _LAST = -30.0, 13.0  # log q of the table: z from 3e-7 to 665
-_CELLS = 32 * 43  # of width 1/32
-_DEGREE = 6  # of the polynomial in a cell
+_FIRST, _CELLS = -30.0, 32 * 43  # log q where the table begins, and cells of width 1/32: to z = 665
 
 
 class MaternFunction(Function):
@@ -335,7 +316,20 @@ class MaternFunction(Function):
     def forward(ctx, q: Float[Tensor, "*m"], order: float) -> Float[Tensor, "*m"]:
         ctx.save_for_backward(q)
         ctx.order = order
-        return _values(q.detach().double(), order).to(q.dtype)
+        values, t = q.detach().double(), q.detach().double().log()
+        position = (t - _FIRST) * 32
+        cell = position.nan_to_num(0.0).clamp(0, _CELLS - 1).long()
+        local = position.sub_(cell).mul_(2).sub_(1)  # from −1 to 1
+        total = torch.zeros_like(values)
+        for coefficient in _table(order, q.device):
+            total.mul_(local).add_(coefficient[cell])
+        total.sub_(values.sqrt()).exp_()
+        total[t >= _FIRST + _CELLS / 32] = 0.0
+        below = t < _FIRST
+        if below.any():
+            smallest = _logarithm(values[below].cpu().numpy(), order)
+            total[below] = torch.from_numpy(smallest).to(values).exp()
+        return total.to(q.dtype)
 
     @staticmethod
     def backward(ctx, grad):
@@ -343,28 +337,12 @@ class MaternFunction(Function):
         return -0.5 * grad * MaternFunction.apply(q, ctx.order - 1), None
 
 
-def _values(q: Float[Tensor, "*m"], order: float) -> Float[Tensor, "*m"]:
-    t = q.log()
-    position = (t - _FIRST) * (_CELLS / (_LAST - _FIRST))
-    cell = position.nan_to_num(0.0).clamp(0, _CELLS - 1).long()
-    local = position.sub_(cell).mul_(2).sub_(1)  # from −1 to 1
-    total = torch.zeros_like(q)
-    for coefficient in _table(order, q.device):
-        total.mul_(local).add_(coefficient[cell])
-    values = total.sub_(q.sqrt()).exp_()
-    values[t >= _LAST] = 0.0
-    below = t < _FIRST
-    if below.any():
-        values[below] = torch.from_numpy(_logarithm(q[below].cpu().numpy(), order)).to(q).exp()
-    return values
-
-
 @lru_cache(maxsize=64)
 def _table(order: float, device: torch.device) -> Float[Tensor, "k cells"]:
     """The coefficients of log(e^z g_μ) in every cell, of the highest power first."""
-    nodes = np.cos((np.arange(_DEGREE + 1) + 0.5) * np.pi / (_DEGREE + 1))
+    nodes = np.cos((np.arange(7) + 0.5) * np.pi / 7)  # for polynomials of degree 6
     positions = np.arange(_CELLS)[:, None] + 0.5 * (nodes + 1)
-    q = np.exp(_FIRST + positions * ((_LAST - _FIRST) / _CELLS))
+    q = np.exp(_FIRST + positions / 32)
     values = _logarithm(q, order) + np.sqrt(q)
     return torch.from_numpy(np.linalg.solve(np.vander(nodes), values.T)).to(device)
 

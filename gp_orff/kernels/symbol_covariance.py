@@ -22,9 +22,7 @@ from gp_orff.kernels.derivatives import derivatives, polynomial, scalar_covarian
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import Spectrum, spectrum
 from gp_orff.kernels.tree import (
-    Gradient,
     Leaf,
-    Solenoidal,
     Term,
     embedded,
     spectra_of,
@@ -208,8 +206,8 @@ def decided(symbol: Symbol, kernel: Kernel) -> Symbol:
     """The symbol with its image of constants under this kernel: potentials and stream functions
     include that of the constant mean where all terms are curl-free, or divergence-free."""
     factors = [term.factor for term in terms(kernel)]
-    every = (all(isinstance(f, kind) for f in factors) for kind in (Gradient, Solenoidal))
-    return symbol.decided(*every)
+    curl_free = all(factor.is_gradient for factor in factors)
+    return symbol.decided(curl_free, all(factor.is_solenoidal for factor in factors))
 
 
 def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
 """A kernel as a sum of terms, and their factors B(ω)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Protocol
 
 import torch
 from gpytorch.kernels import (
@@ -31,18 +31,21 @@ from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 # choice of A. A factor with r columns gives r features for each trigonometric column.
 
 
-class Factor(Protocol):
-    """A factor B(ω), homogeneous of degree `degree` in ω if covariances have a closed form."""
+class Factor(ABC):
+    """A factor B(ω), homogeneous of degree `degree` in ω if covariances have a closed form.
 
-    num_outputs: int
-    num_inputs: int | None  # the length of ω; None for any
-    dims: tuple[int, ...] | None  # the inputs that the base kernel depends on; None for all
-    degree: int
-    rank: int  # columns of B
-    closed_form: bool
-    is_constant: bool  # whether B(ω) is the same for every ω, a `Mixing`
-    decays: bool  # whether waves decay with height: those of a field that is not stationary
+    It has `num_outputs`, p, `rank`, the number of columns of B, and `num_inputs`, the length of ω,
+    None for any.
+    """
 
+    dims = None  # the inputs that the base kernel depends on; None for all
+    degree = 0
+    closed_form = True
+    is_constant = False  # whether B(ω) is the same for every ω, a `Mixing`
+    decays = False  # whether waves decay with height: those of a field that is not stationary
+    is_gradient = is_solenoidal = False  # whether its fields have no curl, or no divergence
+
+    @abstractmethod
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
         """B(ω) at every frequency."""
 
@@ -58,13 +61,12 @@ def embedded(
 
 
 @dataclass(frozen=True)
-class Mixing:
+class Mixing(Factor):
     """B(ω) = L, the same for every frequency: the separable kernel k(x, z) L Lᵀ."""
 
     matrix: Float[Tensor, "*b p r"]
-    num_inputs = dims = None
-    degree = 0
-    closed_form, is_constant, decays = True, True, False
+    num_inputs = None
+    is_constant = True
 
     @property
     def num_outputs(self) -> int:
@@ -80,13 +82,12 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class FieldFactor:
+class FieldFactor(Factor):
     """B(ω) of a field in `num_outputs` dimensions whose potential depends on the inputs `dims`."""
 
     num_outputs: int
     dims: tuple[int, ...] | None = None
     degree = 1
-    closed_form, is_constant, decays = True, False, False
 
     @property
     def num_inputs(self) -> int:
@@ -99,15 +100,15 @@ class FieldFactor:
 
     def block(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
         """E[B Bᵀ] from E[ωωᵀ] over the inputs of the potential, or K(τ) from its −∇∇ᵀk."""
-        return self.assemble(self.embedded_outer(outer))
+        return self.assemble(self.embedded(self.embedded(outer).mT).mT)
+
+    @abstractmethod
+    def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
+        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
 
     def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
         """Frequencies of the potential as frequencies of the field."""
         return embedded(omega, self.dims, self.num_outputs)
-
-    def embedded_outer(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
-        """Matrices over the inputs of the potential as matrices over the inputs of the field."""
-        return self.embedded(self.embedded(outer).mT).mT
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,9 @@ class Gradient(FieldFactor):
     """B(ω) = ω: the curl-free kernel −∇∇ᵀk of the gradient of a potential with kernel k."""
 
     rank = 1
+    is_gradient = True
 
     def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
         return outer
 
     def __call__(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d 1"]:
@@ -132,12 +133,13 @@ class Solenoidal(FieldFactor):
     with the symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
     """
 
+    is_solenoidal = True
+
     @property
     def rank(self) -> int:
         return self.num_outputs - 1
 
     def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
         trace = outer.diagonal(dim1=-1, dim2=-2).sum(-1)[..., None, None]
         return trace * torch.eye(outer.shape[-1], dtype=outer.dtype, device=outer.device) - outer
 
@@ -160,7 +162,7 @@ Sampler = Callable[[Float[Tensor, "D d"]], tuple[Float[Tensor, "D d"], Float[Ten
 
 
 @dataclass(frozen=True)
-class SpectralMatrix:
+class SpectralMatrix(Factor):
     """The conjugate of B(ω), a function of the user's: the kernel ∫ e^{−i⟨ω, x − z⟩} B B* S dω."""
 
     amplitude: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p r"]]
@@ -168,9 +170,7 @@ class SpectralMatrix:
     num_inputs: int
     rank: int
     sampler: Sampler | None = None
-    dims = None
-    degree = 0  # so that a potential of the field is known relative to a reference only
-    closed_form = is_constant = decays = False
+    closed_form = False
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
         """K(0) = ∫ B B* S dω."""

@@ -14,7 +14,7 @@ the patches: 1e-9 in one dimension; 1e-6 for a patch and a point; for two patche
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -24,8 +24,6 @@ from torch import Tensor
 
 _NODES = 8  # of a Gauss rule, for every half of a lengthscale
 _CLUSTERED_NODES = (12, 8)  # of a rule with nodes near one end, per lengthscale; on > 2 axes
-_MAX_NODES = 2**18  # for one pair of points
-_MAX_LAGS = 2**19  # in memory at a time
 
 
 class TooFine(NotImplementedError):
@@ -64,12 +62,6 @@ class Axis:
     start: float
     widths: tuple[float, ...]
 
-    def with_edge(self, length: float) -> "Axis":
-        """This axis with a second edge along it, backwards where the length is negative."""
-        return replace(
-            self, start=self.start + min(length, 0.0), widths=(*self.widths, abs(length))
-        )
-
     def density(self, u: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """The probability density at u."""
         total, narrowest = sum(self.widths), min(self.widths)
@@ -93,7 +85,9 @@ def axes_of(edges: Float[Tensor, "k d"]) -> list[Axis]:
         for i, axis in enumerate(axes):
             projection = (edge @ axis.direction).item()
             if len(axis.widths) == 1 and abs(projection) > (1 - 1e-12) * length:
-                axes[i] = axis.with_edge(projection) if length else axis
+                if length:  # the second edge goes backwards where its projection is negative
+                    widths = (*axis.widths, abs(projection))
+                    axes[i] = Axis(axis.direction, min(projection, 0.0), widths)
                 break
         else:
             axes += [Axis(edge / length, 0.0, (length,))] if length else []
@@ -131,7 +125,7 @@ class Rule:
         if not axes:
             return function(tau)
         count = math.prod(self._count(axis, len(axes)) for axis in axes)
-        if count > _MAX_NODES:
+        if count > 2**18:  # for one pair of points
             raise TooFine(f"an integral over many lengthscales, {count} nodes")
 
         def chunk_mean(tau: Float[Tensor, "n d"]) -> Float[Tensor, "n q r"]:
@@ -139,7 +133,8 @@ class Rule:
             values = function(lags.flatten(0, 1)).unflatten(0, weights.shape)
             return torch.einsum("nk,nkqr->nqr", weights, values)
 
-        return torch.cat([chunk_mean(chunk) for chunk in tau.split(max(1, _MAX_LAGS // count))])
+        size = max(1, 2**19 // count)  # of a chunk whose lags fit into memory
+        return torch.cat([chunk_mean(chunk) for chunk in tau.split(size)])
 
     def _lags(
         self, tau: Float[Tensor, "n d"], axes: list[Axis], space: list[int]
@@ -197,11 +192,8 @@ class Rule:
 
     def _count(self, axis: Axis, num_axes: int) -> int:
         """The number of nodes along an axis."""
-        lengths = [b - a for a, b in axis.segments]
-        if self.kink:
-            nodes = 2 * _CLUSTERED_NODES[num_axes > 2]
-            return sum(nodes * self._parts(length) for length in lengths)
-        return sum(_NODES * self._parts(2 * length) for length in lengths)
+        nodes, halves = (2 * _CLUSTERED_NODES[num_axes > 2], 1) if self.kink else (_NODES, 2)
+        return sum(nodes * self._parts(halves * (b - a)) for a, b in axis.segments)
 
 
 def _gauss(

@@ -126,6 +126,7 @@ class _Antiderivative(VectorFieldSymbol):
 
     order = -1
     background: bool | None = None  # None: as the kernel requires
+    of_gradients = False  # whether it is of the curl-free part
 
     def of_affine(self, value, slope):
         image = value.new_zeros(self.num_outputs(len(value)), value.shape[-1])
@@ -138,7 +139,7 @@ class _Antiderivative(VectorFieldSymbol):
         raise NotImplementedError
 
     def decided(self, curl_free: bool, divergence_free: bool) -> Symbol:
-        includes = curl_free if isinstance(self, Potential) else divergence_free
+        includes = curl_free if self.of_gradients else divergence_free
         return self if self.background is not None else replace(self, background=includes)
 
     def _multiplier(self, omega: Float[Tensor, "D d"], rows: Float[Tensor, "D q p"]) -> Multiplier:
@@ -200,6 +201,8 @@ class Potential(_ScalarPotential):
         ... )
         0.5
     """
+
+    of_gradients = True
 
     def _slopes(self, num_dims: int) -> Float[Tensor, "d 1 d"]:
         return torch.eye(num_dims, dtype=torch.float64).unsqueeze(1)
@@ -293,6 +296,7 @@ class VectorPotential(_Antiderivative):
 # Parts and components of a field.
 
 
+@dataclass(frozen=True)
 class _Part(VectorFieldSymbol):
     """A part of the Helmholtz split, with the constant mean of the field or without it."""
 
@@ -323,8 +327,6 @@ class CurlFreePart(_Part):
         [[[0.0, 0.0], [0.0, 1.0]]]
     """
 
-    background: bool = False
-
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         unit = omega / omega.norm(dim=-1, keepdim=True).clamp_min(math.sqrt(TINY))
         return (unit.unsqueeze(-1) * unit.unsqueeze(-2)).to(torch.complex128)
@@ -348,8 +350,6 @@ class DivergenceFreePart(_Part):
         ... ).real.tolist()
         [[[1.0, 0.0], [0.0, 0.0]]]
     """
-
-    background: bool = False
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         eye = torch.eye(p, dtype=omega.dtype, device=omega.device)
@@ -429,9 +429,6 @@ class Component(Symbol):
 # Reduction to the pole: the anomaly that rocks would cause under a vertical main field.
 
 
-_LEAST = 10.0  # degrees of inclination, below which errors are multiplied by more than 5.8
-
-
 @dataclass(frozen=True)
 class ReductionToPole(Symbol):
     """The total-field anomaly for a vertical main field and a vertical magnetisation, one output.
@@ -477,9 +474,9 @@ class ReductionToPole(Symbol):
                 f"zero, got {m.tolist()}; give the direction of the main field"
             )
         inclination = torch.rad2deg(torch.asin(m[2] / m.norm())).item()
-        if abs(inclination) < _LEAST:
+        if abs(inclination) < 10:  # errors are multiplied by more than 5.8
             raise ValueError(
-                f"ReductionToPole expects an inclination of at least {_LEAST:g} degrees, got "
+                "ReductionToPole expects an inclination of at least 10 degrees, got "
                 f"{abs(inclination):.3g}, where errors would grow more than fivefold; read the "
                 "field at other heights, its components, or Jacobian instead"
             )
