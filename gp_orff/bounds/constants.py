@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, reduce, singledispatch
 from operator import add, mul
-from typing import Protocol
 
 import numpy as np
 import scipy
@@ -44,15 +43,6 @@ from gp_orff.kernels.variance_spectrum import diverges, grows
 # Where W is real, Y = cos⟨ω, δ⟩ W is symmetric. A Hermitian W gives Y that is not, with ‖Y‖ ≤ ‖W‖
 # in both norms and E Y Yᵀ, E Yᵀ Y ≤ E W². The matrix inequalities then hold for the symmetric
 # matrix (0, Y; Yᵀ, 0), with the same factor 2p.
-
-
-class Tail(Protocol):
-    """t(x), which increases in the error x."""
-
-    scale: float  # an error of the size of one Y_j, where a search begins
-
-    def __call__(self, error: float) -> float:
-        """t(x) at an error x."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +98,9 @@ class Logarithmic:
     def __call__(self, error: float) -> float:
         double = 2 * self.scale
         return error / (2 * double) * math.log1p(double * error / self.variance)
+
+
+Tail = Hoeffding | Bernstein | Subexponential | Logarithmic
 
 
 # A bound of the error of random features as a value, with its inverses.
@@ -494,9 +487,6 @@ def _outer_moments(weights, centres, variances) -> tuple[float, ...]:
 # means over a Sobol sequence, and the largest size is that of the sequence.
 
 
-_SEQUENCE = 14  # log₂ of its length
-
-
 @dataclass(frozen=True)
 class Nodes:
     """Frequencies with probabilities, and the random matrices W = v A(ω)."""
@@ -515,7 +505,7 @@ class Nodes:
         """
         factor, spectrum = leaf.variance.factor, leaf.spectrum
         if isinstance(spectrum, Proposal):
-            u = scipy.stats.qmc.Sobol(leaf.num_dims, seed=0).random_base2(_SEQUENCE)
+            u = scipy.stats.qmc.Sobol(leaf.num_dims, seed=0).random_base2(14)
             base = torch.from_numpy(spectrum.base(np.zeros(0), u.clip(2.0**-33, 1 - 2.0**-33), 0))
             omega, v = spectrum.frequencies(base, 0), spectrum.importance(base, 0)
             log_probability = torch.full_like(v, -math.log(len(v)))
@@ -608,11 +598,6 @@ class Nodes:
 # again; and the limit of long lags, where K(δ) vanishes, is compared.
 
 
-_LAGS = 600  # lags of the search, from 1e-3 to 1e4 lengthscales
-_REFINED = 200  # lags between the neighbours of the best one
-_LARGEST_SIZE = 256  # derivatives at one lag: second ones up to d = 16, fourth ones up to d = 4
-
-
 def scalar_variance(leaf: Leaf, spectrum: LeafSpectrum, moments: Moments) -> float:
     """sup_δ E v² cos²⟨ω, δ⟩ − k(δ)² of a scalar kernel, v the importance weights."""
     if spectrum.spectrum.isotropic_lengthscale is None or moments.largest != 1:
@@ -643,7 +628,8 @@ def field_variance(
         return ceiling
     if order not in (0, factor.degree):
         return ceiling
-    if spectrum.num_dims ** (2 if order else 4) > _LARGEST_SIZE:
+    # at most 256 derivatives at one lag: second ones up to d = 16, fourth ones up to d = 4
+    if spectrum.num_dims ** (2 if order else 4) > 256:
         return ceiling
 
     def covariance(tau: Float[Tensor, "n k"]) -> Float[Tensor, "n p p"]:
@@ -686,15 +672,15 @@ def _supremum(
     variance: Callable[[Float[Tensor, "n"], bool], Float[Tensor, "n"]], ceiling: float
 ) -> float:
     """The largest of `variance` over all lags; `ceiling` for a kernel without a closed form."""
-    lags = torch.logspace(-3, 4, _LAGS, dtype=torch.float64)
+    lags = torch.logspace(-3, 4, 600, dtype=torch.float64)  # in lengthscales
     lags = torch.cat([lags.new_zeros(1), lags])
     try:
         values = variance(lags, False)
     except NotImplementedError:
         return ceiling
     best = int(values.argmax())
-    low, high = lags[max(best - 1, 0)], lags[min(best + 1, _LAGS)]
-    refined = variance(low + (high - low) * torch.linspace(0, 1, _REFINED).to(lags), False)
+    low, high = lags[max(best - 1, 0)], lags[min(best + 1, len(lags) - 1)]
+    refined = variance(low + (high - low) * torch.linspace(0, 1, 200).to(lags), False)
     beyond = variance(lags[-1:], True)  # of all longer lags, for a kernel that decreases
     return min(ceiling, float(torch.cat([values, refined, beyond]).max()))
 
@@ -875,7 +861,12 @@ class Problem:
         num_dims = infer_num_dims(summands, num_dims)
         if num_dims is None:  # constants at one lag do not depend on it
             num_dims = 1 if domain is None else len(domain)
-        _check_columns(name, domain, *input_columns(summands, num_dims))
+        number, exact = input_columns(summands, num_dims)
+        if domain is not None and (len(domain) < number or (exact and len(domain) > number)):
+            raise ValueError(
+                f"{name} expects a domain with {number} pairs (low, high), one for each input of "
+                f"the kernel, got {len(domain)}"
+            )
         pairs = zip(summands, term_spectra(kernel, num_dims), strict=True)
         random = tuple(pair for pair in pairs if pair[0].leaves)
         if not random:
@@ -951,13 +942,3 @@ class Problem:
                 f"{', '.join(sorted(kernels))} with {moment} = ∞; use {others}, or a smoother "
                 "kernel"
             )
-
-
-def _check_columns(name: str, domain: Box | None, number: int, exact: bool) -> None:
-    """Refuse a domain with another number of inputs than the kernel has, or than it needs."""
-    if domain is None or len(domain) == number or (len(domain) > number and not exact):
-        return
-    raise ValueError(
-        f"{name} expects a domain with {number} pairs (low, high), one for each input of the "
-        f"kernel, got {len(domain)}"
-    )

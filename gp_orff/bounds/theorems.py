@@ -383,9 +383,6 @@ def _log(number: float) -> float:
 # moves no more than a Gaussian of variance U² m²/((m − 1)D).
 
 
-_SMALLEST = 1e-100  # s of one point, whose error is 0
-
-
 @dataclass(frozen=True)
 class FastfoodBound(Bound):
     """The bound of `fastfood`, and the variance that it contains."""
@@ -417,27 +414,19 @@ class FastfoodBound(Bound):
         chebyshev = math.log(v / energy)
         bernstein = math.log(2) - energy / (2 * v + 4 / 3 * m * relative)
         half = 0.5 * math.log(n + m - 1)
-        rest = energy / (4 * _spread(m, n) * self.squared_lag)  # t² + 2 half t
+        # the variances of both steps of the concentration, over that of Theorem 11
+        spread = 1.0 if m == 1 else m / (m - 1) + (n + m - 1) / (n * m)
+        rest = energy / (4 * spread * self.squared_lag)  # t² + 2 half t
         lipschitz = math.log(4) - rest / (half + math.sqrt(half**2 + rest) or 1.0)
         return min(chebyshev, bernstein, lipschitz)
 
     @property
     def _relative_variance(self) -> float:
-        return 0.5 * _inflation(self.num_dims, self.block) * math.expm1(-self.squared_lag) ** 2
-
-
-def _inflation(num_dims: int, block: int) -> float:
-    """κ: a bound of the variance, over that of independent frequencies."""
-    if block == 1:
-        return 1.0
-    spread = 2 * (1 - 1 / num_dims)  # (m − 1) E ρ², at most
-    return 1 + spread + 3 * (1 - spread / (block - 1)) / (block + 1)
-
-
-def _spread(block: int, num_frequencies: int) -> float:
-    """c: the variances of both steps of the concentration, over that of Theorem 11."""
-    m, n = block, num_frequencies
-    return 1.0 if m == 1 else m / (m - 1) + (n + m - 1) / (n * m)
+        inflation = 1.0  # κ: a bound of the variance, over that of independent frequencies
+        if self.block > 1:
+            spread = 2 * (1 - 1 / self.num_dims)  # (m − 1) E ρ², at most
+            inflation += spread + 3 * (1 - spread / (self.block - 1)) / (self.block + 1)
+        return 0.5 * inflation * math.expm1(-self.squared_lag) ** 2
 
 
 def fastfood(
@@ -511,7 +500,8 @@ def fastfood(
     lengthscale = leaves[0].lengthscale.flatten().expand(len(dims)).tolist()
     sides = (problem.domain[dim][1] - problem.domain[dim][0] for dim in dims)
     lag = sum((side / ell) ** 2 for side, ell in zip(sides, lengthscale, strict=True))
-    return FastfoodBound(problem.constants.size, max(lag, _SMALLEST), len(dims))
+    # The error at one point is 0; the formula needs a positive s.
+    return FastfoodBound(problem.constants.size, max(lag, 1e-100), len(dims))
 
 
 def _in_words(problem: Problem) -> str:

@@ -31,7 +31,6 @@ from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.lattice_sums import moments_near_zero, weight_at_zero
 from gp_orff.kernels.tree import (
     Factor,
-    Gradient,
     Mixing,
     Term,
     embedded,
@@ -64,11 +63,12 @@ def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
 
 def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:
     """The spectrum of every term of a kernel tree, at its present hyperparameters."""
-    summands = terms(kernel)
-    return [
-        _term_spectrum(term, num_dims, share)
-        for term, share in zip(summands, _shares(summands), strict=True)
-    ]
+    summands, spectra = terms(kernel), []
+    for term, share in zip(summands, _shares(summands), strict=True):
+        dims = [leaf.columns(leaf_dims(term, leaf, num_dims)) for leaf in term.leaves]
+        leaves = tuple(leaf_spectra(term, dims))
+        spectra.append(TermSpectrum(leaves, term.factor.rank, term.group, share))
+    return spectra
 
 
 @torch.no_grad()
@@ -80,13 +80,6 @@ def _shares(summands: Sequence[Term]) -> list[float]:
     variances = [at_zero(t).diagonal(dim1=-1, dim2=-2).mean().item() for t in summands]
     total = sum(v for v, term in zip(variances, summands, strict=True) if term.leaves)
     return [v / total if term.leaves else 1.0 for v, term in zip(variances, summands, strict=True)]
-
-
-def _term_spectrum(term: Term, num_dims: int | None, share: float) -> TermSpectrum:
-    """The spectra of a term's leaves."""
-    dims = [leaf.columns(leaf_dims(term, leaf, num_dims)) for leaf in term.leaves]
-    leaves = tuple(leaf_spectra(term, dims))
-    return TermSpectrum(leaves, term.factor.rank, term.group, share)
 
 
 def leaf_spectra(term: Term, dims: Sequence[tuple[int, ...]]) -> list[LeafSpectrum]:
@@ -173,27 +166,21 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scale = term.outputscale.sqrt()[..., None, None]
         scales = torch.cat([scale, torch.zeros_like(scale)], dim=-2)
         return KroneckerExpansion(TrigColumns.of(omega), scales, term.factor.matrix)
-    if term.factor.is_constant:
+    factor = term.factor
+    if factor.is_constant or frequencies.projected:
         phi, variances = frequencies.columns(term, num_inputs)
         scales = positive_root(term.outputscale[..., None, None] * variances)
-        return KroneckerExpansion(phi, scales, term.factor.matrix)
-    if frequencies.projected:
-        phi, variances = frequencies.columns(term, num_inputs)
-        if _is_gradient(term, num_inputs):
-            return GradientExpansion(
-                phi, positive_root(term.outputscale[..., None, None] * variances)
-            )
+        if factor.is_constant:
+            return KroneckerExpansion(phi, scales, factor.matrix)
+        # The directions of a gradient are the frequencies of its phases, in the same order.
+        same = [leaf.active_dims for leaf in term.leaves] == [factor.dims]
+        if factor.is_gradient and factor.num_outputs == num_inputs and same:
+            return GradientExpansion(phi, scales)
     omegas, weights = frequencies.nodes(spectra_of(term))
     if not frequencies.projected:
         phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), frequencies.sampled)
     scales = (term.outputscale.unsqueeze(-1) * weights).sqrt()  # (*b, D)
-    return _features(phi, scales[..., None, None] * term.factor(omegas[0]))
-
-
-def _is_gradient(term: Term, num_inputs: int) -> bool:
-    """Whether the directions of a term are the frequencies of its phases, in the same order."""
-    gradient = isinstance(term.factor, Gradient) and term.num_outputs == num_inputs
-    return gradient and [leaf.active_dims for leaf in term.leaves] == [term.factor.dims]
+    return _features(phi, scales[..., None, None] * factor(omegas[0]))
 
 
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
@@ -235,8 +222,7 @@ def expand_on_lattice(
             directions.append(factors.mT.flatten(-3, -2))
             position = phi.columns_of(frequencies.position[used])[sine]
             columns.append(position.repeat_interleave(half.shape[-1]))
-            near_zero = isinstance(term.factor, NearZero)
-            axis = position.new_tensor(term.factor.axes if near_zero else [-1] * half.shape[-1])
+            axis = position.new_tensor(term.factor.axes or [-1] * half.shape[-1])
             axes.append(axis.repeat(len(position)))
     axes = torch.cat(axes)
     tilted = axes if (axes >= 0).any() else None
@@ -384,7 +370,7 @@ def with_constants(
             spacing = draw.lattice.spacing[list(dims)]
             weight = weight_at_zero(spectra_of(term)[0], spacing) / len(dims)
             root = positive_root(term.outputscale * weight)[..., None, None]
-            directions.append(root * _along_axes(term, spacing).mT)
+            directions.append(root * _along_axes(term, torch.eye(len(dims)).to(spacing)).mT)
             axes += _axes(term, dims)
     full = expansion.general() if directions else expansion
     if not directions or full.num_constants:
@@ -392,9 +378,9 @@ def with_constants(
     return full.followed_by_constants(stack_rows(directions), axes)
 
 
-def _along_axes(term: Term, like: Float[Tensor, "k"]) -> Float[Tensor, "p k*r"]:
-    """B(e_i) of every axis i, side by side."""
-    return term.factor(torch.eye(len(like)).to(like)).movedim(-3, -2).flatten(-2)
+def _along_axes(term: Term, units: Float[Tensor, "k d"]) -> Float[Tensor, "p k*r"]:
+    """B(e_i) of some axes i, side by side."""
+    return term.factor(units).movedim(-3, -2).flatten(-2)
 
 
 def _axes(term: Term, dims: Sequence[int]) -> tuple[int, ...]:
@@ -411,7 +397,6 @@ def _cell(term: Term, draw: LatticeDraw) -> Term:
         spectrum = spectrum.marginal(varying)
     moments = moments_near_zero(spectrum, spacing[varying])  # v, (*b, k)
     root = positive_root(moments).repeat_interleave(term.factor.rank, dim=-1)
-    along = term.factor(torch.eye(len(dims)).to(spacing)[varying])
-    matrix = root.unsqueeze(-2) * along.movedim(-3, -2).flatten(-2)
+    matrix = root.unsqueeze(-2) * _along_axes(term, torch.eye(len(dims)).to(spacing)[varying])
     axes = _axes(term, [dims[axis] for axis in varying])
     return Term(term.leaves[1:], NearZero(matrix, axes), term.outputscale)

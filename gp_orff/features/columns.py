@@ -1,8 +1,9 @@
 """The columns φ(x) of features: their protocol, trigonometric ones, several families."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from itertools import accumulate, chain, combinations
 
 import torch
@@ -145,15 +146,26 @@ class Columns(ABC):
         return False
 
 
+@singledispatch
 def _alike(one: object, other: object) -> bool:
     """Whether trees of tensors and plain values agree, up to rounding of the tensors."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.allclose(one, other, rtol=1e-9, atol=0)
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
     return one == other
+
+
+@_alike.register
+def _(one: Tensor, other: object) -> bool:
+    alike = isinstance(other, Tensor) and one.shape == other.shape
+    return alike and torch.allclose(one, other, rtol=1e-9, atol=0)
+
+
+@_alike.register
+def _(one: dict, other: dict) -> bool:
+    return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+
+
+@_alike.register
+def _(one: list, other: list) -> bool:
+    return len(one) == len(other) and all(map(_alike, one, other))
 
 
 def stack_rows(matrices: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
@@ -302,8 +314,19 @@ class PointwiseColumns(Columns):
     `torch.utils.checkpoint`, so that memory does not grow with N·M; second derivatives exist.
 
     These columns are no waves: ψ_c = φ_c is real. Only symbols that multiply all of them by one
-    matrix are known.
+    matrix are known. Unless a subclass says otherwise, they depend on no hyperparameter.
     """
+
+    sampled = False
+    tensors = ()
+
+    def with_tensors(self, *tensors: Tensor) -> Columns:
+        return self
+
+    def halves(self) -> list[tuple[Int[Tensor, "M"], Float[Tensor, "M"]]]:
+        """All columns, twice: they are no sample."""
+        index = torch.arange(self.num_columns, device=self.device)
+        return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.lattice import GramCache, LatticeColumns
+from gp_orff.kernels.base import is_integer
 from gp_orff.kernels.lattice_sums import lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, Spectrum
+from gp_orff.kernels.spectra import GridSpectrum, Spectrum, gauss_legendre
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
@@ -189,7 +190,7 @@ def check_seed(seed: int, owner: str) -> None:
     Raises:
         ValueError: no non-negative integer.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+    if not is_integer(seed) or seed < 0:
         raise ValueError(f"{owner} expects seed to be a non-negative integer, got {seed!r}")
 
 
@@ -221,12 +222,9 @@ def summable(terms: Sequence[TermSpectrum], num_inputs: int) -> Bool[np.ndarray,
     for term in terms:
         for leaf in term.leaves:
             used[list(leaf.dims)] = True
-            known[list(leaf.dims)] &= leaf.variance is None and _has_marginal(leaf.spectrum)
+            on_grids = leaf.variance is None and isinstance(leaf.spectrum, GridSpectrum)
+            known[list(leaf.dims)] &= on_grids and leaf.spectrum.marginal((0,)) is not None
     return used & known
-
-
-def _has_marginal(spectrum: Spectrum) -> bool:
-    return isinstance(spectrum, GridSpectrum) and spectrum.marginal((0,)) is not None
 
 
 def in_plane(
@@ -598,10 +596,6 @@ def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d
 # A quadrature over the frequencies beyond a grid; its nodes depend on no hyperparameter.
 
 
-_LONGER = 1.5  # the lattice goes on to this multiple of the grid's largest index
-_FAR = {1: 32, 2: 16, 3: 8}  # nodes from there to infinity, by the number of axes; else 6
-
-
 def remainder(
     draw: LatticeDraw, spectra: Sequence[Spectrum]
 ) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "*b m"]]:
@@ -624,8 +618,10 @@ def _cells(draw: LatticeDraw) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor,
     columns = [dim for dims in draw.dims for dim in dims]
     spacing = draw.lattice.spacing[columns].cpu().numpy()
     grid = draw.lattice.indices[draw.position][:, columns].cpu().numpy()
-    edge = np.ceil(_LONGER * np.abs(grid).max(axis=0)).astype(int) + 1
-    far = _FAR.get(len(columns), 6)
+    # The lattice goes on to 1.5 of the grid's largest index; so many nodes reach from there to
+    # infinity.
+    edge = np.ceil(1.5 * np.abs(grid).max(axis=0)).astype(int) + 1
+    far = {1: 32, 2: 16, 3: 8}.get(len(columns), 6)
     axes = [_axis(m, h, far) for m, h in zip(edge, spacing, strict=True)]
     volume = np.ones(())
     for _, lengths in axes:
@@ -648,7 +644,7 @@ def _axis(edge: int, spacing: float, far: int) -> tuple[np.ndarray, np.ndarray]:
 
     Up to the index `edge` nodes are multiples of the spacing; `far` nodes lie on each side beyond.
     """
-    x, weights = np.polynomial.legendre.leggauss(far)
+    x, weights = gauss_legendre(far)
     x, end = 0.5 * (1 + x[::-1]), (edge + 0.5) * spacing
     beyond, lengths = end / x**2, weights[::-1] * end / x**3  # ω = end / x²
     inner = np.arange(-edge, edge + 1) * spacing

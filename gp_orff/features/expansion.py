@@ -1,9 +1,9 @@
 """Feature expansions f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from jaxtyping import Complex, Float, Int
@@ -34,7 +34,6 @@ class Expansion(ABC):
     num_features: int
     num_outputs: int
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-    rebuild: Callable[..., "Expansion"]  # rebuild(*tensors) gives the same expansion
     is_complex = False  # whether directions are
     is_kronecker = False  # whether each column has the directions scales_c · L
 
@@ -48,6 +47,10 @@ class Expansion(ABC):
         return self.num_features**3
 
     @abstractmethod
+    def rebuild(self, *tensors: Tensor) -> "Expansion":
+        """F features with these in place of `tensors`."""
+
+    @abstractmethod
     def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
         """The features of the kernel `variance` · K."""
 
@@ -55,13 +58,13 @@ class Expansion(ABC):
     def general(self) -> "FeatureExpansion":
         """These features, listed one by one."""
 
-    @abstractmethod
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         """w with Φ(x)θ = φ(x)w."""
+        return self.general().column_weights(theta)
 
-    @abstractmethod
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
         """Φᵀv from z = φᵀv: the adjoint of `column_weights`."""
+        return self.general().feature_values(z)
 
     def apply(self, x: Float[Tensor, "*b N d"], theta: Float[Tensor, "*b F k"]) -> Tensor:
         """Φ(x)θ, (*b, N, p·k): the k values of an output are next to each other."""
@@ -128,9 +131,15 @@ class FeatureExpansion(Expansion):
         constants = () if self.constants is None else (self.constants,)
         return *constants, *self.phi.tensors, self.directions
 
-    @property
-    def rebuild(self) -> Callable[..., "FeatureExpansion"]:
-        return partial(_with_tensors, self)
+    def rebuild(self, *tensors: Tensor) -> "FeatureExpansion":
+        constants = None
+        if self.constants is not None:
+            constants, *tensors = tensors
+        *others, directions = tensors
+        axes = None if self.axes is None else self.axes.to(directions.device)
+        columns = self.columns.to(directions.device)
+        phi = self.phi.with_tensors(*others)
+        return FeatureExpansion(phi, directions, columns, axes, constants)
 
     @property
     def num_constants(self) -> int:
@@ -249,18 +258,6 @@ class FeatureExpansion(Expansion):
         return self.phi.waves(values) if self.is_complex else values
 
 
-def _with_tensors(expansion: FeatureExpansion, *tensors: Tensor) -> FeatureExpansion:
-    constants = None
-    if expansion.constants is not None:
-        constants, *tensors = tensors
-    *others, directions = tensors
-    axes = None if expansion.axes is None else expansion.axes.to(directions.device)
-    columns = expansion.columns.to(directions.device)
-    return FeatureExpansion(
-        expansion.phi.with_tensors(*others), directions, columns, axes, constants
-    )
-
-
 def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
     """The features of Q f, whose directions are Q m; `space` are the input columns Q acts on.
 
@@ -277,8 +274,21 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
     return FeatureExpansion(full.phi, -sign.unsqueeze(-1) * images.imag, partner)
 
 
+class _ScaledColumns(Expansion):
+    """Features on columns that have a scale each."""
+
+    scales: Float[Tensor, "*b M 1"]
+
+    def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
+        return replace(self, scales=self.scales * variance[..., None, None].sqrt())
+
+    def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
+        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
+        return replace(self, phi=self.phi.select(columns), scales=scales)
+
+
 @dataclass(frozen=True)
-class KroneckerExpansion(Expansion):
+class KroneckerExpansion(_ScaledColumns):
     """Features of a separable kernel: column c has the r directions scales_c · L.
 
     Feature c·r + j is column c of φ times column j of scales_c · L.
@@ -305,25 +315,15 @@ class KroneckerExpansion(Expansion):
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.phi.tensors, self.scales, self.mixing
 
-    @property
-    def rebuild(self) -> Callable[..., "KroneckerExpansion"]:
-        return partial(_with_factors, self.phi)
-
-    def scaled(self, variance: Float[Tensor, "*b"]) -> "KroneckerExpansion":
-        scales = self.scales * variance[..., None, None].sqrt()
-        return KroneckerExpansion(self.phi, scales, self.mixing)
+    def rebuild(self, *tensors: Tensor) -> "KroneckerExpansion":
+        *others, scales, mixing = tensors
+        return KroneckerExpansion(self.phi.with_tensors(*others), scales, mixing)
 
     def general(self) -> FeatureExpansion:
         rank = self.mixing.shape[-1]
         columns = torch.arange(self.num_columns, device=self.scales.device).repeat_interleave(rank)
         directions = self.scales.unsqueeze(-1) * self.mixing.mT.unsqueeze(-3)  # (*b, M, r, p)
         return FeatureExpansion(self.phi, directions.flatten(-3, -2), columns)
-
-    def select(
-        self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]
-    ) -> "KroneckerExpansion":
-        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
-        return KroneckerExpansion(self.phi.select(columns), scales, self.mixing)
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
         theta = theta.unflatten(-2, (self.num_columns, -1))  # (*b, M, r, k)
@@ -334,16 +334,11 @@ class KroneckerExpansion(Expansion):
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-def _with_factors(phi: Columns, *tensors: Tensor) -> KroneckerExpansion:
-    *others, scales, mixing = tensors
-    return KroneckerExpansion(phi.with_tensors(*others), scales, mixing)
-
-
 # Features of gradients, whose directions are frequencies that are not written out.
 
 
 @dataclass(frozen=True)
-class GradientExpansion(Expansion):
+class GradientExpansion(_ScaledColumns):
     """Features of a curl-free kernel: column c has the direction scales_c ω_c, p = d.
 
     With the frequencies V (D, d) of the phases, f(x) = Vᵀ(φ(x) ∘ Θ), Θ = scales ∘ θ, and
@@ -366,30 +361,15 @@ class GradientExpansion(Expansion):
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.phi.tensors, self.scales
 
-    @property
-    def rebuild(self) -> Callable[..., "GradientExpansion"]:
-        return partial(_with_scales, self.phi)
-
-    def scaled(self, variance: Float[Tensor, "*b"]) -> "GradientExpansion":
-        return replace(self, scales=self.scales * variance[..., None, None].sqrt())
+    def rebuild(self, *tensors: Tensor) -> "GradientExpansion":
+        *others, scales = tensors
+        return GradientExpansion(self.phi.with_tensors(*others), scales)
 
     def general(self) -> FeatureExpansion:
         directions = self.scales * self.phi.of_frequencies(self.phi.omega)
         return FeatureExpansion(
             self.phi, directions, torch.arange(self.num_columns, device=self.scales.device)
         )
-
-    def select(
-        self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]
-    ) -> "GradientExpansion":
-        scales = self.scales[..., columns, :] * variance.sqrt().unsqueeze(-1)
-        return GradientExpansion(self.phi.select(columns), scales)
-
-    def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
-        return self.general().column_weights(theta)
-
-    def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
-        return self.general().feature_values(z)
 
     def apply(self, x: Float[Tensor, "*b N d"], theta: Float[Tensor, "*b F k"]) -> Tensor:
         weights = (self.scales * theta).unsqueeze(-3).unbind(-1)  # k of (*b, 1, M)
@@ -411,11 +391,6 @@ class GradientExpansion(Expansion):
             parts = [(phi * torch.cat([a, a], dim=-1)).sum(-2) for a in along]
             total = total + torch.stack(parts, dim=-1)
         return self.scales * total
-
-
-def _with_scales(phi: TrigColumns, *tensors: Tensor) -> GradientExpansion:
-    *others, scales = tensors
-    return GradientExpansion(phi.with_tensors(*others), scales)
 
 
 # Features that are fixed fields times scales, of which only the scales have hyperparameters.
@@ -445,9 +420,9 @@ class ScaledExpansion(FeatureExpansion):
     def tensors(self) -> tuple[Tensor, ...]:
         return *self.phi.tensors, self.scales
 
-    @property
-    def rebuild(self) -> Callable[..., "ScaledExpansion"]:
-        return partial(_scaled_with_tensors, self)
+    def rebuild(self, *tensors: Tensor) -> "ScaledExpansion":
+        *others, scales = tensors
+        return ScaledExpansion.of(self.phi.with_tensors(*others), scales, self.units, self.columns)
 
     @property
     def fixed(self) -> FeatureExpansion:
@@ -460,12 +435,6 @@ class ScaledExpansion(FeatureExpansion):
 
     def general(self) -> FeatureExpansion:
         return FeatureExpansion(self.phi, self.directions, self.columns)
-
-
-def _scaled_with_tensors(expansion: ScaledExpansion, *tensors: Tensor) -> ScaledExpansion:
-    *others, scales = tensors
-    phi = expansion.phi.with_tensors(*others)
-    return ScaledExpansion.of(phi, scales, expansion.units, expansion.columns)
 
 
 def side_by_side_scaled(

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -280,14 +281,17 @@ class Grid:
         budget = self.max_features or MOST_FEATURES
         constant = self._constant(terms, domain)
 
-        def attempt(tolerance: float, aliasing: float, most_lags: float | None = _LONGEST):
-            spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, most_lags)
+        def attempt(tolerance: float, aliasing: float, limited: bool = False):
+            spacing = self._spacing(terms, num_inputs, domain, tolerance, aliasing, limited)
             return self._design(terms, spacing, tolerance, budget, constant)
 
-        def uneven(tolerance: float) -> float:
-            return min(_UNEVEN * tolerance, _ALIASING)
+        def uneven(tolerance: float, limited: bool = False):
+            # Under a budget, aliasing may be 300 times as large as truncation, and at most 0.03:
+            # truncation affects every pair of points, aliasing only the few pairs at the longest
+            # lags.
+            return attempt(tolerance, min(300 * tolerance, 3e-2), limited)
 
-        design = attempt(self.tolerance, self.tolerance, None)
+        design = attempt(self.tolerance, self.tolerance)
         if design is not None:
             return self.tolerance, design
         if self.max_features is None:
@@ -297,11 +301,10 @@ class Grid:
                 "lengthscales; give max_features= (the truncated variance is added to the noise), "
                 "a larger tolerance, or use gp_orff.QuasiMonteCarlo"
             )
-        tolerance, best = smallest_tolerance(lambda t: attempt(t, uneven(t), None), self.tolerance)
-        if best is None or tolerance > _POOR:  # a term that barely varies may be the reason
-            capped_tolerance, capped = smallest_tolerance(
-                lambda t: attempt(t, uneven(t)), self.tolerance
-            )
+        tolerance, best = smallest_tolerance(uneven, self.tolerance)
+        if best is None or tolerance > 0.1:  # a term that barely varies may be the reason
+            limited = partial(uneven, limited=True)
+            capped_tolerance, capped = smallest_tolerance(limited, self.tolerance)
             if capped is not None and (best is None or capped_tolerance < tolerance):
                 tolerance, best = capped_tolerance, capped
         if best is None or not all(len(part.indices) for part in best[1]):
@@ -327,9 +330,9 @@ class Grid:
         return (spacing, points) if features <= budget else None
 
     def _spacing(
-        self, terms, num_inputs, domain, tolerance, aliasing, most_lags
+        self, terms, num_inputs, domain, tolerance, aliasing, limited
     ) -> Float[np.ndarray, "d"]:
-        """h of each axis; with `most_lags`, r is at most so many times the longest lag."""
+        """h of each axis; if `limited`, r is at most the longest lag."""
         if self.spacing is not None:
             return np.broadcast_to(np.asarray(self.spacing, float), (num_inputs,)).copy()
         lag = self._lag(domain)
@@ -340,16 +343,16 @@ class Grid:
         for leaf, axis, dim in axes_of(terms):
             if constant[dim]:  # no images
                 scale = axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis]
-                radius[dim] = max(radius[dim], _NO_IMAGES * scale)
+                radius[dim] = max(radius[dim], 1e6 * scale)
                 continue
             bound = most[dim] / longest
             r = longest * correlation_lag(leaf, axis, aliasing, lag, bound)
             if lag[dim] < r:  # every pair of points is affected by aliasing, not only the farthest
                 strict = correlation_lag(leaf, axis, min(tolerance, aliasing), lag, bound) * longest
-                r = min(strict, _FARTHER * r)
+                r = min(strict, 4 * r)  # correlations that fall like a power need a limit
             radius[dim], shortest[dim] = max(radius[dim], r), min(shortest[dim], r)
-        if most_lags is not None:  # a term that barely varies does not refine the others' grid
-            radius = np.minimum(radius, np.maximum(most_lags * lag, shortest))
+        if limited:  # a term that barely varies does not refine the others' grid
+            radius = np.minimum(radius, np.maximum(lag, shortest))
         radius = np.minimum(radius, most)
         return 2 * np.pi / np.where(lag + radius > 0, lag + radius, 1.0)
 
@@ -387,14 +390,6 @@ class Grid:
         return Region(leaf.spectrum.scaled_radius, max(level, 1.000001 * least))
 
 
-# Under a budget, aliasing may be _UNEVEN times as large as truncation, and at most _ALIASING:
-# truncation affects every pair of points, aliasing only the few pairs at the longest lags. Above a
-# tolerance of _POOR a term that barely varies may be the reason: r is limited to _LONGEST of L.
-_UNEVEN, _ALIASING, _LONGEST, _POOR = 300.0, 3e-2, 1.0, 0.1
-_NO_IMAGES = 1e6  # the period along a constant input, in lengthscales
-_FARTHER = 4.0  # the most by which r may grow; kernels with power-law correlations need a limit
-
-
 def _numbers(values: Float[np.ndarray, "k"]) -> str:
     return "(" + ", ".join(f"{value:.3g}" for value in values) + ")"
 
@@ -403,7 +398,6 @@ def _numbers(values: Float[np.ndarray, "k"]) -> str:
 
 
 MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
-_RANDOM = 4096  # random features, by default
 
 
 @dataclass(frozen=True)
@@ -489,7 +483,8 @@ class Auto:
         """
         box = self.domain or self.data
         if box is None:
-            if self._lacks_data(terms):
+            dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
+            if self.max_features is None and max(dims, default=0) < GRID_INPUTS:
                 raise ValueError(
                     "Auto expects the inputs, to choose a grid for their extent, got neither data "
                     "nor domain; use gp_orff.Auto().for_data(x), or a budget of random features, "
@@ -524,12 +519,6 @@ class Auto:
             draw.reason = reason
         return draws
 
-    def _lacks_data(self, terms: Sequence[TermSpectrum]) -> bool:
-        """Whether a grid is possible, but neither data, nor a domain, nor a budget are given."""
-        dims = [dim for term in terms for leaf in term.leaves for dim in leaf.dims]
-        specified = self.domain or self.data or self.max_features
-        return not specified and max(dims, default=0) < GRID_INPUTS
-
     def _random(self, terms: Sequence[TermSpectrum], reason: str) -> tuple[QuasiMonteCarlo, str]:
         """Quasi-random frequencies, a power of two, as many as the budget allows."""
         varying = [term for term in terms if term.leaves]
@@ -541,6 +530,6 @@ class Auto:
                 f"expected max_features of at least {2 * ranks}, for one frequency of each "
                 f"term of the kernel, got Auto(max_features={self.max_features}); give more"
             )
-        number = max(1, (self.max_features or _RANDOM) // (2 * ranks))
+        number = max(1, (self.max_features or 4096) // (2 * ranks))
         number = 2 ** (number.bit_length() - 1)
         return QuasiMonteCarlo(number), f"quasi-Monte Carlo, {number} frequencies: {reason}"

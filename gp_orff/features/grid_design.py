@@ -30,7 +30,6 @@ from gp_orff.kernels.spectra import ScaleMixture
 
 
 MOST_CUT = 0.9999  # the largest tolerance: so poor a grid is better than none
-_MOST_STEPS = 1e9  # along an axis; too many in any case
 
 
 class GridBudgetError(ValueError):
@@ -75,7 +74,7 @@ def half_space(
     for leaf, region in regions:
         with np.errstate(divide="ignore"):  # correlations that barely fall: a spacing of zero
             steps = region.level / region.radius(unit_steps(leaf, spacing))
-        counts[list(leaf.dims)] = np.minimum(steps, _MOST_STEPS).astype(int)
+        counts[list(leaf.dims)] = np.minimum(steps, 1e9).astype(int)  # too many in any case
     if largest_index is not None:
         counts = np.minimum(counts, largest_index)
     # An ellipsoid fills π/6 of its box in three dimensions, and half of it is enumerated:

@@ -42,7 +42,6 @@ from gp_orff.kernels.base import is_traced
 # differentiated, and few points, take the dense φ(x).
 
 
-_TILT = 2.0**-13  # a frequency that acts as zero, in units of the spacing
 _FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
 
 
@@ -74,6 +73,7 @@ class LatticeColumns(TrigColumns):
     origin: Float[Tensor, "d"] = None  # x₀
     cache: GramCache = field(default_factory=GramCache, compare=False)
     on_lattice = True
+    tensors = ()  # these frequencies depend on no hyperparameter
 
     @classmethod
     def of(
@@ -100,9 +100,10 @@ class LatticeColumns(TrigColumns):
         frequency, sine = columns % len(self.indices), (columns >= len(self.indices)) | ~known
         finer = torch.zeros_like(self.indices[0]).index_fill(0, axes, 1) > 0
         indices = self.indices[frequency] * known.unsqueeze(-1)
-        indices = indices * torch.where(finer, round(1 / _TILT), 1)
+        steps = torch.where(finer, 2**13, 1)  # a frequency of one step acts as zero
+        indices = indices * steps
         indices[row, axes] += 1
-        spacing = self.spacing * torch.where(finer, _TILT, 1.0).to(self.spacing)
+        spacing = self.spacing / steps
         phi = LatticeColumns.of(indices, spacing, self.origin)
         return phi, row + sine * len(columns), spacing[axes]
 
@@ -113,11 +114,6 @@ class LatticeColumns(TrigColumns):
         # The box is symmetric and ordered: its second half has one of each pair ±k, from k = 0 on.
         half = points[len(points) // 2 :].to(self.indices.device)
         return LatticeColumns.of(half, self.spacing, self.origin)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Empty: these frequencies depend on no hyperparameter."""
-        return ()
 
     def with_tensors(self) -> "LatticeColumns":
         return self
@@ -185,11 +181,9 @@ class LatticeColumns(TrigColumns):
         return 0.5 * torch.cat([zero + twice, zero - twice])
 
     def gram(self, sums: Tensor) -> Float[Tensor, "2*D 2*D"]:
-        """C from T; a real argument is C itself."""
-        return self._gram_from_sums(sums) if sums.is_complex() else sums
-
-    def _gram_from_sums(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D 2*D"]:
-        """C by the equations at the top of this module."""
+        """C from T, by the equations at the top of this module; a real argument is C itself."""
+        if not sums.is_complex():
+            return sums
         flat, centre = self._positions(2)
         d = len(flat)
         real, imag = sums.real.contiguous(), sums.imag.contiguous()
@@ -227,8 +221,7 @@ class LatticeColumns(TrigColumns):
         index = torch.arange(len(flat), device=flat.device)
         for s in (-1, 1):
             row[centre + s * flat], sign[centre + s * flat] = index, float(s)
-        strides = _strides([2 * m + 1 for m in self.modes])
-        place = centre + (to.indices * torch.tensor(strides, device=flat.device)).sum(-1)
+        place = centre + self._offsets(to.indices, [2 * m + 1 for m in self.modes])
         if (sign[place] == 0).any():
             raise ValueError(
                 "expected a lattice with all frequencies of the other lattice, got one that omits "
@@ -270,8 +263,12 @@ class LatticeColumns(TrigColumns):
         The second value is the position of the centre, q = 0.
         """
         sizes = [2 * multiple * m + 1 for m in self.modes]
-        strides = torch.tensor(_strides(sizes), device=self.indices.device)
-        return (self.indices * strides).sum(-1), prod(sizes) // 2
+        return self._offsets(self.indices, sizes), prod(sizes) // 2
+
+    def _offsets(self, indices: Int[Tensor, "m d"], sizes: Sequence[int]) -> Int[Tensor, "m"]:
+        """Those of any indices in a flat array of these sizes."""
+        strides = torch.empty(sizes, device="meta").stride()
+        return (indices * torch.tensor(strides, device=indices.device)).sum(-1)
 
     def _centre(self, x: Tensor) -> Tensor:
         return x.double() - self.origin
@@ -314,11 +311,6 @@ class LatticeColumns(TrigColumns):
         # Re((a − i b) exp(iθ)) = a cos θ + b sin θ.
         grid[:, centre + flat] = torch.complex(cos, -sin).mT
         return nufft.type2(self._phases(x), grid.unflatten(1, sizes))
-
-
-def _strides(sizes: Sequence[int]) -> list[int]:
-    """The strides of a flat array of this shape."""
-    return [prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
 def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

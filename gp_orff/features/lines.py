@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from gp_orff.features.assemble import expand_on_lattice
-from gp_orff.features.columns import Columns, PointwiseColumns
+from gp_orff.features.columns import PointwiseColumns
 from gp_orff.features.draws import (
     Draw,
     FixedBuffers,
@@ -27,7 +27,7 @@ from gp_orff.features.draws import (
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import SharedFrequencies
+from gp_orff.features.rings import joined
 from gp_orff.features.truncation import (
     GridAccuracy,
     grid_accuracy,
@@ -36,7 +36,7 @@ from gp_orff.features.truncation import (
 )
 from gp_orff.kernels.lines import LineSpectrum, has_lines, is_line
 from gp_orff.kernels.tree import Term, spectra_of
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Symbol
 
 # A kernel of lines times a kernel on a lattice:
 #
@@ -65,9 +65,6 @@ class LineColumns(PointwiseColumns):
     lattice: LatticeColumns
     nu: Float[Tensor, "J d"]
 
-    sampled = False
-    tensors = ()
-
     @property
     def device(self) -> torch.device:
         return self.lattice.device
@@ -81,9 +78,6 @@ class LineColumns(PointwiseColumns):
     def num_columns(self) -> int:
         return self.num_factors * self.lattice.num_columns
 
-    def with_tensors(self) -> "LineColumns":
-        return self
-
     def to(self, device: torch.device) -> "LineColumns":
         return LineColumns(self.lattice.to(device), self.nu.to(device))
 
@@ -91,18 +85,6 @@ class LineColumns(PointwiseColumns):
         if len(columns) != self.num_columns:
             raise NotImplementedError("expected all columns of a kernel of lines, got some of them")
         return self
-
-    def halves(self) -> list[tuple[Int[Tensor, "M"], Float[Tensor, "M"]]]:
-        """All columns, twice: they are no sample."""
-        index = torch.arange(self.num_columns, device=self.device)
-        return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
-
-    def same(self, other: Columns) -> bool:
-        return (
-            isinstance(other, LineColumns)
-            and self.lattice.same(other.lattice)
-            and torch.equal(self.nu, other.nu)
-        )
 
     def plain(self) -> dict[str, object]:
         return {"lattice": self.lattice.plain(), "nu": self.nu.cpu()}
@@ -310,17 +292,10 @@ class LineDraw(GridDraw):
             blocks[factor] = root[..., line, None, None] * part.scales
         return KroneckerExpansion(phi, torch.cat(blocks, dim=-2), part.mixing)
 
-    def truncated_variance(self, term: Term) -> Float[Tensor, "*b p p"]:
-        """The variance that the lattice lacks, and that of the lines that are left out."""
-        return self._truncated(Identity(), term, ())
-
     def truncated_image(
         self, symbol: Symbol, term: Term, space: Sequence[int]
-    ) -> Float[Tensor, "q q"]:
-        """`truncated_variance` of a symbol of the field."""
-        return self._truncated(symbol, term, space)
-
-    def _truncated(self, symbol: Symbol, term: Term, space: Sequence[int]) -> Tensor:
+    ) -> Float[Tensor, "*b q q"]:
+        """Var Q f that the lattice lacks, and that of the lines that are left out."""
         # total − (1 − c) grid = (total − grid) + c grid, where c is the share of lines left out
         rest = _rest(term)
         left_out = (1 - self.weights(term).sum(-1)).clamp_min(0)[..., None, None]
@@ -337,7 +312,8 @@ class LineDraw(GridDraw):
     def ratio_outside_range(self, spectra) -> float | None:
         """The ratio of a period to that of the draw, if it has changed, or that of lengthscales."""
         others = [density for density in spectra if not is_line(density)]
-        return self._ratio_of_lines(spectra, _MOVED) or self.rest.ratio_outside_range(others)
+        # A relative change of a period above 1e-9 is more than rounding.
+        return self._ratio_of_lines(spectra, 1e-9) or self.rest.ratio_outside_range(others)
 
     def _ratio_of_lines(self, spectra, least: float) -> float | None:
         """The ratio of a period to that of the draw, or of the number of lines to that needed,
@@ -354,7 +330,8 @@ class LineDraw(GridDraw):
         return None
 
     def _check_lines(self, spectra) -> None:
-        ratio = None if self.warned else self._ratio_of_lines(spectra, _DISPLACED)
+        # more than a change for a difference quotient
+        ratio = None if self.warned else self._ratio_of_lines(spectra, 1e-3)
         if ratio is not None:
             self.warned = True
             warnings.warn(
@@ -367,11 +344,9 @@ class LineDraw(GridDraw):
 
 
 _COARSER = 4.0  # the ratio of tolerances that are tried under a budget
-_MOVED = 1e-9  # relative change of a period that is more than rounding
-_DISPLACED = 1e-3  # and more than that of a difference quotient
 
 
-def _rest(term: Term) -> Term:
+def _rest(term: Term | TermSpectrum) -> Term | TermSpectrum:
     """A term without its lines."""
     leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
     return replace(term, leaves=leaves)
@@ -396,7 +371,7 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
             "expected periodic kernels of one input, got one of several, which no grid is known "
             "for; give active_dims=, and multiply kernels of one input each"
         )
-    rests = [_without_lines(term) for term in with_lines]
+    rests = [_rest(term) for term in with_lines]
     share = most // 2 if others else most
     num_inputs = 1 + max(dim for term in with_lines for leaf in term.leaves for dim in leaf.dims)
 
@@ -441,25 +416,11 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
         LineDraw(draw, shared, orders, halvings, at, [leaf.spectrum for leaf in _leaves(term)])
         for draw, (_, orders, halvings), at, term in parts
     ]
-    rest = []
-    if others:
-        left = max(most - sum(draw.num_columns for draw in made), 1)
-        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
-    remaining, ours = iter(rest), iter(made)
-    result = [next(ours if has_lines(term) else remaining) for term in terms]
-    families = dict.fromkeys(draw.lattice for draw in sorted(result, key=lambda d: d.expands))
-    for draw in result:
-        draw.joint = SharedFrequencies(list(families)) if len(families) > 1 else None
-    return result
+    return joined(grid, terms, made, has_lines, most)
 
 
 def _leaves(term: TermSpectrum) -> list[LeafSpectrum]:
     return [leaf for leaf in term.leaves if is_line(leaf.spectrum)]
-
-
-def _without_lines(term: TermSpectrum) -> TermSpectrum:
-    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
-    return replace(term, leaves=leaves)
 
 
 def _lines(

@@ -92,9 +92,6 @@ class LinearPhases(Phases):
 # The fast Walsh–Hadamard transform, by products with small dense Hadamard matrices.
 
 
-_LARGEST = 4  # log₂ of the largest dense block: larger ones compute more, smaller ones copy more
-
-
 def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
     r"""H x for every vector x, H being the Walsh–Hadamard matrix (Le et al. 2013, Section 4.2).
 
@@ -120,8 +117,9 @@ def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
 @cache
 def _sizes(log_dims: int) -> tuple[int, ...]:
-    """The sizes of blocks, nearly equal, whose product is 2^log_dims."""
-    number = -(-log_dims // _LARGEST)
+    """The sizes of blocks, nearly equal and at most 16, whose product is 2^log_dims: larger ones
+    compute more, smaller ones copy more."""
+    number = -(-log_dims // 4)
     return tuple(2 ** ((log_dims + i) // number) for i in range(number))
 
 

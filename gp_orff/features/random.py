@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import scipy
@@ -27,11 +27,6 @@ from gp_orff.kernels.tree import Sampler
 # Random unit vectors: independent, orthogonal, or from points of a cube.
 
 
-def gaussian_directions(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarray:
-    """Independent unit vectors, uniform on the sphere."""
-    return _normalise(rng.standard_normal((number, num_dims)))
-
-
 def _normalise(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
 
@@ -43,14 +38,6 @@ def rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarra
     # QR is unique only up to signs; with a positive diagonal of R, Q is uniform (Mezzadri 2007).
     q = q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
     return q.reshape(-1, num_dims)[:number]
-
-
-def direction_coordinates(num_dims: int) -> int:
-    """The number of uniform coordinates that `directions` needs.
-
-    One on a line, too: the signs of ω matter in a product of kernels.
-    """
-    return {1: 1, 2: 1, 3: 2}.get(num_dims, num_dims)
 
 
 def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
@@ -68,9 +55,6 @@ def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
 
 
 # Frequencies drawn from a density of the user's own, with importance weights.
-
-
-_RETURNED = "the frequencies that sampler returns", "the log density that sampler returns"
 
 
 @dataclass(frozen=True)
@@ -100,8 +84,10 @@ class Proposal:
                 f"(D,), got {type(pair).__name__}"
             )
         omega, log_density = (
-            np.asarray(as_real_tensor(part, what).detach().cpu(), dtype=float)
-            for part, what in zip(pair, _RETURNED, strict=True)
+            np.asarray(
+                as_real_tensor(part, f"the {what} that sampler returns").detach().cpu(), float
+            )
+            for part, what in zip(pair, ("frequencies", "log density"), strict=True)
         )
         if omega.shape != u.shape or log_density.shape != u.shape[:1]:
             raise ValueError(
@@ -219,7 +205,13 @@ def as_measure(measure: str | Measure, owner: str) -> Measure:
 
 
 _POWER = 3.0
-_RAREST = 2.0**-48  # 1 − u, which is rounded to 2⁻⁵³
+
+
+class TailedDraw(Draw):
+    """The frequencies of a term whose radial leaves have long tails."""
+
+    def nodes(self, spectra: Sequence[Spectrum]):
+        return super().nodes([_tailed(spectrum) for spectrum in spectra])
 
 
 @dataclass(frozen=True)
@@ -229,16 +221,13 @@ class TailedSpectrum:
 
     spectrum: Radial
 
-    @property
-    def draw(self) -> type[Draw]:
-        """The frequencies of a term whose radial leaves have long tails."""
-        return TailedDraw
+    draw = TailedDraw
 
     def num_coordinates(self, num_dims: int) -> int:
         return self.spectrum.num_coordinates(num_dims)
 
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        rare = np.clip((1 - u) ** _POWER, _RAREST, None)
+        rare = np.clip((1 - u) ** _POWER, 2.0**-48, None)  # 1 − u is rounded to 2⁻⁵³
         log_weight = np.log(_POWER) + (1 - 1 / _POWER) * np.log(rare)
         base = self.spectrum.base(directions, 1 - rare, order)
         return np.concatenate([base, log_weight.sum(-1, keepdims=True)], axis=-1)
@@ -248,13 +237,6 @@ class TailedSpectrum:
 
     def importance(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
         return self.spectrum.importance(base[:, :-1], order) * base[:, -1].exp()
-
-
-class TailedDraw(Draw):
-    """The frequencies of a term whose radial leaves have long tails."""
-
-    def nodes(self, spectra: Sequence[Spectrum]):
-        return super().nodes([_tailed(spectrum) for spectrum in spectra])
 
 
 @dataclass(frozen=True)
@@ -285,36 +267,37 @@ def _tailed(spectrum: Spectrum) -> Spectrum | TailedSpectrum:
 # 5. `Draw.nodes` computes frequencies and weights from these at the present hyperparameters.
 
 
-@dataclass(frozen=True, init=False)
-class _RandomRule(ABC):
-    """A random rule: subclasses give directions and uniform coordinates, spectra the radii."""
+@dataclass(frozen=True)
+class DrawnRule(ABC):
+    """What rules that draw frequencies have in common: their number, a measure and a seed."""
 
     num_frequencies: int
-    measure: str | Measure  # the name of the measure, if it has one
-    seed: int
-    shared: bool = False  # whether the terms of a sum are drawn from one mixture
+    measure: str | Measure = field(default="trace", kw_only=True)  # its name, if it has one
+    seed: int = field(default=0, kw_only=True)
+
+    def __post_init__(self):
+        name = type(self).__name__
+        number = check_positive_integer(self.num_frequencies, "num_frequencies", name)
+        check_seed(self.seed, name)
+        measure = as_measure(self.measure, name)
+        object.__setattr__(self, "num_frequencies", number)
+        object.__setattr__(self, "measure", NAMES.get(measure, measure))
+
+
+@dataclass(frozen=True)
+class _RandomRule(DrawnRule):
+    """A random rule: subclasses give directions and uniform coordinates, spectra the radii."""
+
+    shared: bool = field(default=False, kw_only=True)  # whether terms are drawn from one mixture
 
     def __init_subclass__(cls) -> None:
         name_constructor(cls)
 
-    def __init__(
-        self,
-        num_frequencies: int,
-        *,
-        measure: str | Measure = "trace",
-        seed: int = 0,
-        shared: bool = False,
-    ):
-        name = type(self).__name__
-        num_frequencies = check_positive_integer(num_frequencies, "num_frequencies", name)
-        check_seed(seed, name)
-        measure = as_measure(measure, name)
-        object.__setattr__(self, "num_frequencies", num_frequencies)
-        object.__setattr__(self, "measure", NAMES.get(measure, measure))
-        if not isinstance(shared, bool):
-            raise ValueError(f"{name} expects shared to be True or False, got {shared!r}")
-        object.__setattr__(self, "seed", seed)
-        object.__setattr__(self, "shared", shared)
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.shared, bool):
+            name = type(self).__name__
+            raise ValueError(f"{name} expects shared to be True or False, got {self.shared!r}")
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """The frequencies of each of `terms`, from independent random streams of the seed."""
@@ -475,7 +458,7 @@ class MonteCarlo(_RandomRule):
     def _directions_and_coordinates(self, number, leaves, rng):
         return [
             (
-                gaussian_directions(number, leaf.num_dims, rng),
+                _normalise(rng.standard_normal((number, leaf.num_dims))),
                 _coordinates(number, leaf, rng),
             )
             for leaf in leaves
@@ -546,7 +529,8 @@ class QuasiMonteCarlo(_RandomRule):
     def _directions_and_coordinates(self, number, leaves, rng):
         sizes = []
         for leaf in leaves:
-            sizes += [direction_coordinates(leaf.num_dims)]
+            # of directions: one on a line, too, as the signs of ω matter in a product of kernels
+            sizes += [{1: 1, 2: 1, 3: 2}.get(leaf.num_dims, leaf.num_dims)]
             sizes += [leaf.spectrum.num_coordinates(leaf.num_dims)]
         from scipy.stats import qmc  # takes a second to import
 

@@ -1,7 +1,7 @@
 """The waves of harmonic kernels: rings of horizontal frequencies."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ from gp_orff.features.grid_design import MOST_CUT, GridBudgetError, smallest_tol
 from gp_orff.features.waves import HarmonicColumns
 from gp_orff.kernels.base import positive_root
 from gp_orff.kernels.harmonic import HarmonicSpectrum, Sources
+from gp_orff.kernels.spectra import gauss_legendre
 from gp_orff.kernels.tree import Term, spectra_of
 from gp_orff.symbols.base import Symbol
 
@@ -48,8 +49,6 @@ from gp_orff.symbols.base import Symbol
 # 4. Each wave of half a ring stands for itself and its opposite, by its weight.
 
 
-_FEWEST, _MOST = 2, 400  # nodes of a panel
-_FIRST = 4.0  # |k|Z of the longest Z at the end of the first panel
 _FINER = 12  # further nodes of the rule that gives the error of another
 
 
@@ -122,7 +121,8 @@ def _radii(
     cutoff: float, shortest: float, longest: float, lag: float, tolerance: float
 ) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
     """Nodes and weights of ∫ dk from 0 to the cut-off."""
-    panels = max(0, int(np.ceil(np.log2(cutoff * longest / _FIRST))))
+    # The first panel ends where |k|Z is 4 for the longest Z.
+    panels = max(0, int(np.ceil(np.log2(cutoff * longest / 4))))
     edges = cutoff * 2.0 ** np.arange(-panels, 1)
     edges = np.concatenate([[0.0], edges])
     parts = [_panel(low, high, shortest, longest, lag, tolerance) for low, high in pairwise(edges)]
@@ -137,7 +137,7 @@ def _panel(
     z = np.geomspace(shortest, longest, 5)[:, None, None]
     r = np.array([0.0, 0.5, 1.0])[:, None] * lag
     exact = None
-    for n in range(_FEWEST, _MOST):
+    for n in range(2, 400):
         # The finer rule is renewed every 12 nodes, not for every n, to save evaluations.
         value = _integral(low, high, z, r, n)
         if exact is None or n % _FINER == 0:
@@ -155,7 +155,7 @@ def _integral(
 
 
 def _gauss(low: float, high: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-    x, w = np.polynomial.legendre.leggauss(n)
+    x, w = gauss_legendre(n)
     return low + 0.5 * (high - low) * (1 + x), 0.5 * (high - low) * w
 
 
@@ -164,9 +164,6 @@ def _gauss(low: float, high: float, n: int) -> tuple[np.ndarray, np.ndarray]:
 # Hyperparameters, the depths and amplitudes of sources, change the variances of the waves but not
 # the waves, as on a lattice. Waves are normalised at the height of the origin, the end of the
 # domain nearest to the sources: above it they decay, and no exponential exceeds one.
-
-
-_RADII, _ANGLES = 24, 24  # of waves beyond the last: exact for some derivatives
 
 
 class HarmonicWaves(FixedBuffers):
@@ -271,21 +268,21 @@ class HarmonicDraw(GridDraw):
         (spectrum,) = spectra_of(term)
         self.check_range([spectrum])
         phi = self.lattice.columns()
-        root = positive_root(term.outputscale.unsqueeze(-1) * self.variances(spectrum.sources, phi))
+        variances = _density(spectrum.sources, phi) * self.lattice.weights
+        root = positive_root(term.outputscale.unsqueeze(-1) * variances)
         units, columns = phi.directions(), torch.arange(phi.num_columns, device=phi.device)
         scales = torch.cat([root, root], dim=-1)
         return ScaledExpansion.of(phi, scales, torch.cat([units, units]), columns)
-
-    def variances(self, sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
-        """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π times the weights."""
-        return _density(sources, phi) * self.lattice.weights
 
     def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
         """The variance at the mean height that the waves lack."""
         (spectrum,) = spectra_of(term)
         phi = self.lattice.columns()
         decay = phi.decay(spectrum.mean_height.double()).square()
-        weights, d = self.variances(spectrum.sources, phi) * decay, phi.directions()
+        weights, d = (
+            _density(spectrum.sources, phi) * self.lattice.weights * decay,
+            phi.directions(),
+        )
         parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
         total = term.factor.variance(spectrum).double() - sum(parts)
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
@@ -299,6 +296,8 @@ class HarmonicDraw(GridDraw):
     ) -> Float[Tensor, "q q"]:
         """The variance of Q f at the mean height that the waves lack: that of waves beyond the
         last, in proportion to what they lack of the field."""
+        if symbol.is_identity:
+            return self.truncated_variance(term)
         (spectrum,) = spectra_of(term)
         phi, height = self.lattice.columns(), spectrum.mean_height.double()
         nearest = spectrum.sources.distances(height.unsqueeze(-1)).detach().min().item()
@@ -334,13 +333,14 @@ def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
 def _beyond(cutoff: float, distance: float) -> tuple[Float[Tensor, "m 2"], Float[Tensor, "m"]]:
     """Wavevectors and weights of a quadrature over |k| > `cutoff`, by Gauss and Laguerre for waves
     that decay as e^{−2|k| distance}."""
-    t, weights = np.polynomial.laguerre.laggauss(_RADII)
+    count = 24  # of radii and of angles: exact for some derivatives
+    t, weights = np.polynomial.laguerre.laggauss(count)
     k = cutoff + t / (2 * distance)
-    weights = weights * np.exp(t) / (2 * distance) * k * 2 * math.pi / _ANGLES
-    angle = 2 * math.pi * np.arange(_ANGLES) / _ANGLES
+    weights = weights * np.exp(t) / (2 * distance) * k * 2 * math.pi / count
+    angle = 2 * math.pi * np.arange(count) / count
     unit = np.stack([np.cos(angle), np.sin(angle)], axis=-1)
     omega = (k[:, None, None] * unit).reshape(-1, 2)
-    return torch.from_numpy(omega), torch.from_numpy(np.repeat(weights, _ANGLES))
+    return torch.from_numpy(omega), torch.from_numpy(np.repeat(weights, count))
 
 
 @torch.no_grad()
@@ -512,17 +512,28 @@ def draw_with_harmonic(
             "to the observations that they represent almost nothing of the variance; give a larger "
             "max_features, a smaller domain, or a larger depth"
         )
+    return joined(grid, terms, draws, is_harmonic, most)
+
+
+def joined(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    family: Sequence[Draw],
+    in_family: Callable[[TermSpectrum], bool],
+    most: int,
+) -> list[Draw]:
+    """The draws of all terms, in order: those of a family, and of other terms those by a `Grid`,
+    with what is left of `most` features. Draws of several families share their frequencies."""
+    others, rest = [term for term in terms if not in_family(term)], []
     if others:
-        left = most - sum(draw.num_columns for draw in draws)
-        budget = None if grid.max_features is None else max(left, 1)
-        rest = replace(grid, max_features=budget).draw(others)
-    else:
-        rest = []
-    parts = [*(draw.lattice for draw in rest[:1]), *(draw.lattice for draw in draws)]
-    for draw in (*rest, *draws):
-        draw.joint = SharedFrequencies(parts) if len(parts) > 1 else None
-    remaining, waves = iter(rest), iter(draws)
-    return [next(waves if is_harmonic(term) else remaining) for term in terms]
+        left = max(most - sum(draw.num_columns for draw in family), 1)
+        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
+    ours, remaining = iter(family), iter(rest)
+    draws = [next(ours if in_family(term) else remaining) for term in terms]
+    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
+    for draw in draws:
+        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
+    return draws
 
 
 def _above_sources(

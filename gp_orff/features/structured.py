@@ -1,8 +1,6 @@
 """Random frequencies in structured blocks, whose phases are fast transforms of the inputs."""
 
-from abc import ABC
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, TrigColumns
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, uniform
 from gp_orff.features.phases import (
     FastfoodProjection,
     FourierProjection,
@@ -22,9 +20,9 @@ from gp_orff.features.phases import (
     SumOfPhases,
     as_range,
 )
-from gp_orff.features.random import NAMES, Measure, as_measure
+from gp_orff.features.random import DrawnRule, as_measure
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
-from gp_orff.kernels.base import check_positive_integer, name_constructor
+from gp_orff.kernels.base import name_constructor
 from gp_orff.kernels.spectra import Radial
 from gp_orff.kernels.tree import Term, spectra_of
 
@@ -133,25 +131,13 @@ class StructuredDotProductDraw(DotProductDraw):
 # Rules for inputs of high dimension: Fastfood and its siblings.
 
 
-@dataclass(frozen=True)
-class _StructuredRule(ABC):
+class _StructuredRule(DrawnRule):
     """Independent radii, and directions from a projection."""
 
-    num_frequencies: int
-    seed: int = field(default=0, kw_only=True)
-    measure: str | Measure = field(default="trace", kw_only=True)
     projection: ClassVar[type[Projection]]
 
     def __init_subclass__(cls) -> None:
         name_constructor(cls)
-
-    def __post_init__(self):
-        name = type(self).__name__
-        number = check_positive_integer(self.num_frequencies, "num_frequencies", name)
-        object.__setattr__(self, "num_frequencies", number)
-        check_seed(self.seed, name)
-        measure = as_measure(self.measure, name)
-        object.__setattr__(self, "measure", NAMES.get(measure, measure))
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
         """The frequencies of each of `terms`, from independent random streams of the seed."""

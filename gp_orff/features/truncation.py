@@ -49,9 +49,6 @@ from gp_orff.symbols.base import Symbol
 # low for the grid contribute a variance that all points have in common.
 
 
-_NEAR_ZERO = 1e-6  # in units of the spacing: frequencies at which A(ω) is A(0)
-
-
 def truncated_variance(
     symbol: Symbol,
     kernel: Kernel,
@@ -95,13 +92,15 @@ def truncated_variance(
     if not all(draw.diagonal_correction for draw in draws):
         return None
     if symbol.is_identity:
-        delta = sum(draw.truncated_variance(term) for term, draw in others)
+        delta = sum(draw.truncated_image(symbol, term, space) for term, draw in others)
         if pairs:
             cells = zip(*with_cells(*zip(*pairs, strict=True)), strict=True)
             delta = delta + _truncated_field(list(cells), None if others else expansion)
         return delta, torch.zeros_like(delta)
     parts = [_truncated_term(symbol, *pair, space) for pair in pairs]
-    parts += [_truncated_image(symbol, *pair, space) for pair in others]
+    for term, draw in others:
+        delta = draw.truncated_image(symbol, term, space)
+        parts.append((delta, torch.zeros_like(delta) if symbol.reference is None else delta))
     delta, common = zip(*parts, strict=True)
     return sum(delta), sum(common)
 
@@ -261,14 +260,6 @@ def _truncated_term(
     return delta, _low_frequency_variance(symbol, term, draw, space, delta)
 
 
-def _truncated_image(
-    symbol: Symbol, term: Term, draw: Draw, space: Sequence[int]
-) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
-    """`truncated_variance` of one term that makes its features itself: harmonic, or with lines."""
-    delta = draw.truncated_image(symbol, term, space)
-    return delta, torch.zeros_like(delta) if symbol.reference is None else delta
-
-
 def truncated_variance_of(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "*b q q"]:
@@ -314,7 +305,8 @@ def _low_frequency_variance(
     origin = torch.zeros_like(spacing).unsqueeze(0)
     cell = weight_at_zero(spectrum, spacing)
     grid = _second_moment(symbol, term, draw, [origin], spacing.new_ones(1), space)
-    around = _mean_over_directions(symbol, term, draw, space, 1 / (_NEAR_ZERO * spacing.amin()))
+    # A(ω) is A(0) at a millionth of the spacing.
+    around = _mean_over_directions(symbol, term, draw, space, 1 / (1e-6 * spacing.amin()))
     return cell * (around - grid)
 
 
@@ -353,10 +345,6 @@ def _second_moment(
 # functions; for other spectra it is bounded by correlations at the nearest images. Random
 # frequencies have no such errors, but a variance: the effective sample size says how evenly they
 # share the variance.
-
-
-_SHELLS = 20  # shells of images whose aliasing is added up
-_LAGS = 4  # lags along each axis at which aliasing is computed
 
 
 @dataclass(frozen=True)
@@ -450,7 +438,7 @@ def _largest_error(
 ) -> float:
     """The largest error of K(τ) relative to K(0), at lags τ up to the longest from a datum."""
     spacing, lag = draw.lattice.spacing[list(dims)], draw.lattice.lag[list(dims)]
-    shares = torch.linspace(0, 1, _LAGS).to(lag)
+    shares = torch.linspace(0, 1, 4).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
         # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
@@ -475,6 +463,5 @@ def _sum_of_images(leaf: LeafSpectrum, lattice: Lattice) -> float:
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in leaf.dims]
         return max(float(leaf.correlation(r, axis)) for axis, r in enumerate(lags))
 
-    shells = range(1, _SHELLS + 1)
-    shell_sum = sum(((2 * j + 1) ** d - (2 * j - 1) ** d) * largest(j, 0.0) for j in shells)
-    return d * largest(1, 1.0) + shell_sum
+    counts = {j: (2 * j + 1) ** d - (2 * j - 1) ** d for j in range(1, 21)}  # of 20 shells
+    return d * largest(1, 1.0) + sum(n * largest(j, 0.0) for j, n in counts.items())

@@ -35,9 +35,7 @@ from gp_orff.symbols.base import Composed, Symbol
 # matrix product is estimated from measured times of both (`prefers_transforms`).
 
 
-_PRECISION = 1e-13  # of the series, relative to a wave at the lowest height
 _POINTS = 2**20  # of a plan
-_DENSE, _SPREAD, _VALUE = 7e-11, 3e-7, 8e-7  # seconds for a product, a point and a target
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,8 @@ class Heights:
             return 1
         rates = np.linspace(0, self.half * largest, 40)[1:]
         orders = np.arange(int(12 + 3 * rates[-1] + 10 * np.sqrt(rates[-1])) + 20)
-        large = scipy.special.ive(orders[:, None], rates).max(axis=1) > _PRECISION
+        # relative to a wave at the lowest height
+        large = scipy.special.ive(orders[:, None], rates).max(axis=1) > 1e-13
         return int(np.flatnonzero(large)[-1]) + 1
 
     def series(
@@ -188,14 +187,12 @@ def prefers_transforms(num_points: int, shape: tuple[int, int], waves: Waves, z:
     if z.is_cuda or not num_points:
         return False
     rank = Heights.of(z).rank(2 * np.abs(waves.rates).max())
-    transforms = (rank + 2) * (_SPREAD * num_points + _VALUE * shape[0] * shape[1])
-    return transforms < _DENSE * num_points * 4 * shape[0] * shape[1]
+    # seconds for points and targets of a transform, and for products
+    transforms = (rank + 2) * (3e-7 * num_points + 8e-7 * shape[0] * shape[1])
+    return transforms < 7e-11 * num_points * 4 * shape[0] * shape[1]
 
 
 # Decaying waves: the columns of harmonic fields.
-
-
-_INDEPENDENT = 1e-14  # a singular value of weights, relative to the largest
 
 
 @dataclass(frozen=True)
@@ -212,9 +209,6 @@ class HarmonicColumns(PointwiseColumns):
     origin: Float[Tensor, "3"]  # (x₀, z₀)
     dims: tuple[int, ...]  # the input columns, height last
 
-    sampled = False
-    tensors = ()
-
     @property
     def num_columns(self) -> int:
         return 2 * len(self.omega)
@@ -223,19 +217,11 @@ class HarmonicColumns(PointwiseColumns):
     def device(self) -> torch.device:
         return self.omega.device
 
-    def with_tensors(self) -> "HarmonicColumns":
-        return self
-
     def to(self, device: torch.device) -> "HarmonicColumns":
         return replace(self, omega=self.omega.to(device), origin=self.origin.to(device))
 
     def select(self, columns: Int[Tensor, "2*k"]) -> "HarmonicColumns":
         return replace(self, omega=self.omega[columns[: len(columns) // 2]])
-
-    def halves(self) -> list[tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]]:
-        """All columns twice: none of them is sampled."""
-        index = torch.arange(self.num_columns, device=self.device)
-        return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
 
     def plain(self) -> dict[str, object]:
         tensors = {"wavevectors": self.omega.cpu(), "origin": self.origin.cpu()}
@@ -370,5 +356,5 @@ def independent_columns(
 ) -> tuple[Float[Tensor, "n r"], Float[Tensor, "r k"]]:
     """Weights as combinations of fewer, where they are: those along one direction are one."""
     left, values, right = torch.linalg.svd(weights.double(), full_matrices=False)
-    rank = max(1, int((values > _INDEPENDENT * values[0]).sum()))
+    rank = max(1, int((values > 1e-14 * values[0]).sum()))
     return left[:, :rank] * values[:rank], right[:rank]

@@ -15,7 +15,7 @@ from torch import Tensor
 from gp_orff.features.columns import Columns, PointwiseColumns
 from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
 from gp_orff.features.phases import LinearPhases, Phases
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_integer
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
 from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
@@ -187,12 +187,8 @@ class TemplateColumns(PointwiseColumns):
     def halves(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
         """Every second template."""
         index = torch.arange(self.num_columns, device=self.device)
-        halves = [index[side::2] for side in (0, 1)]
-        shares = [len(index) / max(len(half), 1) for half in halves]
-        variances = [
-            self.templates.new_full(h.shape, s) for h, s in zip(halves, shares, strict=True)
-        ]
-        return list(zip(halves, variances, strict=True))
+        halves = (index[::2], index[1::2])
+        return [(h, self.templates.new_full(h.shape, len(index) / max(len(h), 1))) for h in halves]
 
     def plain(self) -> dict[str, object]:
         names = ("templates", "inverse_lengthscale", "center")
@@ -432,13 +428,10 @@ class GaussHermite:
     nodes_per_dim: int
 
     def __post_init__(self):
-        if isinstance(self.nodes_per_dim, bool) or int(self.nodes_per_dim) != self.nodes_per_dim:
+        if not is_integer(self.nodes_per_dim) or not 2 <= self.nodes_per_dim <= 200:
             raise ValueError(
-                f"GaussHermite expects an integer nodes_per_dim, got {self.nodes_per_dim!r}"
-            )
-        if not 2 <= self.nodes_per_dim <= 200:
-            raise ValueError(
-                f"GaussHermite expects 2 to 200 nodes_per_dim, got {self.nodes_per_dim}"
+                "GaussHermite expects an integer nodes_per_dim from 2 to 200, got "
+                f"{self.nodes_per_dim!r}"
             )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:

@@ -307,6 +307,19 @@ def check_base_kernel(name: str, base_kernel: object) -> None:
         )
 
 
+def check_scalar(name: str, num_outputs: int, kernel: str = "one") -> None:
+    """Refuse a base kernel of several outputs; `name` is that of what needs another.
+
+    Raises:
+        ValueError: more than one output.
+    """
+    if num_outputs != 1:
+        raise ValueError(
+            f"{name} needs a scalar base kernel, got {kernel} with {num_outputs} outputs; pass the "
+            "scalar kernel inside it"
+        )
+
+
 def check_num_dims(
     name: str, num_dims: object, minimum: int, active_dims: Sequence[int] | None
 ) -> None:

@@ -106,6 +106,10 @@ def legendre_coefficients(num_dims: int, power: int) -> dict[int, float]:
 #
 # z being uniform on the unit sphere. The eigenvalues λ_k are linear in the coefficients, and
 # C_k = 1 / E Q_k² for unit x, so that λ_k is the share of the variance there: k(x, x) = Σ_k λ_k.
+#
+# A form has `num_dims`, the only dimension in which it exists, or None; `covariance`, κ from
+# t = ⟨x, x′⟩ and s = ‖x‖²‖x′‖², with coefficients of shapes that broadcast; and `harmonics`, the
+# terms of the sum over Q_k in d ≥ 2 dimensions, with coefficients (*b).
 
 
 Coefficients = Mapping[int, Tensor]  # a_n by n
@@ -122,22 +126,8 @@ class Harmonics:
     counts: Float[Tensor, "K"]  # C_k: N(d, m) for Legendre polynomials
 
 
-class Series(ABC):
-    """A form of a dot-product kernel; the coefficients a_n are given by their degrees n."""
-
-    num_dims: int | None  # d of the only dimension in which it exists; None: in any
-
-    @abstractmethod
-    def covariance(self, coefficients: Coefficients, t: Tensor, s: Tensor) -> Tensor:
-        """κ from t = ⟨x, x′⟩ and s = ‖x‖²‖x′‖²; the coefficients have shapes that broadcast."""
-
-    @abstractmethod
-    def harmonics(self, coefficients: Coefficients, num_dims: int) -> Harmonics:
-        """The terms of the sum over Q_k in d = `num_dims` ≥ 2 dimensions; coefficients are (*b)."""
-
-
 @dataclass(frozen=True)
-class Taylor(Series):
+class Taylor:
     """κ = Σ_n a_n ⟨x, x′⟩ⁿ, in any number of dimensions."""
 
     num_dims: None = None
@@ -151,7 +141,7 @@ class Taylor(Series):
 
 
 @dataclass(frozen=True)
-class LegendreSeries(Series):
+class LegendreSeries:
     """κ = Σ_m λ_m ‖x‖^m ‖x′‖^m L_{m,d}(cos ∠(x, x′)), d = `num_dims` (Le et al. 2013, eq. 16)."""
 
     num_dims: int
@@ -165,7 +155,7 @@ class LegendreSeries(Series):
 
 
 @dataclass(frozen=True)
-class Projections(Series):
+class Projections:
     """κ = Σ_p c_p E_v[⟨x, v⟩^p ⟨x′, v⟩^p], v uniform on the sphere (Le et al. 2013, eq. 28).
 
     With t^p = Σ_m b_m L_m, the expectation is ‖x‖^p ‖x′‖^p Σ_m b_m²/N(d, m) L_{m,d}(cos ∠(x, x′)).
@@ -188,6 +178,9 @@ class Projections(Series):
         degrees = torch.tensor(powers, device=values.device)
         squares = values.new_tensor([np.exp(log_moment(num_dims, 2 * p, 0)) for p in powers])
         return Harmonics(Monomials(), degrees, degrees, values * squares, 1 / squares)
+
+
+Series = Taylor | LegendreSeries | Projections
 
 
 def _legendre(

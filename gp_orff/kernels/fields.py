@@ -1,7 +1,6 @@
 """Curl-free, divergence-free and Helmholtz kernels, and their products with scalar kernels."""
 
 from copy import deepcopy
-from itertools import chain
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, RBFKernel, ScaleKernel
@@ -18,14 +17,15 @@ from gp_orff.kernels.base import (
     check_base_kernel,
     check_num_dims,
     check_points,
+    check_scalar,
     name_constructor,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
-from gp_orff.kernels.pairs import FieldTerm, Pairs, collected, total
+from gp_orff.kernels.pairs import Pairs, collected, field_forms, total
 from gp_orff.kernels.spectra import spectral_density, spectrum
 from gp_orff.kernels.tree import (
-    Factor,
+    FieldFactor,
     Gradient,
     Solenoidal,
     Term,
@@ -45,9 +45,6 @@ from gp_orff.kernels.tree import (
 # row n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` expects.
 
 
-_LEVEL = 3.0  # prior sd of the logarithm of the ratio of the levels of two learned spectra
-
-
 class PotentialKernel(WrapperKernel):
     """A kernel of fields that are derivatives of a potential with kernel `base_kernel`.
 
@@ -56,6 +53,7 @@ class PotentialKernel(WrapperKernel):
 
     is_stationary = True
     minimum_dims = 1
+    kind: type[FieldFactor]  # of the factor B(ω)
 
     def __init_subclass__(cls) -> None:
         name_constructor(cls)
@@ -77,18 +75,10 @@ class PotentialKernel(WrapperKernel):
         for term in terms(base_kernel):
             self._check(term)
 
-    def factor(self, dims: tuple[int, ...] | None) -> Factor:
-        """The factor B(ω) of fields whose potential depends on the inputs `dims` (all if None)."""
-        raise NotImplementedError
-
     def _check(self, term: Term) -> None:
         """Refuse a term of the potential whose field does not exist, or is not known here."""
         name = type(self).__name__
-        if term.num_outputs != 1:
-            raise ValueError(
-                f"{name} needs a scalar base kernel, got one with {term.num_outputs} outputs; pass "
-                "the scalar kernel inside it"
-            )
+        check_scalar(name, term.num_outputs)
         if len(term.leaves) != 1:
             raise ValueError(
                 f"{name} expects a potential made of scaled sums of stationary kernels, got a "
@@ -145,22 +135,15 @@ class PotentialKernel(WrapperKernel):
         x, z = x1.mT.contiguous(), x2.mT.contiguous()  # lags are laid out as their inputs
         if diag:
             x, z = x - z, torch.zeros_like(z[..., :1])
-        products = (
-            FieldTerm.of(term)(
-                Pairs(_of_leaf(term, x), _of_leaf(term, z), axes, axes, term.factor.dims)
-            )
-            for term in inner_terms(self)
-        )
-        blocks = total(collected(chain(*products)))  # (*b, d, d, n, m)
+        products = []
+        for term in inner_terms(self):
+            dims = slice(None) if term.factor.dims is None else list(term.factor.dims)
+            pairs = Pairs(x[..., dims, :], z[..., dims, :], axes, axes, term.factor.dims)
+            products += field_forms(term)(pairs)
+        blocks = total(collected(products))  # (*b, d, d, n, m)
         if diag:
             return blocks.squeeze(-1).diagonal(dim1=-3, dim2=-2).flatten(-2)
         return blocks.movedim(-4, -2).movedim(-4, -1).flatten(-4, -3).flatten(-2, -1)
-
-
-def _of_leaf(term: Term, x: Float[Tensor, "*b d n"]) -> Float[Tensor, "*b k n"]:
-    """The inputs of a potential."""
-    dims = term.leaves[0].active_dims
-    return x if dims is None else x[..., list(dims), :]
 
 
 class CurlFreeKernel(PotentialKernel):
@@ -204,8 +187,7 @@ class CurlFreeKernel(PotentialKernel):
         tensor([4., 4.])
     """
 
-    def factor(self, dims: tuple[int, ...] | None) -> Factor:
-        return Gradient(self.num_dims, dims)
+    kind = Gradient
 
 
 class DivergenceFreeKernel(PotentialKernel):
@@ -241,9 +223,7 @@ class DivergenceFreeKernel(PotentialKernel):
     """
 
     minimum_dims = 2
-
-    def factor(self, dims: tuple[int, ...] | None) -> Factor:
-        return Solenoidal(self.num_dims, dims)
+    kind = Solenoidal
 
 
 _HALVES = "curl_free", "divergence_free"
@@ -284,7 +264,7 @@ class HelmholtzKernel(AdditiveKernel):
     """
 
     lengthscale = INNER_LENGTHSCALE
-    default_prior = "level_prior", _LEVEL  # of learned spectra: its name and standard deviation
+    default_prior = "level_prior", 3.0  # of learned spectra: its name and standard deviation
 
     def __init__(
         self,
@@ -306,7 +286,8 @@ class HelmholtzKernel(AdditiveKernel):
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
         if any(hasattr(part, "related") for part in first.modules()):
-            self.register_prior("level_prior", NormalPrior(0.0, _LEVEL), _level, _set_level)
+            name, sd = self.default_prior
+            self.register_prior(name, NormalPrior(0.0, sd), _level, _set_level)
 
     @classmethod
     def of_halves(cls, *halves: ScaleKernel) -> "HelmholtzKernel":
@@ -388,7 +369,7 @@ def _set_level(kernel: HelmholtzKernel, value: Float[Tensor, "*b"]) -> None:
 @inner_terms.register
 def _(kernel: PotentialKernel) -> list[Term]:
     return [
-        term.with_factor(kernel.factor(term.leaves[0].active_dims if term.leaves else None))
+        term.with_factor(kernel.kind(kernel.num_dims, term.leaves[0].active_dims))
         for term in terms(kernel.base_kernel)
     ]
 
@@ -472,12 +453,8 @@ class FieldProductKernel(WrapperKernel):
         field = to_dense(self.field_kernel(x1, x2, diag=diag, **params))
         inputs = about_their_middle(self.scalar_kernel, x1, x2)
         scalar = to_dense(self.scalar_kernel(*inputs, diag=diag, **params))
-        if diag:
-            return field * scalar.repeat_interleave(self.num_outputs, dim=-1)
-        ones = torch.ones(
-            self.num_outputs, self.num_outputs, dtype=field.dtype, device=field.device
-        )
-        return field * torch.kron(scalar, ones)
+        scalar = scalar.repeat_interleave(self.num_outputs, dim=-1)
+        return field * (scalar if diag else scalar.repeat_interleave(self.num_outputs, dim=-2))
 
 
 @inner_terms.register

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import product
-from math import prod
 
 import numpy as np
 import torch
@@ -28,10 +27,11 @@ from gp_orff.kernels.pairs import (
     Cut,
     FormsOfTerm,
     Plain,
+    RowForms,
     Rows,
     inputs_of,
+    multiplied,
     prepared_rows,
-    scalar_rows,
 )
 from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
@@ -482,7 +482,7 @@ class HarmonicFactor(Factor):
             order = len(axes) + len(others_axes)
             if order not in tensors:
                 tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
-            sign = prod(
+            sign = math.prod(
                 [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
                 start=lags.new_ones(()),
             )
@@ -529,11 +529,10 @@ def _(kernel: HarmonicKernel) -> list[Term]:
 #    R².
 
 
-_MOST = 4  # derivatives of 1/R
 _ROUNDING = 1e-9  # of the coefficients of derivatives
 
+# for each derivative of −V, by its axes, the coefficients of the outputs
 Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
-"""For each derivative of −V, by its axes, the coefficients of the outputs."""
 
 
 def _derivatives(symbol: Symbol) -> Derivatives:
@@ -572,13 +571,13 @@ def _of_inverse_distance(
 
     With s = R², κ(s) = s^{−1/2} has the derivatives κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
     """
-    if order > _MOST:
+    if order > 4:
         raise NotImplementedError(f"derivatives of order {order} of its potential")
     s = lags.square().sum(-1)
     amplitudes = amplitudes[..., None, None]
     if not order:
         return (amplitudes * s.rsqrt()).sum(0)
-    factors = (prod(-0.5 - j for j in range(i)) for i in range(1, order + 1))
+    factors = (math.prod(-0.5 - j for j in range(i)) for i in range(1, order + 1))
     kappas = [amplitudes * factor * s ** (-0.5 - i) for i, factor in enumerate(factors, start=1)]
     metric = torch.eye(3).to(lags).expand(*lags.shape, 3)
     return radial_tensor(kappas, lags, metric, order).sum(0)
@@ -590,86 +589,52 @@ def _of_inverse_distance(
 # are computed once: the depths change Z, on which none of the four forms depends.
 
 
-@dataclass(frozen=True)
-class HarmonicPairs:
-    """Pairs of points and of directions v and w, of which those that are mirrored change signs.
+def _forms(
+    x: Float[Tensor, "n 3"],
+    z: Float[Tensor, "m 3"],
+    v: Float[Tensor, "q #n 3"],
+    w: Float[Tensor, "r #m 3"],
+) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"], tuple[Plain, Plain, Plain, Plain]]:
+    """Of pairs of points and of directions, of which those that are mirrored change signs.
 
     With the lag d = (τ, Z), vᵀ∇∇ᵀ(1/R)w = 3 (vᵀd)(wᵀd) R⁻⁵ − vᵀw R⁻³ has four forms, of which none
     depends on Z.
+
+    Returns:
+        τᵀτ; x₃ + z₃; the forms −vᵀw, (vᵀτ)(wᵀτ), vᵀτ w₃ + v₃ wᵀτ and v₃ w₃.
     """
-
-    x: Float[Tensor, "n 3"]
-    z: Float[Tensor, "m 3"]
-    v: Float[Tensor, "q #n 3"]
-    w: Float[Tensor, "r #m 3"]
-
-    @cached_property
-    def lag(self) -> Float[Tensor, "n m 2"]:
-        """τ."""
-        return self.x[:, None, :2] - self.z[:, :2]
-
-    @cached_property
-    def squares(self) -> Float[Tensor, "n m"]:
-        """τᵀτ."""
-        return self.lag.square().sum(-1)
-
-    @cached_property
-    def heights(self) -> Float[Tensor, "n m"]:
-        """x₃ + z₃."""
-        return self.x[:, None, 2] + self.z[:, 2]
-
-    @cached_property
-    def forms(self) -> tuple[Plain, Plain, Plain, Plain]:
-        """−vᵀw; (vᵀτ)(wᵀτ); vᵀτ w₃ + v₃ wᵀτ; v₃ w₃."""
-        v, w = self.v.unsqueeze(-2), self.w.unsqueeze(-3)  # (q, #n, 1, 3), (r, 1, #m, 3)
-        left, right = ((u[..., :2] * self.lag).sum(-1) for u in (v, w))  # (q, n, m), (r, n, m)
-        up, other = v[:, None, ..., 2], w[None, ..., 2]
-        left, right = left.unsqueeze(1), right.unsqueeze(0)
-        return (
-            Plain(-(v[:, None] * w[None]).sum(-1)),
-            Plain(left * right),
-            Plain(left * other + up * right),
-            Plain(up * other),
-        )
-
-
-@dataclass(frozen=True)
-class HarmonicRows:
-    """A harmonic field times scalar kernels of other inputs."""
-
-    space: Leaf
-    others: tuple[Leaf, ...]
-    sources: Sources
-
-    def __call__(self, left: Rows, right: Rows, known: dict) -> FormsOfTerm:
-        """The four forms, each with its number."""
-        key = self.space.active_dims, self.sources.side
-        if key not in known:
-            x, z = (inputs_of(self.space, rows) for rows in (left, right))
-            first, second = self.sources.signs(x)
-            known[key] = HarmonicPairs(x, z, first * left.v, second * right.v)
-        others = [scalar_rows(leaf, left, right) for leaf in self.others]
-        for form, number in zip(known[key].forms, self._numbers(known[key]), strict=True):
-            yield form, math.prod(others, start=number)
-
-    def _numbers(self, pairs: HarmonicPairs) -> list[Float[Tensor, "n m"]]:
-        """Σ_j of a R⁻³, 3aR⁻⁵, 3aZR⁻⁵ and 3aZ²R⁻⁵."""
-        totals = [0.0] * 4
-        planes = zip(self.sources.planes, self.sources.amplitudes, strict=True)
-        for plane, amplitude in planes:
-            z = self.sources.side * (pairs.heights - 2 * plane)
-            inverse = 1 / (pairs.squares + z * z)
-            near = amplitude * inverse * inverse.sqrt()
-            far = 3 * near * inverse
-            parts = (near, far, far * z, far * z * z)
-            totals = [total + part for total, part in zip(totals, parts, strict=True)]
-        return totals
+    lag = x[:, None, :2] - z[:, :2]  # τ
+    v, w = v.unsqueeze(-2), w.unsqueeze(-3)  # (q, #n, 1, 3), (r, 1, #m, 3)
+    left, right = ((u[..., :2] * lag).sum(-1) for u in (v, w))  # (q, n, m), (r, n, m)
+    up, other = v[:, None, ..., 2], w[None, ..., 2]
+    left, right = left.unsqueeze(1), right.unsqueeze(0)
+    forms = -(v[:, None] * w[None]).sum(-1), left * right, left * other + up * right, up * other
+    return lag.square().sum(-1), x[:, None, 2] + z[:, 2], tuple(map(Plain, forms))
 
 
 @prepared_rows.register
-def _(factor: HarmonicFactor, term: Term, cut: Cut) -> HarmonicRows:
+def _(factor: HarmonicFactor, term: Term, cut: Cut) -> RowForms:
+    """A harmonic field times scalar kernels of other inputs."""
     space, *others = term.leaves
     sources = space.spectrum.sources
     amplitudes = term.outputscale.double() * sources.amplitudes.double()
-    found = Sources(sources.side, cut(sources.planes.double()), cut(amplitudes))
-    return HarmonicRows(space, tuple(others), found)
+    planes, amplitudes = cut(sources.planes.double()), cut(amplitudes)
+
+    def forms(left: Rows, right: Rows, known: dict) -> FormsOfTerm:
+        key = space.active_dims, sources.side
+        if key not in known:
+            x, z = (inputs_of(space, rows) for rows in (left, right))
+            first, second = sources.signs(x)
+            known[key] = _forms(x, z, first * left.v, second * right.v)
+        squares, heights, every = known[key]
+        numbers = [0.0] * 4  # Σ_j of a R⁻³, 3aR⁻⁵, 3aZR⁻⁵ and 3aZ²R⁻⁵
+        for plane, amplitude in zip(planes, amplitudes, strict=True):
+            z = sources.side * (heights - 2 * plane)
+            inverse = 1 / (squares + z * z)
+            near = amplitude * inverse * inverse.sqrt()
+            far = 3 * near * inverse
+            parts = (near, far, far * z, far * z * z)
+            numbers = [total + part for total, part in zip(numbers, parts, strict=True)]
+        return multiplied(zip(every, numbers, strict=True), others, left, right)
+
+    return forms

@@ -30,7 +30,6 @@ from gp_orff.kernels.spectra import ScaleMixture, Spectrum
 
 
 _TERMS = 5  # of a theta function, on either side of zero
-_MIN_SCALE = 1e-12  # in units of (hℓ)²; below it, the Gaussian is inside the cell around ω = 0
 
 
 @singledispatch
@@ -120,10 +119,9 @@ def aliased_curvature(
 
 def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
     """The sign of the first coordinate that is not zero."""
-    sign = np.zeros(len(points), dtype=int)
-    for column in points.T:
-        sign = np.where(sign == 0, np.sign(column), sign)
-    return sign
+    signs = np.sign(points).astype(int)
+    first = (signs != 0).argmax(axis=1)  # 0 where all are zero
+    return signs[np.arange(len(signs)), first]
 
 
 class _Scales:
@@ -133,7 +131,8 @@ class _Scales:
         self.spacing = spacing
         self.lengthscale = spectrum.lengthscale.to(spacing)
         self.width = self.lengthscale * spacing
-        s, self.weights = spectrum.scales(_MIN_SCALE * self.width.detach().min().item() ** 2)
+        # Below this scale, the Gaussian is inside the cell around ω = 0.
+        s, self.weights = spectrum.scales(1e-12 * self.width.detach().min().item() ** 2)
         self.s = s.unsqueeze(-1)  # (*b, n, 1)
         self.c = self.width / (2 * math.pi * self.s).sqrt()  # (*b, n, d)
 
@@ -159,8 +158,7 @@ class _Scales:
 
     def curvature(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n d d"]:
         """−∂_i ∂_j Πθ at lag τ."""
-        theta, slope, bend = self._derivatives(lag)
-        return _negative_hessian(theta, slope, bend)
+        return _negative_hessian(*self._derivatives(lag))
 
     def gaussian_curvature(self, lag: Float[Tensor, "d"]) -> Float[Tensor, "*b n d d"]:
         """−∂_i ∂_j of the Gaussian exp(−½ s ‖τ/ℓ‖²), without images."""

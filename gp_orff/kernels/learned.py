@@ -36,9 +36,6 @@ from gp_orff.kernels.spectra import (
 
 
 BEYOND = 4  # lengths beyond the knots, each half the one before
-_SPAN = 1.5  # of u = log λ at the end of the curve, over which its slope is taken, about
-_LEAST = 0.3  # q, of the variance of a field: it is finite for q > 0
-_ROUNDED = 0.25  # over how much of q the bound is rounded
 _RATIO = math.log(2.0)
 
 
@@ -68,8 +65,9 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
-    # A smooth maximum of the slope and the bound: a kink would stop a search.
-    q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
+    # A smooth maximum of the slope and the bound 0.3: a kink would stop a search, and the variance
+    # of a field is finite for q > 0.
+    q = 0.3 + 0.25 * softplus((slope - 0.3) / 0.25)
     # `total` is the logarithm of the whole variance beyond the last knot. The interval m halvings
     # further has the share e^{−m q log 2} (1 − e^{−q log 2}) of it, and the last one all that
     # remains, e^{−(M−1) q log 2}. The factor λ² turns variances of a field, π λ⁻², into weights π.
@@ -81,8 +79,8 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
 
 
 def end_steps(step: float) -> int:
-    """The steps between knots over which a slope is taken."""
-    return max(1, round(_SPAN / step))
+    """The steps between knots over which a slope is taken, about 1.5 of u = log λ."""
+    return max(1, round(1.5 / step))
 
 
 def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -99,10 +97,8 @@ def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 # softmax of the weights.
 
 
-_FARTHEST = 8.0  # the longest of the lengths over the lengthscale, and the inverse of the shortest
 _WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
 _SLOPE = 3.0  # standard deviation of the slope of the log weights over the log lengths
-_FEWEST = 4
 
 
 class LearnedSpectrumKernel(RadialKernel):
@@ -192,10 +188,10 @@ class LearnedSpectrumKernel(RadialKernel):
         lengthscale_constraint: Interval | None = None,
     ):
         check_positive_integer(num_knots, "num_knots", "LearnedSpectrumKernel")
-        if num_knots < _FEWEST:
+        if num_knots < 4:
             raise ValueError(
-                f"LearnedSpectrumKernel expects num_knots of at least {_FEWEST}, got {num_knots}; "
-                "a curve needs some, the default is 12"
+                f"LearnedSpectrumKernel expects num_knots of at least 4, got {num_knots}; a curve "
+                "needs some, the default is 12"
             )
         if not 0 < smoothness < math.inf:
             raise ValueError(
@@ -210,7 +206,7 @@ class LearnedSpectrumKernel(RadialKernel):
             lengthscale_constraint=lengthscale_constraint,
         )
         self.num_knots, self.smoothness = int(num_knots), float(smoothness)
-        knots = np.geomspace(1 / _FARTHEST, _FARTHEST, num_knots)
+        knots = np.geomspace(1 / 8, 8, num_knots)  # lengths over the lengthscale
         u = np.log(knots)
         self._step = u[1] - u[0]
         # The rows of the second differences are orthogonal to constants and to lines, and so are
@@ -461,11 +457,6 @@ def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
 # Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.
 
 
-_LARGEST = 16.0  # coordinates of the weights, in standard deviations of their prior
-_STRETCH = 6.0  # how much faster than the frequencies these may move, in a search
-_SHARE = 0.01  # of the variance that shorter lengths may have
-
-
 @dataclass(frozen=True)
 class FiniteMixture(ScaleMixture):
     """Spectrum of `LearnedSpectrumKernel`: z = √s g, g ~ N(0, I), where s = s_j with weight π_j.
@@ -526,13 +517,14 @@ class FiniteMixture(ScaleMixture):
         """The length of the curve, over ℓ, below which it has a hundredth of the variance of a
         field."""
         s, weights = self._of_curve(1)
-        below = np.cumsum(weights[:, np.argsort(-s)], axis=-1) > _SHARE
+        below = np.cumsum(weights[:, np.argsort(-s)], axis=-1) > 0.01
         return float(np.sort(1 / np.sqrt(s))[below.argmax(-1).min()])
 
     def frequency_parameters(self, shortest, longest):
-        # the weights too: they decide which frequencies matter
+        # The weights too: they decide which frequencies matter. Their coordinates are in standard
+        # deviations of their prior, and may move faster than the frequencies in a search.
         lengthscales = super().frequency_parameters(shortest, longest)
-        return [*lengthscales, Range(self.weights, -_LARGEST, _LARGEST, _STRETCH)]
+        return [*lengthscales, Range(self.weights, -16.0, 16.0, 6.0)]
 
     def _weighted_across(self, order: int) -> "FiniteMixture":
         weights = self.weights * self.variances**order

@@ -114,8 +114,7 @@ def inputs_of_lines(kernel: Kernel) -> list[int]:
     lines, others = set(), set()
     for term in terms(kernel):
         for leaf in term.leaves:
-            is_line = isinstance(leaf.spectrum, LineSpectrum)
-            (lines if is_line else others).update(leaf.active_dims or ())
+            (lines if is_line(leaf.spectrum) else others).update(leaf.active_dims or ())
     return sorted(lines - others)
 
 
@@ -187,12 +186,9 @@ class PeriodicLines(LineSpectrum):
 
     def frequency_parameters(self, shortest, longest):
         return [
-            Range(self.lengthscale, *_LENGTHSCALES),
+            Range(self.lengthscale, 1e-2, 1e2),  # from 70 lines to a constant
             Range(self.period_length, float(shortest.min()), float(longest.max())),
         ]
-
-
-_LENGTHSCALES = 1e-2, 1e2  # search interval of ℓ: from 70 lines to a constant
 
 
 class _ScaledBessel(Function):

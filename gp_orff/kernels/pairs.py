@@ -5,13 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, singledispatch
 from itertools import chain
-from typing import Protocol
 
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator import to_dense
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from gp_orff.kernels.base import about_their_middle, is_traced
@@ -39,28 +38,9 @@ from gp_orff.kernels.tree import (
 # tile, and an evaluation of the evidence computes κ′ and κ″ of squared distances, and sums.
 #
 # The gradient of Σ c Φ is contracted form by form (`cotangents`), which needs no products for all
-# pairs of directions in the graph.
-
-
-class Form(Protocol):
-    """What depends on directions."""
-
-    @property
-    def factors(self) -> tuple[Tensor, ...]:
-        """The tensors that it is made of."""
-
-    def added(self, total: Tensor, number: Float[Tensor, "*b #n #m"]) -> Tensor:
-        """`total` + c Φ, (*b, q, r, n, m)."""
-
-    def cotangents(
-        self, number: Float[Tensor, "*b #n #m"], gradient: Float[Tensor, "*b q r n m"]
-    ) -> tuple[Tensor | None, ...]:
-        """The derivatives of Σ G ∘ c Φ in c and in every factor, before they are summed over axes
-        that were broadcast; None for factors that need none."""
-
-
-Products = Mapping[Form, Float[Tensor, "*b #n #m"]]
-"""The number c of every form Φ in Σ c Φ."""
+# pairs of directions in the graph. Each form has the tensors that it is made of (`factors`), adds
+# c Φ to a total, (*b, q, r, n, m), and gives the derivatives of Σ G ∘ c Φ in c and in every factor,
+# before they are summed over axes that were broadcast; None for factors that need none.
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +84,10 @@ class Outer:
             return of_number, None, None
         to_right = _sum(gradient * self.left.unsqueeze(-3), -4)
         return of_number, number.unsqueeze(-3) * to_left, number.unsqueeze(-3) * to_right
+
+
+Form = Plain | Outer
+Products = Mapping[Form, Float[Tensor, "*b #n #m"]]  # the number c of every form Φ in Σ c Φ
 
 
 def _of_pairs(number: Float[Tensor, "*b #n #m"]) -> Float[Tensor, "*b 1 1 #n #m"]:
@@ -177,14 +161,11 @@ def _gradients(products: Products, gradient: Tensor) -> list[Tensor | None]:
 #
 # 1. `Pairs` has the lags τ and the products vᵀw and vᵀτ of directions; they depend on positions
 #    only and are cached.
-# 2. `FieldTerm` computes κ′ and κ″ at s, times the outputscale and powers of the lengthscale.
+# 2. `field_forms` computes κ′ and κ″ at s, times the outputscale and powers of the lengthscale.
 # 3. `products` combines both: a curl-free field has two forms, vᵀΛw and (vᵀΛτ)(τᵀΛw); a
 #    divergence-free one subtracts them from a multiple of vᵀw.
 #
 # The sum of a curl-free and a divergence-free field on the same inputs has the same three forms.
-
-
-_COINCIDENT = 1e-14  # lag over extent: rounding of vᵀτ does not count at it, however large κ″ is
 
 
 @dataclass(frozen=True)
@@ -226,7 +207,7 @@ class Pairs:
         """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite next to it."""
         # κ″ of a kernel such as Matérn 3/2 is infinite at s = 0, where it multiplies (vᵀτ)² = 0.
         extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
-        return self._tau.square().clamp_min((_COINCIDENT * extent).square()[..., None, None, None])
+        return self._tau.square().clamp_min((1e-14 * extent).square()[..., None, None, None])
 
     @cached_property
     def _unit_squares(self) -> Float[Tensor, "*b n m"]:
@@ -310,46 +291,33 @@ def _(factor: Solenoidal, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) ->
     yield second, -b
 
 
+# replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph
 Cut = Callable[[Tensor], Tensor]
-"""Replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph."""
 
 
-@dataclass(frozen=True, eq=False)
-class FieldTerm:
-    """A field whose potential has a scaled scalar kernel, with its hyperparameters as tensors."""
+def field_forms(term: Term, cut: Cut = lambda tensor: tensor) -> Callable[[Pairs], FormsOfTerm]:
+    """The forms of vᵀK(τ)w and their numbers as a function of pairs, for the field of one term.
 
-    kernel: Kernel
-    factor: FieldFactor
-    metric: Float[Tensor, "*b #k"]  # ℓ⁻²: one number if all inputs have the same lengthscale
-    first: Float[Tensor, "*b"]  # the factor of κ′
-    second: Float[Tensor, "*b"]  # the factor of κ″
+    The hyperparameters of the term are tensors that `cut` is applied to once. With one lengthscale,
+    powers of it are in the factors of κ′ and κ″, and the forms do not depend on hyperparameters.
+    """
+    kernel, scale = term.leaves[0].kernel, term.outputscale
+    if not kernel.has_lengthscale:
+        radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists the known ones
+    rates = kernel.lengthscale.squeeze(-2).pow(-2)  # ℓ⁻², one for all inputs or one for each
+    one = rates.shape[-1] == 1
+    power = rates[..., 0] if one else 1
+    numbers = rates, -2 * scale * power, -4 * scale * power**2
+    rates, of_first, of_second = (cut(number) for number in numbers)
 
-    @classmethod
-    def of(cls, term: Term, cut: Cut = lambda tensor: tensor) -> "FieldTerm":
-        """Of a term.
+    def forms(pairs: Pairs) -> FormsOfTerm:
+        metric = pairs.ones if one else rates
+        s = pairs.squared_lengths(metric)
+        first, second = radial_derivatives(kernel, rates.unsqueeze(-1) * s if one else s)
+        a, b = of_first[..., None, None] * first, of_second[..., None, None] * second
+        return products(term.factor, pairs, metric, a, b)
 
-        With one lengthscale, powers of it are in the factors of κ′ and κ″, and the forms do not
-        depend on hyperparameters.
-        """
-        kernel, scale = term.leaves[0].kernel, term.outputscale
-        if not kernel.has_lengthscale:
-            radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists the known ones
-        metric = kernel.lengthscale.squeeze(-2).pow(-2)
-        power = metric[..., 0] if metric.shape[-1] == 1 else 1
-        first, second = -2 * scale * power, -4 * scale * power**2
-        return cls(kernel, term.factor, cut(metric), cut(first), cut(second))
-
-    def __call__(self, pairs: Pairs) -> FormsOfTerm:
-        """The forms of vᵀK(τ)w and their numbers."""
-        if self.metric.shape[-1] == 1:
-            metric = pairs.ones
-            s = self.metric.unsqueeze(-1) * pairs.squared_lengths(metric)
-        else:
-            metric = self.metric
-            s = pairs.squared_lengths(metric)
-        first, second = radial_derivatives(self.kernel, s)
-        a, b = self.first[..., None, None] * first, self.second[..., None, None] * second
-        return products(self.factor, pairs, metric, a, b)
+    return forms
 
 
 # The covariance of observed numbers: a component of a field, or its part along a direction.
@@ -370,11 +338,10 @@ class Rows:
         return len(self.v) * len(self.x)
 
 
+# what of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use
 Geometry = dict[tuple, Pairs]
-"""What of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use."""
-
 RowProducts = Callable[[Rows, Rows, Geometry], Products]
-RowCovariance = Callable[..., Float[Tensor, "*b n*q m*r"]]
+RowForms = Callable[[Rows, Rows, Geometry], FormsOfTerm]
 
 
 def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
@@ -390,10 +357,11 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
     summands = terms(kernel)
     if not _have_closed_forms(kernel, summands):
         return partial(_of_kernel, kernel)
-    return partial(_of_terms, [prepared_rows(term.factor, term, cut) for term in summands])
+    prepared = [prepared_rows(term.factor, term, cut) for term in summands]
+    return lambda *rows: collected(chain(*(forms(*rows) for forms in prepared)))
 
 
-def row_covariance(kernel: Kernel) -> RowCovariance:
+def row_covariance(kernel: Kernel) -> Callable[..., Float[Tensor, "*b n*q m*r"]]:
     """The covariance of two sets of rows, point-major, differentiable in the kernel; of a batch of
     kernels, if their covariance is in closed form."""
     found = row_products(kernel)
@@ -427,74 +395,53 @@ def _of_kernel(kernel: Kernel, left: Rows, right: Rows, _: Geometry) -> Products
     return {Plain(torch.einsum("qnmj,rmj->qrnm", half, w)): blocks.new_ones(1, 1)}
 
 
-def _of_terms(
-    summands: list["_FieldRows | _MixedRows"], left: Rows, right: Rows, geometry: Geometry
-) -> Products:
-    return collected(chain(*(summand(left, right, geometry) for summand in summands)))
-
-
-@dataclass(frozen=True)
-class _FieldRows:
-    """A field times scalar kernels."""
-
-    space: Leaf
-    others: tuple[Leaf, ...]
-    term: FieldTerm
-
-    def __call__(self, left: Rows, right: Rows, geometry: Geometry) -> FormsOfTerm:
-        """Terms of the same inputs share their pairs."""
-        key = self.space.active_dims, self.term.factor.dims
-        if key not in geometry:
-            x, z = (inputs_of(self.space, rows).mT.contiguous() for rows in (left, right))
-            geometry[key] = Pairs(x, z, left.v, right.v, self.term.factor.dims)
-        others = [scalar_rows(leaf, left, right) for leaf in self.others]
-        for form, number in self.term(geometry[key]):
-            yield form, math.prod(others, start=number)
-
-
-@dataclass(frozen=True)
-class _MixedRows:
-    """A product of scalar kernels and a constant matrix L Lᵀ."""
-
-    leaves: tuple[Leaf, ...]
-    scale: Float[Tensor, "*b"]
-    root: Float[Tensor, "*b p r"]
-
-    def __call__(self, left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
-        """One form, the covariance of the outputs."""
-        factors = [scalar_rows(leaf, left, right) for leaf in self.leaves]
-        root = self.root.unsqueeze(-3)
-        form = Plain((left.v @ root).unsqueeze(-3) @ (right.v @ root).mT.unsqueeze(-4))
-        yield form, math.prod(factors, start=self.scale[..., None, None])
-
-
 @singledispatch
-def prepared_rows(factor: Factor, term: Term, cut: Cut) -> Callable:
+def prepared_rows(factor: Factor, term: Term, cut: Cut) -> RowForms:
     """A term with all that is computed from its hyperparameters for all rows."""
     raise NotImplementedError(f"no covariances of rows are known for {type(factor).__name__}")
 
 
 @prepared_rows.register
-def _(factor: FieldFactor, term: Term, cut: Cut) -> _FieldRows:
-    space, *others = term.leaves
-    return _FieldRows(space, tuple(others), FieldTerm.of(term, cut))
+def _(factor: FieldFactor, term: Term, cut: Cut) -> RowForms:
+    """A field times scalar kernels; terms of the same inputs share their pairs."""
+    (space, *others), of_pairs = term.leaves, field_forms(term, cut)
+    key = space.active_dims, factor.dims
+
+    def forms(left: Rows, right: Rows, geometry: Geometry) -> FormsOfTerm:
+        if key not in geometry:
+            x, z = (inputs_of(space, rows).mT.contiguous() for rows in (left, right))
+            geometry[key] = Pairs(x, z, left.v, right.v, factor.dims)
+        return multiplied(of_pairs(geometry[key]), others, left, right)
+
+    return forms
 
 
 @prepared_rows.register
-def _(factor: Mixing, term: Term, cut: Cut) -> _MixedRows:
-    scale, root = term.outputscale.double(), factor.matrix.double()
-    return _MixedRows(term.leaves, cut(scale), cut(root))
+def _(factor: Mixing, term: Term, cut: Cut) -> RowForms:
+    """A product of scalar kernels and a constant matrix L Lᵀ: one form."""
+    scale, root = cut(term.outputscale.double()), cut(factor.matrix.double())
+
+    def forms(left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
+        v, w = (rows.v @ root.unsqueeze(-3) for rows in (left, right))
+        form = Plain(v.unsqueeze(-3) @ w.mT.unsqueeze(-4))
+        return multiplied([(form, scale[..., None, None])], term.leaves, left, right)
+
+    return forms
+
+
+def multiplied(
+    forms: Iterable[tuple[Form, Tensor]], leaves: Sequence[Leaf], left: Rows, right: Rows
+) -> FormsOfTerm:
+    """Forms and their numbers, these multiplied by scalar kernels between the points of rows."""
+    inputs = [(leaf.kernel, inputs_of(leaf, left), inputs_of(leaf, right)) for leaf in leaves]
+    factors = [to_dense(of[0].forward(*about_their_middle(*of))) for of in inputs]
+    for form, number in forms:
+        yield form, math.prod(factors, start=number)
 
 
 def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
     """The inputs of a leaf."""
     return rows.x if leaf.active_dims is None else rows.x[:, list(leaf.active_dims)]
-
-
-def scalar_rows(leaf: Leaf, left: Rows, right: Rows) -> Float[Tensor, "*b n m"]:
-    """The covariance of a scalar kernel between the points of rows."""
-    inputs = inputs_of(leaf, left), inputs_of(leaf, right)
-    return to_dense(leaf.kernel.forward(*about_their_middle(leaf.kernel, *inputs)))
 
 
 def in_closed_form(kernel: Kernel) -> bool:
@@ -503,29 +450,20 @@ def in_closed_form(kernel: Kernel) -> bool:
 
 
 def _have_closed_forms(kernel: Kernel, summands: Sequence[Term]) -> bool:
-    known = all(prepared_rows.dispatch(type(term.factor)) is not _unknown for term in summands)
-    known = known and all(
-        _has_radial_derivatives(term.leaves[0].kernel)
-        for term in summands
-        if isinstance(term.factor, FieldFactor)
-    )
+    known = all(_is_known(term) for term in summands)
     known = known and all(leaf.is_elementary for term in summands for leaf in term.leaves)
-    return known and all(
-        _has_covariance_of_terms(type(part))
-        for part in kernel.modules()
-        if isinstance(part, Kernel)
-    )
+    return known and all(_has_covariance_of_terms(type(part)) for part in kernel.modules())
 
 
-_unknown = prepared_rows.dispatch(object)
-
-
-def _has_radial_derivatives(kernel: Kernel) -> bool:
-    unknown = radial_derivatives.dispatch(object)
+def _is_known(term: Term) -> bool:
+    """Whether a term has rows; of a field, whether its potential has radial derivatives."""
+    if not (term.factor.is_gradient or term.factor.is_solenoidal):
+        return prepared_rows.dispatch(type(term.factor)) is not prepared_rows.dispatch(object)
+    kernel, unknown = term.leaves[0].kernel, radial_derivatives.dispatch(object)
     return kernel.has_lengthscale and radial_derivatives.dispatch(type(kernel)) is not unknown
 
 
-def _has_covariance_of_terms(cls: type[Kernel]) -> bool:
+def _has_covariance_of_terms(cls: type[nn.Module]) -> bool:
     """Whether a class has the covariance of the class that its terms are registered for."""
     registered = next(base for base in cls.__mro__ if base in inner_terms.registry)
     return registered is object or cls.forward is registered.forward

@@ -7,8 +7,14 @@ from linear_operator import to_dense
 from linear_operator.operators import KroneckerProductLinearOperator
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import WrapperKernel, as_real_tensor, check_base_kernel, check_points
-from gp_orff.kernels.tree import Mixing, Term, inner_terms, terms
+from gp_orff.kernels.base import (
+    WrapperKernel,
+    as_real_tensor,
+    check_base_kernel,
+    check_points,
+    check_scalar,
+)
+from gp_orff.kernels.tree import Mixing, Term, inner_terms, num_outputs, terms
 
 _ROOT = "the root L of SeparableKernel"
 
@@ -98,7 +104,8 @@ class SeparableKernel(WrapperKernel):
         *,
         active_dims: tuple[int, ...] | None = None,
     ):
-        _check_base_kernel(base_kernel)
+        check_base_kernel("SeparableKernel", base_kernel)
+        check_scalar("SeparableKernel", num_outputs(base_kernel), type(base_kernel).__name__)
         _check_root(root)
         super().__init__(active_dims=active_dims, batch_shape=root.shape[:-2])
         self.base_kernel = base_kernel
@@ -161,22 +168,10 @@ class SeparableKernel(WrapperKernel):
         return KroneckerProductLinearOperator(k, root @ root.mT)
 
 
-def _check_base_kernel(base_kernel: Kernel) -> None:
-    check_base_kernel("SeparableKernel", base_kernel)
-    point = torch.zeros(1, 1)
-    outputs = base_kernel.num_outputs_per_input(point, point)
-    if outputs != 1:
-        raise ValueError(
-            f"SeparableKernel needs a scalar base kernel, got {type(base_kernel).__name__} with "
-            f"{outputs} outputs; pass the scalar kernel inside it"
-        )
-
-
 def _check_root(root: Tensor) -> None:
-    if isinstance(root, Tensor):
-        as_real_tensor(root, _ROOT)
-    if not isinstance(root, Tensor) or not root.is_floating_point():
-        got = root.dtype if isinstance(root, Tensor) else type(root).__name__
+    tensor = isinstance(root, Tensor)
+    if not tensor or not as_real_tensor(root, _ROOT).is_floating_point():
+        got = root.dtype if tensor else type(root).__name__
         raise TypeError(
             f"SeparableKernel expects a tensor of floating-point numbers as root, got {got}; for "
             "instance torch.as_tensor(root, dtype=torch.float64), or a torch.nn.Parameter of it to "

@@ -347,9 +347,6 @@ def registered(function: Callable) -> str:
 # Quadrature over the unit sphere.
 
 
-_MANY_DIMS = 14  # log₂ of the number of quasi-random points for more than three dimensions
-
-
 def unit_sphere(
     dims: int, device: torch.device, angles: int = 128
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
@@ -365,15 +362,13 @@ def unit_sphere(
     else:
         from scipy.stats import qmc  # takes a second to import, and is rarely needed
 
-        sequence = qmc.Sobol(dims, seed=0).random_base2(_MANY_DIMS)
+        sequence = qmc.Sobol(dims, seed=0).random_base2(14)
         normal = torch.from_numpy(scipy.special.ndtri(sequence))
         points = normal / normal.norm(dim=-1, keepdim=True)
     points = points.to(device)
     if dims != 3:
         return points, points.new_full((len(points),), 1 / len(points))
-    height, weight = (
-        torch.from_numpy(v).to(device) for v in np.polynomial.legendre.leggauss(angles // 2)
-    )
+    height, weight = (torch.from_numpy(v).to(device) for v in gauss_legendre(angles // 2))
     flat = (1 - height.square()).sqrt()[:, None, None] * points  # (circles, angles, 2)
     heights = height[:, None, None].expand(*flat.shape[:2], 1)
     weights = (0.5 * weight / len(points)).repeat_interleave(len(points))
@@ -684,7 +679,6 @@ def _(kernel: MaternKernel) -> Spectrum:
 
 _NODES = 72  # relative error 1e-11 for a b > 1e-16
 _NATS = 38.0  # integrals end this far below the log of the peak
-_LEAST = 1e-12  # a scale, below which no share of a tail lies
 _SERIES_FROM = 20.0  # the least a for which Stirling's series is used
 
 
@@ -733,7 +727,7 @@ def gamma_nodes(
 @lru_cache(maxsize=8)
 def _gamma_arrays(a: float) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
     """`gamma_nodes` as arrays: a grid ends where a tail is small, which takes many of them."""
-    nodes = gamma_nodes(torch.tensor(a, dtype=torch.float64), _LEAST)
+    nodes = gamma_nodes(torch.tensor(a, dtype=torch.float64), 1e-12)  # no tail has smaller scales
     return tuple(values.numpy() for values in nodes)
 
 
@@ -752,15 +746,12 @@ def _legendre(
     low: Float[Tensor, "*b"], high: Float[Tensor, "*b"], number: int
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
     """Nodes and weights of Gauss–Legendre quadrature from low to high."""
-    nodes, weights = (torch.as_tensor(v).to(low) for v in _unit_legendre(number))
+    nodes, weights = (torch.from_numpy(v).to(low) for v in gauss_legendre(number))
     half = 0.5 * (high - low).unsqueeze(-1)
     return low.unsqueeze(-1) + half * (1 + nodes), half * weights
 
 
-@cache
-def _unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of Gauss–Legendre quadrature from −1 to 1."""
-    return np.polynomial.legendre.leggauss(number)
+gauss_legendre = cache(np.polynomial.legendre.leggauss)  # nodes and weights from −1 to 1
 
 
 # Gaussian scale mixtures with Gamma-distributed scales: spectra of rational quadratic kernels.
@@ -770,9 +761,6 @@ def _unit_legendre(number: int) -> tuple[np.ndarray, np.ndarray]:
 # the logarithm of the peak in closed form, in which the terms that grow with α cancel
 # (`_log_peak`), and the logarithm of an integral that is one at its peak (`log_integral`). At ω = 0
 # the integral is a Gamma function, and infinite for α ≤ d/2.
-
-
-_ALPHA = 0.01, 1e3  # search interval of α: from nearly logarithmic correlations to nearly RBF
 
 
 @dataclass(frozen=True)
@@ -842,10 +830,11 @@ class GammaMixture(ScaleMixture):
         return self.scaled_radius(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
 
     def frequency_parameters(self, shortest, longest):
-        # α too: the largest frequencies are near √((α + 1)/α) / ℓ
+        # α too: the largest frequencies are near √((α + 1)/α) / ℓ; from nearly logarithmic
+        # correlations to nearly those of an RBF kernel
         stretch = min(2 * (1 + self._alphas().min().item()), 6.0)
         lengthscales = super().frequency_parameters(shortest, longest)
-        return [*lengthscales, Range(self.alpha, *_ALPHA, stretch)]
+        return [*lengthscales, Range(self.alpha, 0.01, 1e3, stretch)]
 
     def _alphas(self) -> np.ndarray:
         return self.alpha.detach().double().cpu().numpy()

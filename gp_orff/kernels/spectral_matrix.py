@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from gp_orff.kernels.base import (
     check_base_kernel,
     check_num_dims,
     check_points,
+    check_scalar,
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
@@ -43,11 +44,7 @@ from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
 _NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
 _VANISHED = 1e-8  # of K₀(0), at the longest lags
-_RESOLVED = 1e-10  # of the largest C(ω), at the largest frequencies
-_NEGATIVE = 1e-6  # of the sum of all eigenvalues: negative ones that rounding explains
-_WIDER = 16  # the most that lags are longer than the domain
-_FEWEST, _MOST = 17, {1: 2**14 + 1, 2: 2**9 + 1}  # samples along an axis
-_MOST_IN_SPACE = 2**6 + 1  # if there are more axes
+_MOST = {1: 2**14 + 1, 2: 2**9 + 1, 3: 2**6 + 1}  # samples along each of so many axes
 
 Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
 
@@ -139,7 +136,7 @@ class TraceSampler:
 
     def __call__(self, u: Float[Tensor, "D d"]) -> tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]:
         """ω and log ρ(ω) for uniform numbers u."""
-        size = max(1, _MOST_NUMBERS // self.heights[0].numel())
+        size = max(1, 2**24 // self.heights[0].numel())
         omega, density = zip(*(self._quantiles(part) for part in u.split(size)), strict=True)
         density = torch.cat(density) / (self.heights.sum() * self.spacing.prod())
         return torch.cat(omega), density.clamp_min(torch.finfo(density.dtype).tiny).log()
@@ -278,7 +275,7 @@ def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int
     """The lag along an axis at which K₀ has vanished."""
     # The lags along the other axes are those of a coarse grid up to the largest: K₀ may be long in
     # a direction between the axes.
-    powers = 2.0 ** np.arange(-6, 1 + math.log2(_WIDER))
+    powers = 2.0 ** np.arange(-6, 5)  # up to 16 times the domain
     multiples = np.concatenate([-powers[::-1], [0.0], powers])
     others = _product([multiples * length for i, length in enumerate(extent) if i != axis])
     size = signature(torch.zeros(1, len(extent), dtype=torch.float64)).abs().max()
@@ -297,7 +294,7 @@ def _resolve(
     signature: Signature, longest: Float[np.ndarray, "d"]
 ) -> tuple[Float[Tensor, "*n p p"], Float[Tensor, "*n p p"]]:
     """Samples of K₀, dense enough that C(ω) vanishes at the largest frequencies; and C."""
-    most, counts = _MOST.get(len(longest), _MOST_IN_SPACE), [_FEWEST] * len(longest)
+    most, counts = _MOST[len(longest)], [17] * len(longest)
     while True:
         lags = [2 * lag / n * _centred(n) for lag, n in zip(longest, counts, strict=True)]
         samples = signature(torch.from_numpy(_product(lags))).double()
@@ -305,7 +302,7 @@ def _resolve(
         spectral_matrix = _fourier(samples, float(np.prod(longest / counts / math.pi)))
         size = spectral_matrix.abs().max()
         ends = [spectral_matrix.select(axis, 0).abs().max() for axis in range(len(counts))]
-        coarse = [end > _RESOLVED * size for end in ends]
+        coarse = [end > 1e-10 * size for end in ends]
         finer = [
             n if n == most or not more else 2 * n - 1
             for n, more in zip(counts, coarse, strict=True)
@@ -334,7 +331,7 @@ def _is_even(samples: Float[Tensor, "*n p p"]) -> bool:
 def _require_positive(spectral_matrix: Float[Tensor, "m p p"], omega: Float[Tensor, "m d"]) -> None:
     values = torch.linalg.eigvalsh(0.5 * (spectral_matrix + spectral_matrix.mH))
     share = float((-values).clamp_min(0).sum() / values.abs().sum())
-    if share > _NEGATIVE:
+    if share > 1e-6:  # more than rounding
         lowest = values[:, 0].argmin()
         raise ValueError(
             "from_signature expects a positive kernel, whose spectral matrix C(ω) has no negative "
@@ -358,9 +355,9 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 
 # Values of a kernel ∫ e^{−i⟨ω, τ⟩} A(ω) S(ω) dω by the trapezoidal rule over frequencies.
 #
-# 1. The box of both sets of points gives the longest lags. With them `Lattice.for_lags` takes the
-#    smallest tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more
-#    frequencies than are permitted.
+# 1. The box of both sets of points gives the longest lags. With them `_lattice` takes the smallest
+#    tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more frequencies than
+#    are permitted.
 # 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
 #    the product of features, chunk by chunk of frequencies.
 #
@@ -368,98 +365,89 @@ def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]
 # a covariance matrix costs a product of large matrices.
 
 
-_TOLERANCES = 10.0 ** np.arange(-10, 0, 0.5)  # of truncation and aliasing; the first affordable
-_POOR = 1.1e-6  # the largest without a warning
 _MOST_NODES = 200_000
-_MOST_NUMBERS = 2**24  # of a chunk of features
 
 
-@dataclass(frozen=True)
-class Lattice:
-    """Equispaced frequencies ω, one of each pair ±ω, and their spacing."""
+@torch.no_grad()
+def _lattice(
+    variance: VarianceSpectrum, lag: Float[np.ndarray, "d"]
+) -> tuple[Float[Tensor, "D d"], Float[Tensor, "d"]]:
+    """Equispaced frequencies, one of each pair ±ω, for lags up to `lag` along each axis; spacing.
 
-    omega: Float[Tensor, "D d"]
-    spacing: Float[Tensor, "d"]
-
-    @classmethod
-    @torch.no_grad()
-    def for_lags(cls, variance: VarianceSpectrum, lag: Float[np.ndarray, "d"]) -> "Lattice":
-        """The frequencies for lags up to `lag` along each axis.
-
-        The sum over the lattice is the kernel made periodic: the period is the longest lag and the
-        lag beyond which correlations are negligible, together.
-        """
-        for tolerance in _TOLERANCES:
-            reach = [variance.correlation_lag(axis, tolerance) for axis in range(len(lag))]
-            spacing = 2 * math.pi / (lag + np.array(reach))
-            counts = np.floor(variance.radius(tolerance) * variance.scales / spacing)
-            if 0.5 * np.prod(2 * counts + 1) <= _MOST_NODES:
-                break
-        else:
-            raise NotImplementedError(
-                f"SpectralMatrixKernel computes covariances by quadrature with {_MOST_NODES} "
-                f"frequencies at most, which do not suffice for lags up to {np.round(lag, 3)} and "
-                "correlations that fall so slowly; put it inside ORFFKernel, with "
-                "gp_orff.QuasiMonteCarlo"
-            )
-        if tolerance > _POOR:
-            warnings.warn(
-                f"a quadrature with {_MOST_NODES} frequencies reaches a tolerance of "
-                f"{tolerance:.0e} of the variance only, for lags up to {np.round(lag, 3)}: put the "
-                "kernel inside ORFFKernel, or use a smoother base kernel",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        # ω and −ω are one feature. The half of the lattice whose first nonzero index is positive,
-        # with zero itself, is enough: `_weighted` doubles the weights of all others.
-        axes = [np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)]
-        indices = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(counts))
-        omega = indices[first_nonzero(indices) >= 0] * spacing
-        return cls(*(torch.from_numpy(v).to(variance.device) for v in (omega, spacing)))
+    The sum over the lattice is the kernel made periodic: the period is the longest lag and the lag
+    beyond which correlations are negligible, together.
+    """
+    # the smallest tolerance of truncation and aliasing that is affordable
+    for tolerance in 10.0 ** np.arange(-10, 0, 0.5):
+        reach = [variance.correlation_lag(axis, tolerance) for axis in range(len(lag))]
+        spacing = 2 * math.pi / (lag + np.array(reach))
+        counts = np.floor(variance.radius(tolerance) * variance.scales / spacing)
+        if 0.5 * np.prod(2 * counts + 1) <= _MOST_NODES:
+            break
+    else:
+        raise NotImplementedError(
+            f"SpectralMatrixKernel computes covariances by quadrature with {_MOST_NODES} "
+            f"frequencies at most, which do not suffice for lags up to {np.round(lag, 3)} and "
+            "correlations that fall so slowly; put it inside ORFFKernel, with "
+            "gp_orff.QuasiMonteCarlo"
+        )
+    if tolerance > 1.1e-6:
+        warnings.warn(
+            f"a quadrature with {_MOST_NODES} frequencies reaches a tolerance of "
+            f"{tolerance:.0e} of the variance only, for lags up to {np.round(lag, 3)}: put the "
+            "kernel inside ORFFKernel, or use a smoother base kernel",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    # ω and −ω are one feature. The half of the lattice whose first nonzero index is positive, with
+    # zero itself, is enough: `_weighted` doubles the weights of all others.
+    indices = _product([np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)])
+    omega = indices[first_nonzero(indices) >= 0] * spacing
+    return tuple(torch.from_numpy(values).to(variance.device) for values in (omega, spacing))
 
 
 def covariance(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
 ) -> Float[Tensor, "*b n*p m*p"]:
     """K(x, z), point-major, as a product of features."""
-    lattice, origin = _lattice(variance, x, z)
+    low, high = _box(x, z)
+    # The centre is subtracted from the points, so that phases stay small and lose no digits.
+    x, z = (points - 0.5 * (low + high) for points in (x, z))
     size = (x.shape[-2] + z.shape[-2]) * variance.factor.num_outputs * 2 * variance.factor.rank
-    total = 0.0
-    for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // size)):
-        left, right = (_features(points - origin, omega, b) for points in (x, z))
-        total = total + left @ right.mT
-    return total
+    return sum(
+        _features(x, omega, b) @ _features(z, omega, b).mT
+        for omega, b in _weighted(variance, high - low, size)
+    )
 
 
 def variances(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b n*p"]:
     """The diagonal of K(x, z)."""
-    lattice, _ = _lattice(variance, x, z)
-    total = 0.0
-    for omega, b in _weighted(variance, lattice, max(1, _MOST_NUMBERS // x.shape[-2])):
-        total = total + torch.cos((x - z).double() @ omega.mT) @ b.abs().square().sum(-1)
+    low, high = _box(x, z)
+    total = sum(
+        torch.cos((x - z).double() @ omega.mT) @ b.abs().square().sum(-1)
+        for omega, b in _weighted(variance, high - low, x.shape[-2])
+    )
     return total.flatten(-2)
 
 
-def _lattice(
-    variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
-) -> tuple[Lattice, Float[Tensor, "d"]]:
-    """Frequencies for the lags between two sets of points, and the centre of the points."""
-    # One lattice serves all lags between x and z. The centre is subtracted from the points, so that
-    # phases stay small and lose no digits; differences of points do not change.
-    ends = [[points.flatten(0, -2).amin(0), points.flatten(0, -2).amax(0)] for points in (x, z)]
-    low, high = (torch.stack(end).double().detach() for end in zip(*ends, strict=True))
-    low, high = low.amin(0), high.amax(0)
-    return Lattice.for_lags(variance, (high - low).cpu().numpy()), 0.5 * (low + high)
+def _box(*points: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "d"], Float[Tensor, "d"]]:
+    """The lowest and the highest coordinates of all points."""
+    every = torch.cat([part.detach().double().flatten(0, -2) for part in points])
+    return every.amin(0), every.amax(0)
 
 
 def _weighted(
-    variance: VarianceSpectrum, lattice: Lattice, size: int
-) -> Sequence[tuple[Float[Tensor, "c d"], Float[Tensor, "*b c p r"]]]:
-    """Chunks of frequencies, and √w B(ω) of each."""
-    for omega in lattice.omega.split(size):
-        weights = lattice_weights(variance.spectrum, omega, lattice.spacing)
+    variance: VarianceSpectrum, lag: Float[Tensor, "d"], size: int
+) -> Iterator[tuple[Float[Tensor, "c d"], Float[Tensor, "*b c p r"]]]:
+    """Chunks of frequencies that serve all lags up to `lag`, and √w B(ω) of each.
+
+    A chunk has as many frequencies as memory allows, with `size` numbers for each.
+    """
+    every, spacing = _lattice(variance, lag.cpu().numpy())
+    for omega in every.split(max(1, 2**24 // size)):
+        weights = lattice_weights(variance.spectrum, omega, spacing)
         weights = weights * (1.0 + omega.any(-1).to(weights))  # −ω is the same feature
         scale = positive_root(weights)
         yield omega, scale[..., None, None] * variance.factor(omega)
@@ -484,7 +472,6 @@ def _features(
 # Kernels of any positive spectral matrix.
 
 
-_CHECKED = 64  # frequencies at which an amplitude is checked
 _EVEN = 1e-6  # the largest relative difference of A(ω) and A(−ω)
 
 
@@ -742,9 +729,9 @@ class SpectralMatrixKernel(WrapperKernel):
         """r, after checks of B at zero, and at random frequencies and their negatives."""
         density = spectrum(terms(self.base_kernel)[0].leaves[0].kernel)
         rng = np.random.default_rng(0)
-        directions = rng.standard_normal((_CHECKED, self.num_dims))
+        directions = rng.standard_normal((64, self.num_dims))
         directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
-        u = rng.random((_CHECKED, density.num_coordinates(self.num_dims)))
+        u = rng.random((len(directions), density.num_coordinates(self.num_dims)))
         base = torch.from_numpy(density.base(directions, u, 0))
         omega = density.frequencies(base, 0).reshape(-1, self.num_dims).double()
         omega = torch.cat([torch.zeros_like(omega[:1]), omega])
@@ -807,11 +794,7 @@ def _checked(
 
 def _check_base(term: Term, num_dims: int) -> None:
     """Refuse a term of the base kernel that has no spectral density over all inputs."""
-    if term.num_outputs != 1:
-        raise ValueError(
-            "SpectralMatrixKernel needs a scalar base kernel, got one with "
-            f"{term.num_outputs} outputs; pass the scalar kernel inside it"
-        )
+    check_scalar("SpectralMatrixKernel", term.num_outputs)
     if len(term.leaves) != 1:
         raise ValueError(
             "SpectralMatrixKernel expects a base kernel made of scaled sums of stationary kernels, "

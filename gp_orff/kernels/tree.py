@@ -19,7 +19,7 @@ from gpytorch.kernels import (
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import check_scalar, cholesky
 from gp_orff.kernels.spectra import Spectrum, spectrum
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
@@ -39,6 +39,7 @@ class Factor(ABC):
     """
 
     dims = None  # the inputs that the base kernel depends on; None for all
+    axes = ()  # the input along which ω tends to zero, for each column of a `NearZero`
     degree = 0
     closed_form = True
     is_constant = False  # whether B(ω) is the same for every ω, a `Mixing`
@@ -273,11 +274,7 @@ class Term:
 
     def with_factor(self, factor: Factor) -> "Term":
         """The term of a vector-valued kernel with this scalar term as its base kernel."""
-        if self.num_outputs != 1:
-            raise ValueError(
-                "a kernel of vectors needs a scalar base kernel, got one with "
-                f"{self.num_outputs} outputs; pass the scalar kernel inside it"
-            )
+        check_scalar("a kernel of vectors", self.num_outputs)
         return replace(self, factor=factor)
 
     def __mul__(self, other: "Term") -> "Term":

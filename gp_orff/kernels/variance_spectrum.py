@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,11 +32,7 @@ from gp_orff.kernels.spectra import GridSpectrum, unit_sphere
 
 
 _STEP = 0.25  # of the lags of a table
-_SHARE = 0.25  # of a period that a table has; half a period is known
 _LEAST_POWER = 0.1  # of the lag, by which correlations fall beyond a table
-_FARTHEST = 1e9  # the longest lag that is returned
-_DIFFERENCE = 0.1  # the largest relative difference of two tables that agree
-_LENGTHS_AT_ONCE = 16  # lengths of ω′ at a time
 
 
 def frequency_step(num_lags: int) -> float:
@@ -62,7 +57,8 @@ class CorrelationTable:
 
     def __post_init__(self):
         largest = np.maximum.accumulate(self.sizes[::-1])[::-1]
-        object.__setattr__(self, "bounds", largest[: 1 + int(_SHARE * self.num_lags)])
+        # a quarter of a period; half a period is known
+        object.__setattr__(self, "bounds", largest[: 1 + self.num_lags // 4])
 
     @property
     def longest(self) -> float:
@@ -91,7 +87,7 @@ class CorrelationTable:
         if self.bounds[-1] <= bound:
             return float(_STEP * np.searchsorted(-self.bounds, -bound))
         log_lag = math.log(self.longest) + math.log(self.bounds[-1] / bound) / self.power
-        return math.exp(min(log_lag, math.log(_FARTHEST)))
+        return math.exp(min(log_lag, math.log(1e9)))
 
     def agrees(self, shorter: "CorrelationTable", floor: float) -> bool:
         """Whether this table falls, and a shorter one says the same, down to a floor.
@@ -101,7 +97,7 @@ class CorrelationTable:
         if self._fall < _LEAST_POWER and self.bounds[-1] > floor:
             return False
         other = np.array([shorter(_STEP * i) for i in range(len(self.bounds))])
-        return np.allclose(self.bounds, other, rtol=_DIFFERENCE, atol=floor)
+        return np.allclose(self.bounds, other, rtol=0.1, atol=floor)
 
 
 def correlation_table(
@@ -117,7 +113,7 @@ def correlation_table(
         num_lags: the number of lags in the period of the transform.
     """
     total, sizes = 0.0, 0.0
-    for part in density.split(_LENGTHS_AT_ONCE, dim=-4):
+    for part in density.split(16, dim=-4):  # so many lengths of ω′ at a time
         waves = _waves(part, opposite, num_lags)
         total = total + waves[..., 0, :, :, :, :].real.sum((-4, -3))
         sizes = sizes + waves.abs().square().sum((-1, -2)).sqrt().sum((-1, -2))
@@ -149,17 +145,10 @@ def _waves(
 # angles on a circle and steps of log-radii, by the number of inputs: a step of 0.1 is exact to
 # rounding in the trapezoidal rule, one of 0.25 to 1e-8
 _NODES = {1: (0, 0.1), 2: (128, 0.1), 3: (32, 0.1)}
-_SMALLEST, _LARGEST = 1e-6, 1e6  # radii, in units of the spectrum
 _FAR = 1e5  # if more than _DIVERGES of an integral lies beyond this radius, it is infinite
 _DIVERGES = 1e-3
-_FEW_ANGLES, _LONG_STEP, _LEAST = 16, 0.25, 1e-3  # for the integral over the other axes
-_CUT, _MOST = 1e-10, {1: 3000.0, 2: 200.0}  # where frequencies of a table end; elsewhere _FEWEST
-_FEWEST = 20.0
-_FEWEST_LAGS, _MORE = 125, 1.6  # in the period of a table of correlations; in that of the next one
+_FEW_ANGLES = 16  # for the integral over the other axes
 _FAINT = 1e-4  # correlations at which two tables need not agree
-_MOST_NODES = 2**21  # frequencies of the longest table
-_TINY = 1e-300  # for logarithms
-_FREQUENCIES_AT_ONCE = 2**16  # frequencies at a time
 
 
 def diverges(parts: Float[np.ndarray, "*b m"], radii: Float[np.ndarray, "m"]) -> bool:
@@ -175,17 +164,6 @@ def grows(sizes: Float[np.ndarray, "m"], radii: Float[np.ndarray, "m"]) -> bool:
     return bool(sizes[radii > _FAR].max() / (1 + _DIVERGES) > largest)
 
 
-class MatrixFunction(Protocol):
-    """B(ω), a matrix for every frequency."""
-
-    num_outputs: int
-    rank: int  # r
-    sampler: Callable | None  # draws ω from a density of its own
-
-    def __call__(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
-        """B at the frequencies ω."""
-
-
 @dataclass(frozen=True)
 class VarianceSpectrum:
     """The density A(ω) S(ω), A = B B*, over frequencies; for a batch of spectra, the worst of them.
@@ -197,7 +175,7 @@ class VarianceSpectrum:
     """
 
     spectrum: GridSpectrum
-    factor: MatrixFunction
+    factor: Callable[[Tensor], Tensor]  # B(ω), with its `num_outputs`, `rank` and `sampler`
     num_dims: int
 
     @cached_property
@@ -259,7 +237,7 @@ class VarianceSpectrum:
     @cached_property
     def _cut(self) -> float:
         """The scaled radius at which the integrals of the table of correlations end."""
-        return min(self.radius(_CUT), _MOST.get(self.num_dims, _FEWEST))
+        return min(self.radius(1e-10), {1: 3000.0, 2: 200.0}.get(self.num_dims, 20.0))
 
     @cached_property
     def nodes(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
@@ -276,9 +254,7 @@ class VarianceSpectrum:
     ) -> Iterator[tuple[Float[Tensor, "*b c"], Float[Tensor, "c p r"]]]:
         """By chunks of frequencies: S times the volumes, and B, zero where S underflows."""
         shape = self.factor.num_outputs, self.factor.rank
-        for part, volume in zip(
-            omega.split(_FREQUENCIES_AT_ONCE), volumes.split(_FREQUENCIES_AT_ONCE), strict=True
-        ):
+        for part, volume in zip(omega.split(2**16), volumes.split(2**16), strict=True):
             mass = self.spectrum.log_density(part).exp() * volume
             used = (mass > 0).reshape(-1, len(part)).any(0).nonzero().squeeze(-1)
             # B may overflow where S underflows, and 0 · ∞ would be NaN.
@@ -317,7 +293,7 @@ class VarianceSpectrum:
         radii, shares = self._shares
         beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares  # half of its own shell
         tails = beyond.reshape(-1, len(radii)).max(0)
-        return radii, np.maximum(tails, _TINY * (1 + np.arange(len(radii))[::-1]))
+        return radii, np.maximum(tails, 1e-300 * (1 + np.arange(len(radii))[::-1]))
 
     @cached_property
     def _tables(self) -> list[CorrelationTable]:
@@ -326,23 +302,23 @@ class VarianceSpectrum:
 
     @torch.no_grad()
     def _table(self, axis: int) -> CorrelationTable:
-        num_lags, shorter = _FEWEST_LAGS, None
+        num_lags, shorter = 125, None
         while True:
             table = correlation_table(*self._density(axis, frequency_step(num_lags)), num_lags)
             floor = max(_FAINT, self._floor(num_lags))
             if shorter is not None and table.agrees(shorter, floor):
                 return table
-            num_lags, shorter = round(_MORE * num_lags), table
+            num_lags, shorter = round(1.6 * num_lags), table
             others = len(self._others(range(1, self.num_dims))[1])
-            if others * self._cut / frequency_step(num_lags) > _MOST_NODES:
+            if others * self._cut / frequency_step(num_lags) > 2**21:  # too many frequencies
                 return replace(table, resolved=False)
 
     def _others(self, axes: Sequence[int]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
         """Frequencies along the other axes, up to the cut, and their volumes."""
         radii, tails = self._tails
         least = radii[np.searchsorted(-tails, _FAINT - 1)]  # a smaller share lies below it
-        ends = min(least, _LEAST), self._cut
-        return _polar_nodes(self.scales[list(axes)], _FEW_ANGLES, _LONG_STEP, self.device, ends)
+        ends = min(least, 1e-3), self._cut
+        return _polar_nodes(self.scales[list(axes)], _FEW_ANGLES, 0.25, self.device, ends)
 
     def _density(
         self, axis: int, step: float
@@ -387,7 +363,7 @@ def _polar_nodes(
     angles: int,
     step: float,
     device: torch.device,
-    ends: tuple[float, float] = (_SMALLEST, _LARGEST),
+    ends: tuple[float, float] = (1e-6, 1e6),  # radii, in units of the spectrum
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
     """Nodes ω in k dimensions and weights of an integral over all of them, in polar coordinates.
 

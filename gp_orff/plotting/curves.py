@@ -140,8 +140,11 @@ def plot_calibration(
         """The share of numbers in the central interval of each level."""
         return np.searchsorted(np.sort(2 * np.abs(values - 0.5)), levels, "right") / len(values)
 
-    count = len(pit) if independent is None else independent
-    band = ax.fill_between(levels, *_binomial_interval(levels, count), color="0.85", linewidth=0)
+    from scipy.stats import binom
+
+    trials = max(round(len(pit) if independent is None else independent), 1)
+    low, high = (binom.ppf(q, trials, levels).clip(0) / trials for q in (0.025, 0.975))
+    band = ax.fill_between(levels, low, high, color="0.85", linewidth=0)
     ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, linestyle="--")
     for name in () if block is None else np.unique(block):
         ax.plot(levels, held(pit[block == name]), color=color, linewidth=0.5, alpha=0.4)
@@ -149,11 +152,3 @@ def plot_calibration(
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     ax.set(xlabel="probability of the interval", ylabel="share of observations inside")
     return curve, band
-
-
-def _binomial_interval(p: np.ndarray, count: float) -> tuple[np.ndarray, np.ndarray]:
-    """The 2.5 % and 97.5 % quantiles of the share of successes in `count` trials."""
-    from scipy.stats import binom
-
-    trials = max(round(count), 1)
-    return tuple(binom.ppf(q, trials, p).clip(0) / trials for q in (0.025, 0.975))

@@ -218,12 +218,8 @@ def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarr
     given = np.flatnonzero(np.isfinite(vectors).all(-1))
     chosen, cell = thinned(x[given], arrows)
     rows = given[chosen]
-    return rows, max(long_vector(vectors[rows]), TINY) / (1.2 * cell)
-
-
-def long_vector(vectors: np.ndarray) -> float:
-    """The length that one vector in twenty exceeds."""
-    return float(np.nanquantile(np.linalg.norm(vectors, axis=-1), 0.95))
+    long = float(np.nanquantile(np.linalg.norm(vectors[rows], axis=-1), 0.95))
+    return rows, max(long, TINY) / (1.2 * cell)
 
 
 def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
@@ -284,9 +280,6 @@ def frame(ax: Axes) -> np.ndarray:
 # Shaded maps without margins, colour bars of their height, and scales that panels share.
 
 
-BESIDE = (1.03, 0, 0.04, 1)  # left, bottom, width, height, in units of the axes
-
-
 def plot_colorbar(
     ax: Axes, shaded: ScalarMappable, label: str | None = None, *, extend: str | None = None
 ) -> Colorbar:
@@ -322,7 +315,8 @@ def plot_colorbar(
         >>> plt.close(fig)
     """
     extend = cut_off(shaded.norm, shaded.get_array()) if extend is None else extend
-    beside = _shrink(ax) if ax.figure.get_layout_engine() is None else ax.inset_axes(BESIDE)
+    place = (1.03, 0, 0.04, 1)  # left, bottom, width, height, in units of the axes
+    beside = _shrink(ax) if ax.figure.get_layout_engine() is None else ax.inset_axes(place)
     return ax.figure.colorbar(shaded, cax=beside, label=label, extend=extend)
 
 

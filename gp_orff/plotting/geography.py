@@ -31,7 +31,10 @@ def placed(caller: str, ax: Axes, x: np.ndarray, transform: CRS | None) -> np.nd
             f"{caller} expects axes of cartopy for transform=, got {type(ax).__name__}; make them "
             "with plt.axes(projection=cartopy.crs.Mercator()), from pip install gp_orff[maps]"
         )
-    x = _in_turn(x.astype(np.float64), transform)
+    x = x.astype(np.float64)
+    if _in_degrees(transform):  # longitudes from -180 to 180
+        within = np.where(np.abs(x[..., 0]) > 180, (x[..., 0] + 180) % 360 - 180, x[..., 0])
+        x = np.stack([within, x[..., 1]], axis=-1)
     on_map = ax.projection.transform_points(transform, x[..., 0], x[..., 1])[..., :2]
     return np.where(np.isfinite(on_map).all(-1, keepdims=True), on_map, np.nan)
 
@@ -59,15 +62,13 @@ def turned(ax: Axes, x: np.ndarray, vectors: np.ndarray, transform: CRS | None) 
         def moved(distance: float) -> np.ndarray:
             return x + distance * vectors / np.maximum(length, TINY)
 
-    behind, here, ahead = (placed("", ax, at, transform) for at in (moved(-_STEP), x, moved(_STEP)))
+    # steps of a kilometre: Robinson's table of latitudes has jumps of 2 m
+    behind, here, ahead = (placed("", ax, at, transform) for at in (moved(-1e3), x, moved(1e3)))
     steps = np.stack([here - behind, ahead - here])
     size = np.linalg.norm(steps, axis=-1, keepdims=True)
     forward = size[1] <= size[0]  # the longer one may go across the edge of the map
     size, step = np.where(forward, size[::-1], size)[0], np.where(forward, steps[1], steps[0])
     return length * step / np.maximum(size, TINY)
-
-
-_STEP = 1000.0  # metres: Robinson's table of latitudes has jumps of 2 m
 
 
 def _in_degrees(transform: CRS) -> bool:
@@ -77,20 +78,10 @@ def _in_degrees(transform: CRS) -> bool:
     return isinstance(transform, kinds)
 
 
-def _in_turn(x: np.ndarray, transform: CRS) -> np.ndarray:
-    """Positions in degrees with longitudes from -180 to 180."""
-    if _in_degrees(transform):
-        longitude = x[..., 0]
-        within = np.where(np.abs(longitude) > 180, (longitude + 180) % 360 - 180, longitude)
-        x = np.stack([within, x[..., 1]], axis=-1)
-    return x
-
-
 # Coastlines.
 
 
 _RESOLUTIONS = ("i", "l", "c")  # intermediate, low and crude: about 1, 5 and 25 km
-_VERTICES = 20_000  # in view: the finest resolution with fewer is drawn
 
 
 def plot_coastlines(
@@ -147,7 +138,7 @@ def plot_coastlines(
         if project is None:
             coast = np.concatenate([coast + np.array([turn, 0]) for turn in (-360, 0, 360)])
         drawn = np.asarray(project(coast), dtype=np.float64) if project else coast
-        if _within(drawn, *view).sum() <= _VERTICES:
+        if _within(drawn, *view).sum() <= 20_000:  # the finest resolution with few vertices
             break
     size = view[1] - view[0]
     near = _within(drawn, view[0] - size, view[1] + size)
@@ -193,14 +184,12 @@ def vertices_of(resolution: str) -> np.ndarray:
         ) from error
     vertices, lines = np.frombuffer(vertices, "<f4").reshape(-1, 2).astype(np.float64), []
     for level, area, count, _, _, start, _, _ in map(str.split, table.splitlines()):
-        if int(level) in _SEA or abs(float(area)) > _LARGE:
+        # Land and the ice of Antarctica have the levels 1 and 5; of the others, which are lakes and
+        # islands in them, only large ones are drawn, in km².
+        if int(level) in (1, 5) or abs(float(area)) > 5000:
             first = int(start) // 8  # bytes of a vertex
             lines += [vertices[first : first + int(count)], np.full((1, 2), np.nan)]
     coast = np.concatenate(lines)
     edge, pole = np.abs(coast[:, 0]) > 180 - 1e-3, coast[:, 1] < -90 + 1e-3
     cut = edge[:-1] & edge[1:] | pole[:-1] | pole[1:]
     return np.insert(coast, 1 + np.flatnonzero(cut), np.nan, axis=0)
-
-
-_SEA = (1, 5)  # levels of GSHHG: land and the ice of Antarctica; the others are lakes and islands
-_LARGE = 5000.0  # km², of lakes and islands in them

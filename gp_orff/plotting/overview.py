@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,14 +21,12 @@ from gp_orff.symbols.pointwise import Curl, Divergence
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     Panel = Callable[[Axes], object]
 
 
-_DATA, _DEVIATION, _UNKNOWN = "data", "standard deviation", "sign unknown"
-Z = NormalDist().inv_cdf(0.975)  # of 95 % intervals
+_DEVIATION = "standard deviation"
 
 
 # What an overview shows: each panel has a title and a function that draws it.
@@ -79,8 +78,10 @@ def output_panels(
     for output in range(field.num_outputs):
         name = f"output {output + 1}" if field.num_outputs > 1 else "output"
         of = f" of {name}" if field.num_outputs > 1 else ""
-        yield f"mean{of}", _signed(plane, mean[:, output], None, units.label(name))
-        yield f"{_DEVIATION}{of}", _deviation(plane, sd[:, output], units.label(f"sd{of}"))
+        drawn = {"x": plane, "mean": mean[:, output], "label": units.label(name)}
+        yield f"mean{of}", partial(plot_map, **drawn)
+        drawn = {"x": plane, "sd": sd[:, output], "label": units.label(f"sd{of}")}
+        yield f"{_DEVIATION}{of}", partial(plot_deviation, **drawn)
 
 
 def flow_panels(
@@ -89,8 +90,11 @@ def flow_panels(
     """Titles, and what draws each: vectors, their standard deviation and derivatives."""
     mean, sd = (moment[:, columns] for moment in _moments(field, x))
     length = np.linalg.norm(mean, axis=-1)
-    yield "mean", _arrows(plane, mean, length, units)
-    yield _DEVIATION, _deviation(plane, np.linalg.norm(sd, axis=-1), units.label("√(sd₁² + sd₂²)"))
+    style = {"label": units.label(units.quantity), "norm": norm_from_zero(length)}
+    style |= {"arrows": 20, "reference": units.field}
+    yield "mean", partial(plot_field, x=plane, vectors=mean, shade=length, **style)
+    drawn = {"sd": np.linalg.norm(sd, axis=-1), "label": units.label("√(sd₁² + sd₂²)")}
+    yield _DEVIATION, partial(plot_deviation, x=plane, **drawn)
     if field.num_outputs == 2:
         symbols = {"vorticity": Curl(), "divergence": Divergence()}
         found = {name: _derivative(field, x, symbol) for name, symbol in symbols.items()}
@@ -99,9 +103,10 @@ def flow_panels(
             n: m for n, m in found.items() if m is not None and m[1].max() > ROUNDING * largest
         }
         norm = norm_about_zero(*(mean for mean, _ in exist.values())) if exist else None
-        for name, moments in exist.items():
+        for name, (mean, sd) in exist.items():
             label = f"{name} ({units.derivative})" if units.derivative else name
-            yield f"{name}, hatched: {_UNKNOWN}", _signed(plane, *moments, label, norm)
+            drawn = partial(plot_map, x=plane, mean=mean, sd=sd, label=label, norm=norm)
+            yield f"{name}, hatched: sign unknown", drawn
 
 
 def line_panels(
@@ -112,7 +117,8 @@ def line_panels(
     for output in range(field.num_outputs):
         given = None if data is None else (data[0][:, 0], data[1][:, output])
         title = f"output {output + 1}" if field.num_outputs > 1 else "field"
-        yield title, _curve(x[:, 0], mean[:, output], sd[:, output], given, unit)
+        drawn = {"mean": mean[:, output], "sd": sd[:, output], "data": given, "unit": unit}
+        yield title, partial(_curve, x=x[:, 0], **drawn)
 
 
 def _derivative(
@@ -133,43 +139,22 @@ def _moments(
     return array(mean), np.sqrt(array(variance).clip(0))
 
 
-def _signed(
-    plane: np.ndarray,
-    mean: np.ndarray,
-    sd: np.ndarray | None,
-    label: str,
-    norm: Normalize | None = None,
-) -> Panel:
-    return lambda ax: plot_map(ax, plane, mean, sd, label=label or None, norm=norm)
-
-
-def _deviation(plane: np.ndarray, sd: np.ndarray, label: str) -> Panel:
-    return lambda ax: plot_deviation(ax, plane, sd, label=label)
-
-
-def _arrows(plane: np.ndarray, vectors: np.ndarray, length: np.ndarray, units: Units) -> Panel:
-    style = {"label": units.label(units.quantity), "norm": norm_from_zero(length)}
-    style |= {"arrows": 20, "reference": units.field}
-    return lambda ax: plot_field(ax, plane, vectors, shade=length, **style)
-
-
 def _curve(
+    ax: Axes,
     x: np.ndarray,
     mean: np.ndarray,
     sd: np.ndarray,
     data: tuple[np.ndarray, np.ndarray] | None,
     unit: str,
-) -> Panel:
-    def draw(ax: Axes) -> None:
-        band = mean - Z * sd, mean + Z * sd
-        ax.fill_between(x, *band, alpha=0.25, linewidth=0, label="95 % interval")
-        ax.plot(x, mean, label="mean")
-        if data is not None:
-            ax.plot(*data, "k.", markersize=3, label="data")
-        ax.set_ylabel(unit)
-        ax.legend()
-
-    return draw
+) -> None:
+    """Draw a mean with an interval of 95 %, and data if there are."""
+    margin = NormalDist().inv_cdf(0.975) * sd
+    ax.fill_between(x, mean - margin, mean + margin, alpha=0.25, linewidth=0, label="95 % interval")
+    ax.plot(x, mean, label="mean")
+    if data is not None:
+        ax.plot(*data, "k.", markersize=3, label="data")
+    ax.set_ylabel(unit)
+    ax.legend()
 
 
 # A figure of a posterior, for a first look.
@@ -259,7 +244,7 @@ def _maps(
     given = None if y is None else np.isfinite(y).all(-1)
     if flow and given is not None and given.any():
         vectors = {"vectors": y[given][:, columns], "arrows": 30, "reference": units.field}
-        panels = {_DATA: lambda ax: plot_field(ax, x[given][:, columns], **vectors), **panels}
+        panels = {"data": lambda ax: plot_field(ax, x[given][:, columns], **vectors), **panels}
     limits = np.stack([plane.min(0), plane.max(0)], axis=-1)
     figure, axes = _subplots(len(panels), limits, in_space)
     for ax, (title, draw) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
