@@ -27,8 +27,14 @@ from gp_orff.exact_gp.feature_gp import FeatureGP, WeightVariationalStrategy
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
-from gp_orff.features.random import MonteCarlo, Orthogonal, QuasiMonteCarlo
-from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
+from gp_orff.features.random import (
+    Fastfood,
+    FourierFastfood,
+    MonteCarlo,
+    Orthogonal,
+    QuasiMonteCarlo,
+    StructuredOrthogonal,
+)
 from gp_orff.features.zoo import GaussHermite, Templates
 from gp_orff.fitting.search import SearchWarning
 from gp_orff.inference.posteriors import FeatureWarning

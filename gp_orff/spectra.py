@@ -8,11 +8,11 @@ from gp_orff.kernels.spectra import (
     Gaussian,
     GridSpectrum,
     ScaleMixture,
+    SpectralMixture,
     Spectrum,
     StudentT,
     spectrum,
 )
-from gp_orff.kernels.spectral_mixture import SpectralMixture
 
 __all__ = [
     "BesselSpectrum",

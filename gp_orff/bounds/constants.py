@@ -20,8 +20,7 @@ from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
 from gp_orff.features.random import Measure, Proposal, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.spectra import Gaussian, GridSpectrum, Spectrum
-from gp_orff.kernels.spectral_mixture import SpectralMixture
+from gp_orff.kernels.spectra import Gaussian, GridSpectrum, SpectralMixture, Spectrum
 from gp_orff.kernels.tree import (
     Factor,
     Gradient,

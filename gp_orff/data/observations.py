@@ -15,7 +15,7 @@ from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
 from gp_orff.kernels.base import as_real_tensor
-from gp_orff.kernels.symbol_covariance import decided, require
+from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
 

@@ -26,7 +26,7 @@ from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.features.lines import LineColumns
 from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOfPhases
-from gp_orff.features.waves import HarmonicColumns
+from gp_orff.features.rings import HarmonicColumns
 from gp_orff.features.zoo import Bump, DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
 

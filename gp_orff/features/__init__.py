@@ -13,14 +13,16 @@ from gp_orff.features.draws import (
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.random import (
     Base,
+    Fastfood,
+    FourierFastfood,
     Measure,
     MonteCarlo,
     Orthogonal,
     QuasiMonteCarlo,
+    StructuredOrthogonal,
     Trace,
     as_measure,
 )
-from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
 from gp_orff.features.zoo import GaussHermite, Templates
 
 __all__ = [

@@ -95,6 +95,7 @@ class Draw(nn.Module):
     projected = False  # whether frequencies are fast projections, which are not written out
     expands = False  # whether `expansion` makes the features of its term
     on_lattice = False  # whether it is a `LatticeDraw`
+    without_nodes: str | None = None  # the error of `nodes`, for columns that are no waves
 
     def __init__(
         self,
@@ -137,6 +138,8 @@ class Draw(nn.Module):
 
         They follow the hyperparameters of the spectra, differentiably.
         """
+        if self.without_nodes is not None:
+            raise NotImplementedError(self.without_nodes)
         parts = zip(spectra, self.bases, self.orders, strict=True)
         omegas = [spectrum.frequencies(base, order) for spectrum, base, order in parts]
         return omegas, self.sample_weights(spectra)

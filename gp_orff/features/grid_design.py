@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales, in_plane
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
 from gp_orff.kernels.lines import is_line
-from gp_orff.kernels.spectra import ScaleMixture
 
 # From a tolerance to the points of a lattice. A grid has two errors, each with one parameter:
 #
@@ -136,7 +135,7 @@ def correlation_lag(
     def correlation(r: float) -> float:
         return leaf.correlation(r * scale, axis)
 
-    bound, heavy = correlation, isinstance(spectrum, ScaleMixture) and leaf.variance is None
+    bound, heavy = correlation, spectrum.is_mixture and leaf.variance is None
     # The frequencies near zero take up a constant error. What remains is how the image varies over
     # the data, which a second difference measures.
     if extent is not None and heavy:

@@ -210,6 +210,10 @@ class LineDraw(GridDraw):
     """
 
     expands = True
+    without_nodes = (
+        "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
+        "PeriodicKernel, on a grid; use a random rule such as gp_orff.QuasiMonteCarlo"
+    )
 
     def __init__(
         self,
@@ -243,17 +247,6 @@ class LineDraw(GridDraw):
         sines = len(nonzero) + nonzero.cumsum(0) - 1
         lines = list(enumerate(self.place.tolist()))
         return [*lines, *((i, int(sines[j])) for i, j in lines if nonzero[j])]
-
-    def nodes(self, spectra: Sequence) -> tuple:
-        """Raise: the columns are products, and no waves.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
-            "PeriodicKernel, on a grid; use a random rule such as gp_orff.QuasiMonteCarlo"
-        )
 
     def weights(self, term: Term) -> Float[Tensor, "*b J"]:
         """w_j of every line of the term."""

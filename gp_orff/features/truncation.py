@@ -185,7 +185,7 @@ def _curvature(
     zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
     if constant.all():
         return zero
-    if isinstance(spectrum, ScaleMixture):
+    if spectrum.is_mixture:
         return _lattice_moments(spectrum, spacing, constant)
     lags = _nearest(spacing, constant).unsqueeze(-2)
     try:
@@ -214,7 +214,7 @@ def _sum_over_images(
     """Σ_j k(jP) / k(0), without images along `constant` inputs."""
     if constant.all():
         return spacing.new_ones(())
-    if isinstance(spectrum, ScaleMixture):
+    if spectrum.is_mixture:
         if constant.any():
             varying = (~constant).nonzero().squeeze(-1).tolist()
             spectrum, spacing = spectrum.marginal(varying), spacing[varying]
@@ -425,7 +425,7 @@ def _aliasing(term: Term, draw: LatticeDraw) -> float:
     """The sum of the errors of the leaves, which bounds the error of their product."""
     total = 0.0
     for leaf in leaf_spectra(term, draw.dims):
-        if isinstance(leaf.spectrum, ScaleMixture) and leaf.variance is None:
+        if leaf.spectrum.is_mixture and leaf.variance is None:
             factor = term.factor if leaf.degree else None
             total += _largest_error(leaf.spectrum, factor, draw, leaf.dims)
         else:

@@ -254,6 +254,11 @@ class DotProductDraw(Draw):
     proportional to λ_k C_k; here half of M_k is, see `DrawnHarmonics`.
     """
 
+    without_nodes = (
+        "expected a stationary kernel, whose features have frequencies, got a dot-product "
+        "kernel, whose features are polynomials; use RBFKernel, MaternKernel or RQKernel"
+    )
+
     def __init__(
         self,
         directions: Float[Tensor, "D c"],
@@ -305,17 +310,6 @@ class DotProductDraw(Draw):
         """The variance that each column has on average over directions, for unit inputs."""
         eigenvalues = spectra[0].harmonics(self.num_sphere_dims).eigenvalues
         return eigenvalues[..., self.harmonics] / self.expected_numbers
-
-    def nodes(self, spectra: Sequence[DotProductSpectrum]) -> tuple:
-        """Raise: there are no frequencies.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "expected a stationary kernel, whose features have frequencies, got a dot-product "
-            "kernel, whose features are polynomials; use RBFKernel, MaternKernel or RQKernel"
-        )
 
 
 def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
@@ -478,12 +472,8 @@ class HermiteDraw(Draw):
     def num_frequencies(self) -> int:
         return len(self.weights)
 
-    def nodes(self, spectra):
-        omegas = [
-            spectrum.frequencies(base, 0)
-            for spectrum, base in zip(spectra, self.bases, strict=True)
-        ]
-        return omegas, self.weights
+    def sample_weights(self, spectra: Sequence[Gaussian]) -> Float[Tensor, "D"]:
+        return self.weights
 
     def check_domain(self, spectra, *points: Float[Tensor, "*b n d"]) -> None:
         flat = [x.detach().reshape(-1, x.shape[-1]) for x in points]
@@ -553,6 +543,11 @@ def longest_lag(n: int, degree: int) -> float:
 class FunctionDraw(Draw):
     """Templates z_k of a function κ, in the lengthscales of one term."""
 
+    without_nodes = (
+        "expected features with frequencies, got Templates, whose features are local; use "
+        "another rule, such as gp_orff.QuasiMonteCarlo"
+    )
+
     def __init__(
         self,
         base: Float[Tensor, "M k"],
@@ -589,17 +584,6 @@ class FunctionDraw(Draw):
         )
         share = self.variance / self.num_frequencies
         return phi, self.bases[0].new_full((self.num_frequencies, 1), share)
-
-    def nodes(self, spectra: Sequence[Gaussian]) -> tuple:
-        """Raise: there are no frequencies.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(
-            "expected features with frequencies, got Templates, whose features are local; use "
-            "another rule, such as gp_orff.QuasiMonteCarlo"
-        )
 
     def sample_weights(self, spectra: Sequence[Gaussian]) -> Float[Tensor, "M"]:
         return torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)

@@ -34,8 +34,8 @@ from gp_orff.inference.posteriors import InChunks
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.inference.tiles import Tiles, covariance_of_tiles, tiled_evidence
 from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.kernels.pairs import in_closed_form
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
 from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 

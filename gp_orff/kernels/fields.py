@@ -1,6 +1,7 @@
 """Curl-free, divergence-free and Helmholtz kernels, and their products with scalar kernels."""
 
 from copy import deepcopy
+from functools import singledispatch
 
 import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, RBFKernel, ScaleKernel
@@ -313,6 +314,7 @@ class HelmholtzKernel(AdditiveKernel):
         return self.kernels[1]
 
 
+@singledispatch
 def summands(kernel: Kernel) -> list[Kernel]:
     """The summands of a sum of kernels as the user wrote it; empty for other kernels.
 
@@ -333,18 +335,23 @@ def summands(kernel: Kernel) -> list[Kernel]:
         ... ]
         ['HelmholtzKernel', 'MultitaskKernel']
     """
-    if not isinstance(kernel, AdditiveKernel):
-        return []
-    kernels = list(kernel.kernels)
-    if isinstance(kernel, HelmholtzKernel):
-        return kernels
-    found = []
+    return []
+
+
+@summands.register
+def _(kernel: AdditiveKernel) -> list[Kernel]:
+    kernels, found = list(kernel.kernels), []
     while kernels:
         names = tuple(getattr(part, "helmholtz_half", None) for part in kernels[:2])
         count = 2 if names == _HALVES else 1
         found.append(HelmholtzKernel.of_halves(*kernels[:2]) if count == 2 else kernels[0])
         kernels = kernels[count:]
     return found
+
+
+@summands.register
+def _(kernel: HelmholtzKernel) -> list[Kernel]:
+    return list(kernel.kernels)
 
 
 def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:

@@ -36,7 +36,6 @@ from gp_orff.kernels.pairs import (
 from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.pointwise import Potential
 
 # Random sources on horizontal planes, and the covariance of derivatives of their potential.
 #
@@ -537,7 +536,7 @@ Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
 
 def _derivatives(symbol: Symbol) -> Derivatives:
     """A symbol of f = −∇V as derivatives of −V: ω^α stands for (−i∂)^α."""
-    if isinstance(symbol, Potential):
+    if symbol.of_gradients:
         return {(): torch.ones(1)}
     if symbol.order < 0:
         raise NotImplementedError(f"{type(symbol).__name__} of a harmonic field")

@@ -28,8 +28,8 @@ from gp_orff.inference.features import FeatureInference, Inference, Posterior
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite
 from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
 from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.fields import HelmholtzKernel, summands
-from gp_orff.kernels.symbol_covariance import decided, require
 from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol

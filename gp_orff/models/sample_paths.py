@@ -24,7 +24,7 @@ from gp_orff.features.random import LongTails, QuasiMonteCarlo
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.kernels.base import check_positive_integer, is_transformed
-from gp_orff.kernels.symbol_covariance import decided
+from gp_orff.kernels.derivatives import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, PartSnapshot, Snapshot

@@ -15,7 +15,14 @@ On axes of cartopy, `transform=` is the reference system of positions.
 """
 
 from gp_orff.plotting.curves import plot_calibration, plot_energy_spectrum
-from gp_orff.plotting.drawing import plot_colorbar
+from gp_orff.plotting.drawing import (
+    DEVIATION,
+    MAGNITUDE,
+    SIGNED,
+    STYLE,
+    plot_colorbar,
+    title_panels,
+)
 from gp_orff.plotting.fields import (
     plot_deviation,
     plot_field,
@@ -26,7 +33,6 @@ from gp_orff.plotting.fields import (
 from gp_orff.plotting.geography import plot_coastlines
 from gp_orff.plotting.maps import plot_comparison, plot_map
 from gp_orff.plotting.overview import overview
-from gp_orff.plotting.style import DEVIATION, MAGNITUDE, SIGNED, STYLE, title_panels
 
 __all__ = [
     "DEVIATION",

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gp_orff.plotting.drawing import (
+    DEVIATION,
+    MAGNITUDE,
     ROUNDING,
     array,
     arrows_of,
@@ -29,7 +31,6 @@ from gp_orff.plotting.drawing import (
     shown,
 )
 from gp_orff.plotting.geography import placed, turned
-from gp_orff.plotting.style import DEVIATION, MAGNITUDE
 
 if TYPE_CHECKING:
     from cartopy.crs import CRS

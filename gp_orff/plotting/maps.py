@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gp_orff.plotting.drawing import (
+    DEVIATION,
+    MAGNITUDE,
+    SIGNED,
     array,
     arrows_of,
     check,
@@ -24,10 +27,10 @@ from gp_orff.plotting.drawing import (
     plot_colorbar,
     shade_map,
     shown,
+    title_panels,
     triangulated,
 )
 from gp_orff.plotting.geography import placed
-from gp_orff.plotting.style import DEVIATION, MAGNITUDE, SIGNED, title_panels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

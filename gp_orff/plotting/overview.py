@@ -7,15 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gp_orff.plotting.drawing import ROUNDING, array, norm_about_zero, norm_from_zero
+from gp_orff.plotting.drawing import (
+    ROUNDING,
+    STYLE,
+    array,
+    norm_about_zero,
+    norm_from_zero,
+    title_panels,
+)
 from gp_orff.plotting.fields import plot_deviation, plot_field
 from gp_orff.plotting.maps import plot_map
-from gp_orff.plotting.style import STYLE, title_panels
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -30,18 +36,6 @@ _DEVIATION = "standard deviation"
 
 
 # What an overview shows: each panel has a title and a function that draws it.
-
-
-class Field(Protocol):
-    """What is asked of a `FieldPosterior`."""
-
-    num_inputs: int
-    num_outputs: int
-    space: tuple[int, ...]
-    box: tuple[tuple[float, float], ...]
-
-    def mean(self, x: np.ndarray, symbol: Symbol | None = None) -> ArrayLike: ...
-    def variance(self, x: np.ndarray, symbol: Symbol | None = None) -> ArrayLike: ...
 
 
 @dataclass(frozen=True)
@@ -71,7 +65,7 @@ def _unit_in(name: str) -> str:
 
 
 def output_panels(
-    field: Field, x: np.ndarray, plane: np.ndarray, _: list[int], units: Units
+    field: Any, x: np.ndarray, plane: np.ndarray, _: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each: mean and standard deviation of each output."""
     mean, sd = _moments(field, x)
@@ -85,7 +79,7 @@ def output_panels(
 
 
 def flow_panels(
-    field: Field, x: np.ndarray, plane: np.ndarray, columns: list[int], units: Units
+    field: Any, x: np.ndarray, plane: np.ndarray, columns: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each: vectors, their standard deviation and derivatives."""
     mean, sd = (moment[:, columns] for moment in _moments(field, x))
@@ -110,7 +104,7 @@ def flow_panels(
 
 
 def line_panels(
-    field: Field, x: np.ndarray, data: tuple[np.ndarray, np.ndarray] | None, unit: str
+    field: Any, x: np.ndarray, data: tuple[np.ndarray, np.ndarray] | None, unit: str
 ) -> Iterator[tuple[str, Panel]]:
     """Titles, and what draws each output of a field of one input, with its data if there are."""
     mean, sd = _moments(field, x)
@@ -121,9 +115,7 @@ def line_panels(
         yield title, partial(_curve, x=x[:, 0], **drawn)
 
 
-def _derivative(
-    field: Field, x: np.ndarray, symbol: Symbol
-) -> tuple[np.ndarray, np.ndarray] | None:
+def _derivative(field: Any, x: np.ndarray, symbol: Symbol) -> tuple[np.ndarray, np.ndarray] | None:
     """Mean and standard deviation; None for what does not exist."""
     try:
         return tuple(moment[:, 0] for moment in _moments(field, x, symbol))
@@ -132,7 +124,7 @@ def _derivative(
 
 
 def _moments(
-    field: Field, x: np.ndarray, symbol: Symbol | None = None
+    field: Any, x: np.ndarray, symbol: Symbol | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the outputs, (n, q) each."""
     mean, variance = field.mean(x, symbol), field.variance(x, symbol)
@@ -161,7 +153,7 @@ def _curve(
 
 
 def overview(
-    field: Field,
+    field: Any,
     x: ArrayLike | None = None,
     y: ArrayLike | None = None,
     *,
@@ -229,7 +221,7 @@ def overview(
 
 
 def _maps(
-    field: Field,
+    field: Any,
     x: np.ndarray | None,
     y: np.ndarray | None,
     columns: list[int],
@@ -271,7 +263,7 @@ def _dots(ax: Axes, x: np.ndarray) -> None:
 
 
 def _lines(
-    field: Field, data: tuple[np.ndarray, np.ndarray] | None, points: int, unit: str, name: str
+    field: Any, data: tuple[np.ndarray, np.ndarray] | None, points: int, unit: str, name: str
 ) -> Figure:
     """A panel under the other for each output."""
     from matplotlib import pyplot as plt
@@ -302,7 +294,7 @@ def _subplots(count: int, limits: np.ndarray, in_space: bool) -> tuple[Figure, n
 
 
 def _grid(
-    field: Field, columns: tuple[int, int], at: Mapping[int, float], points: int
+    field: Any, columns: tuple[int, int], at: Mapping[int, float], points: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """A grid over the data: points of the field (n, d), and of the picture (n, 2)."""
     sides = [np.linspace(*field.box[column], points) for column in columns]
@@ -320,7 +312,7 @@ def _table(values: ArrayLike | None, width: int) -> np.ndarray | None:
 
 
 def _check_overview(
-    field: Field,
+    field: Any,
     x: np.ndarray | None,
     y: np.ndarray | None,
     columns: tuple[int, int],
@@ -346,7 +338,7 @@ def _check_overview(
         )
 
 
-def _check_at(field: Field, columns: tuple[int, int], at: Mapping[int, float]) -> None:
+def _check_at(field: Any, columns: tuple[int, int], at: Mapping[int, float]) -> None:
     drawn = [0] if field.num_inputs == 1 else list(columns)
     others = [column for column in range(field.num_inputs) if column not in drawn]
     unknown = [column for column in at if column not in others]

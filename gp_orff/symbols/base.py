@@ -78,6 +78,7 @@ class Symbol(ABC):
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
     is_identity = False
+    of_gradients = False  # whether it is a potential of the curl-free part
 
     @property
     def is_absolute(self) -> bool:

@@ -153,8 +153,8 @@ class BoxAverage(Symbol):
     length_power = 0
 
     def __post_init__(self):
-        widths = copy_of(self.widths).tolist()
-        widths = tuple(widths) if isinstance(widths, list) else widths
+        widths = copy_of(self.widths)
+        widths = tuple(widths.tolist()) if widths.dim() else widths.item()
         object.__setattr__(self, "widths", widths)
 
     def check(self, num_dims: int, p: int) -> None:

@@ -126,7 +126,6 @@ class _Antiderivative(VectorFieldSymbol):
 
     order = -1
     background: bool | None = None  # None: as the kernel requires
-    of_gradients = False  # whether it is of the curl-free part
 
     def of_affine(self, value, slope):
         image = value.new_zeros(self.num_outputs(len(value)), value.shape[-1])

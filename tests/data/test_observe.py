@@ -9,7 +9,7 @@ from gpytorch.kernels import ScaleKernel
 import gp_orff
 from gp_orff.features.assemble import expand
 from gp_orff.inference.equations import DenseRows
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.symbols.base import Identity
 from tests.support import oracles
 from tests.support.fields import ALGEBRAS, helmholtz, model_of, uniform

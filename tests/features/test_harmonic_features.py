@@ -8,13 +8,12 @@ import pytest
 import torch
 
 import gp_orff
-from gp_orff.features import waves as harmonic_columns
+from gp_orff.features import rings as harmonic_columns
 from gp_orff.features.assemble import draw, expand
 from gp_orff.features.columns import PointwiseColumns
 from gp_orff.features.expansion import apply_symbol
-from gp_orff.features.rings import Depths, Rings
+from gp_orff.features.rings import Depths, HarmonicColumns, Rings
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.features.waves import HarmonicColumns
 from gp_orff.inference.quadratic import Evidence
 from tests.support.harmonic import SOURCES, harmonic, points
 

@@ -14,7 +14,7 @@ from gp_orff.features.assemble import expand
 from gp_orff.features.expansion import apply_symbol
 from gp_orff.features.lines import LineColumns
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.kernels.tree import spectra_of, terms
 from tests.support.fields import draw
 from tests.support.lines import cosine, in_space, periodic

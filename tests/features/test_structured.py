@@ -29,7 +29,7 @@ from gp_orff.features.phases import (
     OrthogonalProjection,
     hadamard,
 )
-from gp_orff.features.structured import Fastfood, FourierFastfood, StructuredOrthogonal
+from gp_orff.features.random import Fastfood, FourierFastfood, StructuredOrthogonal
 from gp_orff.kernels.tree import terms
 from tests.support import fields, oracles
 from tests.support.registry import DETERMINISTIC_RULES, RULES, STRUCTURED_RULES, randomise_tasks

@@ -10,7 +10,7 @@ from torch.autograd.functional import hessian, jacobian
 
 import gp_orff
 from gp_orff.fitting.starting_values import rescale
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.symbols.base import Identity
 from tests.support.harmonic import SOURCES, harmonic, points
 

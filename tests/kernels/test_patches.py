@@ -23,7 +23,7 @@ from scipy.integrate import quad
 import gp_orff
 from gp_orff import BoxAverage, Component, Flux, Jacobian, LineIntegral, Potential
 from gp_orff.kernels import lengths
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.symbols.base import Identity
 from gp_orff.symbols.patches import Axis, axes_of
 from tests.support import oracles

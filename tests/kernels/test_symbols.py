@@ -25,8 +25,7 @@ from gp_orff import (
     StreamFunction,
     VectorPotential,
 )
-from gp_orff.kernels.derivatives import derivatives
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance, derivatives
 from tests.support.fields import ALGEBRAS, conditioned, draw, helmholtz, model_of, symbols, uniform
 
 pytestmark = pytest.mark.usefixtures("no_check_of_random_features")

@@ -14,7 +14,7 @@ import torch
 from sklearn.kernel_ridge import KernelRidge
 
 import gp_orff
-from gp_orff.kernels.symbol_covariance import SymbolCovariance
+from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.regression import ORFFRidge
 
 ROOT = Path(__file__).parents[2]
