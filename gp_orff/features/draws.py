@@ -364,10 +364,9 @@ class Lattice(FixedBuffers):
         domain: Float[np.ndarray, "2 d"],
         lag: Float[np.ndarray, "d"],
         tolerance: float,
-        constant: Bool[np.ndarray, "d"] | None = None,
+        constant: Bool[np.ndarray, "d"],
     ):
         super().__init__()
-        constant = np.zeros(len(spacing), dtype=bool) if constant is None else constant
         self.register_buffer("constant", torch.from_numpy(constant))
         finite = np.isfinite(domain).all()
         self.register_buffer("indices", torch.from_numpy(indices))

@@ -146,19 +146,19 @@ def correlation_lag(
 
     if most < math.inf and bound(most / scale) > share:
         return most
-    return scale * _last_crossing(bound, share, start=1e-2)
+    return scale * _last_crossing(bound, share)
 
 
-def _last_crossing(decreasing: Callable[[float], float], level: float, start: float) -> float:
-    """The largest argument at which a function that falls to zero has this value; at least `start`.
+def _last_crossing(decreasing: Callable[[float], float], level: float) -> float:
+    """The largest argument at which a function that falls to zero has this value; at least 0.01.
 
-    It is infinite beyond 2³⁹ · start.
+    It is infinite beyond 2³⁹ times that.
     """
-    points = start * 2.0 ** np.arange(0, 40)
+    points = 1e-2 * 2.0 ** np.arange(0, 40)
     # The last point above the level, not the first below: a correlation may oscillate.
     low = next((p for p in points[::-1] if decreasing(p) > level), None)
     if low is None:
-        return start
+        return points[0]
     if low == points[-1]:
         return math.inf
     return scipy.optimize.brentq(lambda p: decreasing(p) - level, low, 2 * low, rtol=1e-6)

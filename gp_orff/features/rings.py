@@ -396,9 +396,6 @@ def independent_columns(
 # 4. Each wave of half a ring stands for itself and its opposite, by its weight.
 
 
-_FINER = 12  # further nodes of the rule that gives the error of another
-
-
 @dataclass(frozen=True)
 class Depths:
     """The distances Z between heights of pairs of points and mirror images, and their variances.
@@ -487,8 +484,8 @@ def _panel(
     for n in range(2, 400):
         # The finer rule is renewed every 12 nodes, not for every n, to save evaluations.
         value = _integral(low, high, z, r, n)
-        if exact is None or n % _FINER == 0:
-            exact = _integral(low, high, z, r, n + 2 * _FINER)
+        if exact is None or n % 12 == 0:
+            exact = _integral(low, high, z, r, n + 24)
         if np.abs(value - exact).max() < tolerance:
             break
     return _gauss(low, high, n)

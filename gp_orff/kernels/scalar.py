@@ -242,9 +242,6 @@ class BesselSpectrum(Radial):
             total = np.sqrt(np.maximum(square, 0.0))
         return total[:, None]
 
-    def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
-        return base / self.lengthscale
-
     def importance(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "D"]:
         return torch.ones_like(base[:, 0])
 
@@ -362,10 +359,6 @@ def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*
 # Matérn kernels of any smoothness.
 
 
-_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
-_SMOOTHEST = 50.0  # ν up to which values are computed; beyond, K_ν overflows near zero
-
-
 class GeneralMaternKernel(RadialKernel):
     r"""Matérn kernel of any smoothness ν > 0.
 
@@ -449,17 +442,17 @@ class GeneralMaternKernel(RadialKernel):
             NotImplementedError: ν > 50, or a derivative for ν < 1.2.
         """
         refuse_tracing(self)
-        if order and self.nu < _ROUGHEST:
+        # Lags of 1e-14 change the variance of a field by 1e-28^(ν − 1).
+        if order and self.nu < 1.2:
             raise NotImplementedError(
-                f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, whose "
+                f"expected a GeneralMaternKernel with nu >= 1.2, got nu={self.nu}, whose "
                 "field changes too much between neighbouring floating-point numbers for a "
                 "covariance at lag zero; put it inside ORFFKernel, or use a larger nu"
             )
-        if self.nu > _SMOOTHEST:
+        if self.nu > 50:  # K_ν overflows near zero
             raise NotImplementedError(
-                f"GeneralMaternKernel(nu={self.nu}) has features, but values for nu <= "
-                f"{_SMOOTHEST:g} only; put it inside ORFFKernel, or use gpytorch's RBFKernel, its "
-                "limit for large nu"
+                f"GeneralMaternKernel(nu={self.nu}) has features, but values for nu <= 50 only; "
+                "put it inside ORFFKernel, or use gpytorch's RBFKernel, its limit for large nu"
             )
         factor = (-self.nu) ** order * 2.0 ** (1 - self.nu) / math.gamma(self.nu)
         values = MaternFunction.apply(positive(2 * self.nu * s.double()), self.nu - order)

@@ -418,6 +418,9 @@ class Radial(Spectrum):
         """‖z‖ from base variables, differentiable in the hyperparameters."""
         return radial[:, 0]
 
+    def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
+        return base / self.lengthscale
+
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
         radial = self.radial_base(u, directions.shape[-1], order)
         return np.concatenate([directions * radial[:, :1], radial[:, 1:]], axis=-1)
@@ -473,12 +476,9 @@ class Elliptical(Radial, GridSpectrum):
     def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
         return np.sqrt(self._squared_radius(u[:, :1], num_dims, order))
 
-    @abstractmethod
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of the square of the radius that scales a direction."""
-
-    def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
-        return base / self.lengthscale
+        """The u-quantile of the square of the radius that scales a direction; of a Gaussian one."""
+        return chi2_quantile(u, num_dims + 2 * order)
 
     def importance(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "D"]:
         return self.moment(order, base.shape[-1]) / base.square().sum(-1) ** order
@@ -529,10 +529,6 @@ class ScaleMixture(Elliptical):
     def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
         return np.concatenate([super().radial_base(u, num_dims, order), u[:, 1:2]], axis=-1)
 
-    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of ‖g‖²."""
-        return chi2_quantile(u, num_dims + 2 * order)
-
     def radii(self, radial: Float[Tensor, "D 2"], order: int) -> Float[Tensor, "*b D"]:
         return self.scale(radial, order).sqrt() * radial[:, 0]
 
@@ -577,10 +573,6 @@ class Gaussian(Elliptical):
     def _radial_correlation(self, r: float, order: int) -> float:
         """`correlation` from the scaled lag r on: max(1, r²)^t e^{−r²/2}."""
         return max(1.0, r * r) ** order * math.exp(-0.5 * r * r)
-
-    def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of ‖z‖²."""
-        return chi2_quantile(u, num_dims + 2 * order)
 
 
 @dataclass(frozen=True)
