@@ -1,9 +1,9 @@
 """Derivatives of scalar kernels in closed form, and covariances of symbols of a field."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial, singledispatch
+from functools import partial, singledispatch
 from itertools import combinations_with_replacement, product
 
 import torch
@@ -100,75 +100,75 @@ def _(kernel: RadialKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
+Axes = Sequence[int]  # of a partial derivative: (0, 0, 1) is ∂₀∂₀∂₁
+
+
 def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:
     """All partial derivatives of one order (0 to 4) of k(τ), with one axis for each derivative.
 
-    τ are lags of the inputs of the kernel. With s = τᵀΛτ and u = Λτ, ∂_i k = 2κ′u_i and
-    ∂_ij k = 2κ′Λ_ij + 4κ″u_iu_j. In general, sum over all ways to pair some of the indices: a pair
-    gives one Λ, an index without partner one u, and each product has the coefficient
-    2^{order − pairs} κ^{(order − pairs)}.
+    τ are lags of the inputs of the kernel.
+
+    Raises:
+        NotImplementedError: a kernel without radial derivatives.
+    """
+    inputs = range(tau.shape[-1])
+    different = list(combinations_with_replacement(inputs, order))
+    values = torch.stack(partial_derivatives(kernel, tau, order, different), dim=-1)
+    columns = [different.index(tuple(sorted(axes))) for axes in product(inputs, repeat=order)]
+    return values[..., columns].unflatten(-1, (len(inputs),) * order) if order else values[..., 0]
+
+
+def partial_derivatives(
+    kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int, chosen: Iterable[Axes]
+) -> list[Float[Tensor, "*b n m"]]:
+    """Some partial derivatives of one order (0 to 4) of k(τ).
 
     Raises:
         NotImplementedError: a kernel without radial derivatives.
     """
     if not order:
-        return scalar_covariance(kernel, tau)
+        return [scalar_covariance(kernel, tau) for _ in chosen]
     if not kernel.has_lengthscale:
         radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists registered kernels
     lengthscale = kernel.lengthscale.unsqueeze(-2).to(tau)
     lengthscale = lengthscale.expand(*lengthscale.shape[:-1], tau.shape[-1])
     scaled = tau / lengthscale
-    u, metric = scaled / lengthscale, torch.diag_embed(lengthscale.pow(-2))
-    return radial_tensor(_radial(kernel, scaled.square().sum(-1), order), u, metric, order)
+    kappas = _radial(kernel, scaled.square().sum(-1), order)
+    u, rates = (scaled / lengthscale).unbind(-1), lengthscale.pow(-2).unbind(-1)
+    return [radial_partial(kappas, u, rates, axes) for axes in chosen]
 
 
-def radial_tensor(
+def radial_partial(
     kappas: Sequence[Float[Tensor, "*b"]],
-    u: Float[Tensor, "*b k"],
-    metric: Float[Tensor, "*b k k"],
-    order: int,
-) -> Float[Tensor, "..."]:
-    """All partial derivatives of one order ≥ 1 of κ(τᵀΛτ), from κ′, κ″, …, u = Λτ and Λ."""
-    coefficients = [2**j * kappa[(..., *[None] * order)] for j, kappa in enumerate(kappas, 1)]
-    products = [
-        math.prod(
-            [*(metric[index] for index in pairs), *(u[index] for index in singles)],
-            start=coefficients[order - len(pairs) - 1],
-        )
-        for pairs, singles in _products(order)
-    ]
-    return sum(products[1:], products[0])
+    u: Sequence[Float[Tensor, "*b"]],
+    rates: Sequence[Float[Tensor, "*b"] | float],
+    axes: Axes,
+) -> Float[Tensor, "*b"]:
+    """A partial derivative, of order 1 or more, of κ(τᵀΛτ) from κ′, κ″, …, u = Λτ and Λ_ii.
+
+    ∂_i κ = 2κ′u_i and ∂_ij κ = 2κ′Λ_ij + 4κ″u_iu_j. In general, some derivatives by the same input
+    form pairs: a pair gives one Λ_ii, a derivative without partner one u_i, and each product has
+    the coefficient 2^j κ^{(j)}, where j = order − pairs. There are n! / (p! (n − 2p)! 2^p) ways to
+    form p pairs of n derivatives.
+    """
+    counts = {i: axes.count(i) for i in axes}
+    total = 0.0
+    for pairs in product(*(range(n // 2 + 1) for n in counts.values())):
+        j = len(axes) - sum(pairs)
+        summand = 2**j * kappas[j - 1]
+        for (i, n), p in zip(counts.items(), pairs, strict=True):
+            ways = math.comb(n, 2 * p) * math.prod(range(1, 2 * p, 2))
+            summand = summand * (ways * rates[i] ** p)
+            if n > 2 * p:
+                summand = summand * u[i] ** (n - 2 * p)
+        total = total + summand
+    return total
 
 
 def scalar_covariance(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
     """k(τ) at lags τ of the inputs of the kernel, by its `forward`."""
     lags = tau.flatten(0, -2)
     return kernel.forward(lags, torch.zeros_like(lags), diag=True).reshape(tau.shape[:-1])
-
-
-@cache
-def _products(order: int) -> list[tuple[list[tuple], list[tuple]]]:
-    """For each product, the indices that put every Λ and every u on their axes of the result."""
-
-    def on_axes(*axes: int) -> tuple:
-        return (..., *(slice(None) if i in axes else None for i in range(order)))
-
-    return [
-        ([on_axes(*pair) for pair in pairs], [on_axes(i) for i in singles])
-        for pairs, singles in _pairings(tuple(range(order)))
-    ]
-
-
-def _pairings(indices: tuple[int, ...]) -> list[tuple[tuple, tuple]]:
-    """All ways to pair some of the indices: the pairs, and the indices without partner."""
-    if not indices:
-        return [((), ())]
-    first, rest = indices[0], indices[1:]
-    pairings = [(pairs, (first, *singles)) for pairs, singles in _pairings(rest)]
-    for i, partner in enumerate(rest):
-        others = _pairings(rest[:i] + rest[i + 1 :])
-        pairings += [(((first, partner), *pairs), singles) for pairs, singles in others]
-    return pairings
 
 
 def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
@@ -361,11 +361,10 @@ class SymbolCovariance:
         if not 0 <= order <= 4:
             raise NotImplementedError(f"derivatives of order {order} of its potential")
         coefficients = polynomial(leaf_density, len(dims), order, tau.device)
-        tensor = derivatives(first.kernel, tau[..., list(dims)], order)
+        values = partial_derivatives(first.kernel, tau[..., list(dims)], order, coefficients)
         block = 0.0
-        for monomial, coefficient in coefficients.items():
-            matrix = ((-1j) ** order * coefficient).real
-            block = block + tensor[(..., *monomial)][..., None, None] * matrix
+        for value, coefficient in zip(values, coefficients.values(), strict=True):
+            block = block + value[..., None, None] * ((-1j) ** order * coefficient).real
         scale = term.outputscale
         for leaf in others:
             k = scalar_covariance(leaf.kernel, tau[..., list(leaf.columns(tau.shape[-1]))])

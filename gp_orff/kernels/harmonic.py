@@ -22,7 +22,7 @@ from gp_orff.kernels.base import (
     set_value,
     value_of,
 )
-from gp_orff.kernels.derivatives import polynomial, radial_tensor, scalar_covariance
+from gp_orff.kernels.derivatives import polynomial, radial_partial, scalar_covariance
 from gp_orff.kernels.pairs import (
     Cut,
     FormsOfTerm,
@@ -476,17 +476,14 @@ class HarmonicFactor(Factor):
         sources = space.spectrum.sources
         lags = sources.lags(x[..., dims], z[..., dims])
         signs = sources.signs(lags)
-        tensors = {}
+        kappas = _inverse_distances(lags, sources.amplitudes)
         for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
-            order = len(axes) + len(others_axes)
-            if order not in tensors:
-                tensors[order] = _of_inverse_distance(lags, order, sources.amplitudes)
             sign = math.prod(
                 [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
                 start=lags.new_ones(()),
             )
-            values = tensors[order][(..., *axes, *others_axes)][..., None, None]
-            total = total + sign * values * torch.outer(a.to(lags), b.to(lags))
+            values = _of_inverse_distances(kappas, lags, (*axes, *others_axes))
+            total = total + sign * values[..., None, None] * torch.outer(a.to(lags), b.to(lags))
         scale = term.outputscale
         for leaf in others:
             columns = list(leaf.columns(x.shape[-1]))
@@ -524,11 +521,11 @@ def _(kernel: HarmonicKernel) -> list[Term]:
 #    gives none.
 # 2. `covariance` of the factor takes every pair of derivatives of both symbols; that of two is
 #    the derivative of their joint order of Σ a/R, with the signs of the mirrored lag.
-# 3. `_of_inverse_distance` computes all derivatives of one order from those of κ(s) = s^{−1/2}, s =
-#    R².
+# 3. `_of_inverse_distances` computes a derivative from those of κ(s) = s^{−1/2}, s = R².
 
 
 _ROUNDING = 1e-9  # of the coefficients of derivatives
+_HIGHEST = 4  # order of derivatives of a potential
 
 # for each derivative of −V, by its axes, the coefficients of the outputs
 Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
@@ -563,23 +560,29 @@ def _vanishes(derivatives: Derivatives) -> bool:
     return not images or bool(sum(images).abs().max() < _ROUNDING)
 
 
-def _of_inverse_distance(
-    lags: Float[Tensor, "J n m 3"], order: int, amplitudes: Float[Tensor, "J"]
-) -> Float[Tensor, "n m ..."]:
-    """The derivatives of Σ_j a_j / R_j of one order, with one axis for each derivative.
+def _inverse_distances(
+    lags: Float[Tensor, "J n m 3"], amplitudes: Float[Tensor, "J"]
+) -> list[Float[Tensor, "J n m"]]:
+    """a_j κ, a_j κ′, … of κ(s) = s^{−1/2} at s = R_j², up to the fourth derivative.
 
-    With s = R², κ(s) = s^{−1/2} has the derivatives κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
+    κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
     """
-    if order > 4:
-        raise NotImplementedError(f"derivatives of order {order} of its potential")
     s = lags.square().sum(-1)
-    amplitudes = amplitudes[..., None, None]
-    if not order:
-        return (amplitudes * s.rsqrt()).sum(0)
-    factors = (math.prod(-0.5 - j for j in range(i)) for i in range(1, order + 1))
-    kappas = [amplitudes * factor * s ** (-0.5 - i) for i, factor in enumerate(factors, start=1)]
-    metric = torch.eye(3).to(lags).expand(*lags.shape, 3)
-    return radial_tensor(kappas, lags, metric, order).sum(0)
+    found = [amplitudes[..., None, None] * s.rsqrt()]
+    for i in range(_HIGHEST):
+        found.append((-0.5 - i) * found[-1] / s)
+    return found
+
+
+def _of_inverse_distances(
+    kappas: Sequence[Float[Tensor, "J n m"]], lags: Float[Tensor, "J n m 3"], axes: Sequence[int]
+) -> Float[Tensor, "n m"]:
+    """A partial derivative of Σ_j a_j / R_j."""
+    if len(axes) > _HIGHEST:
+        raise NotImplementedError(f"derivatives of order {len(axes)} of its potential")
+    if not axes:
+        return kappas[0].sum(0)
+    return radial_partial(kappas[1:], lags.unbind(-1), (1.0, 1.0, 1.0), axes).sum(0)
 
 
 # Covariances of observed numbers of harmonic fields, without those of whole vectors.
