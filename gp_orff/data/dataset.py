@@ -15,17 +15,10 @@ from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, join
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import BY_THE_PRIOR, Repeats, fingerprints, lookup
-from gp_orff.data.sources import InMemory, Source, WithinBox, fold_sources, statistics_under
+from gp_orff.data.sources import FirstLook, InMemory, Seen, Source, StatisticsUnder, fold_sources
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
-from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
-from gp_orff.data.track_reading import (
-    FirstLook,
-    TrackObservations,
-    joined,
-    require_none,
-    split,
-    surveyed,
-)
+from gp_orff.data.survey import MOST_PIECES, NoObservations, Survey, merge_pieces
+from gp_orff.data.track_reading import TrackObservations, joined, require_none, split
 from gp_orff.features.chunked import Box, contains, in_words, within_box
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.grid import Grid
@@ -38,6 +31,7 @@ from gp_orff.features.grid import Grid
 
 
 MOST_KEPT = 4 * 2**20  # numbers: data up to this size are copied and held in memory
+_MORE = 1.5  # times as many blocks as are wanted: fewer stay as they are
 
 
 class Data(ABC):
@@ -126,6 +120,23 @@ class Data(ABC):
         """d, the number of input columns."""
         return len(self.survey.box)
 
+    def sampled(self, most: int) -> "Data":
+        """The data with about `most` blocks of the tracks of each group that has many more."""
+        if all(len(part.y) <= _MORE * most for part in self.tracks):
+            return self
+        tracks, weights = [], dict(self.survey.weights)
+        num_points, num_values = self.survey.num_points, self.survey.num_values
+        for part in self.tracks:
+            chosen = part.sample(most) if len(part.y) > _MORE * most else part
+            fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
+            num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
+            # The survey has to describe the sample: mean weights and counts of values enter
+            # starting values.
+            weights[part.key] = Weights.of(None, count)
+            tracks.append(chosen)
+        survey = replace(self.survey, num_points=num_points, num_values=num_values, weights=weights)
+        return replace(self, tracks=tuple(tracks), survey=survey)
+
 
 @dataclass(frozen=True)
 class Dataset(Data):
@@ -158,9 +169,23 @@ class Dataset(Data):
     ) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid.
 
-        The survey takes the block means of tracks as observations; `spans` are as for `surveyed`.
+        In the survey, the block means of tracks are observations at their mean positions.
+
+        Args:
+            spans: the time of a block of the tracks of a group, by its label; chosen from the data
+                where there is none. If None, the tracks are in blocks.
         """
-        survey, tracks, single = surveyed(source, seed, spans)
+        seen = source.fold(FirstLook(seed)) or Seen(None, [])
+        if seen.survey is None and not seen.tracks and seen.skipped:
+            raise NoObservations("expected observations, got nothing but NaN, or no rows")
+        tracks = joined(seen.tracks)
+        if spans is not None:
+            tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
+        survey, single = seen.survey, seen.survey is not None or not tracks
+        if tracks or survey is None:
+            means = Survey.of((part.means for part in tracks), seed)
+            survey = means if survey is None else survey + means
+        survey = replace(survey, skipped=seen.skipped)
         return cls((source,) if single else (), survey, tracks=tracks)
 
     @classmethod
@@ -201,11 +226,8 @@ class Dataset(Data):
 
     def _merge_pieces(self) -> "Dataset":
         """These data; many small pieces in memory are concatenated."""
-        if len(self.sources) <= MOST_PIECES or not all(
-            isinstance(source, InMemory) for source in self.sources
-        ):
-            return self
-        return self.in_one_piece()
+        many = len(self.sources) > MOST_PIECES and all(own.in_memory for own in self.sources)
+        return self.in_one_piece() if many else self
 
     def in_one_piece(self) -> "Dataset":
         """These data in memory, with one piece for each group, in the order of `observations`."""
@@ -247,21 +269,21 @@ class Dataset(Data):
     def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":
         """These data with other observations at their points, in memory, and the ELBO correction of
         these."""
-        survey = replace(Survey.of(parts), skipped=self.survey.skipped)
-        sources = (InMemory(parts),)
-        return replace(self, sources=sources, survey=survey, elbo_correction=elbo_correction)
+        return self._from((InMemory(parts),), elbo_correction=elbo_correction)
+
+    def _from(self, sources: tuple[Source, ...], **changes: object) -> "Dataset":
+        """These data with other sources, which are visited once, and other changes."""
+        survey = replace(fold_sources(sources, FirstLook(0)).survey, skipped=self.survey.skipped)
+        return replace(self, sources=sources, survey=survey, **changes)
 
     def less(self, trend: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]) -> "Dataset":
         """These data, those in memory less a trend; arrays and chunks are read with the present
         mean of their reader."""
-        sources = tuple(
-            InMemory([part.minus(trend(part.x)) for part in source.parts])
-            if isinstance(source, InMemory)
-            else source
-            for source in self.sources
-        )
-        survey = fold_sources(sources, FirstLook(0)).survey
-        return replace(self, sources=sources, survey=replace(survey, skipped=self.survey.skipped))
+
+        def minus(part: Observations) -> Observations:
+            return part.minus(trend(part.x))
+
+        return self._from(tuple(source.mapped(minus) for source in self.sources))
 
     def within(self, box: Box) -> "Dataset":
         """The observations inside a box with their weights; visits the data once."""
@@ -270,12 +292,7 @@ class Dataset(Data):
             inside = [within_box(part.x, box) for part in self.unweighted().visit()]
             pairs = zip(self.weights, inside, strict=True)
             weights = tuple(weight[rows.to(weight.device)] for weight, rows in pairs if rows.any())
-        sources = tuple(WithinBox(source, box) for source in self.sources)
-        if all(isinstance(source, InMemory) for source in self.sources):
-            sources = tuple(InMemory(list(source())) for source in sources)
-        survey = fold_sources(sources, FirstLook(0)).survey
-        survey = replace(survey, skipped=self.survey.skipped)
-        return replace(self, sources=sources, survey=survey, weights=weights)
+        return self._from(tuple(source.within(box) for source in self.sources), weights=weights)
 
     def unweighted(self) -> "Dataset":
         """These observations without learned weights."""
@@ -283,12 +300,7 @@ class Dataset(Data):
 
     def to(self, device: torch.device) -> "Dataset":
         """These data on another device; chunks move to it when they are visited."""
-        sources = tuple(
-            InMemory([part.to(device) for part in source.parts])
-            if isinstance(source, InMemory)
-            else source
-            for source in self.sources
-        )
+        sources = tuple(source.mapped(lambda part: part.to(device)) for source in self.sources)
         weights = self.weights and tuple(weight.to(device) for weight in self.weights)
         tracks = tuple(part.to(device) for part in self.tracks)
         return replace(super().to(device), sources=sources, weights=weights, tracks=tracks)
@@ -309,7 +321,8 @@ class Dataset(Data):
         if differentiable:
             statistics = differentiable_statistics(self.visit, phi)
         elif self.weights is None:
-            statistics = statistics_under(phi, self.sources)
+            statistics = fold_sources(self.sources, StatisticsUnder(phi))
+            statistics = FieldStatistics(phi, {}) if statistics is None else statistics
         else:
             statistics = FieldStatistics.of(self.visit(), phi)
         return replace(statistics, elbo_correction=self.elbo_correction)

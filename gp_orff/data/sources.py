@@ -1,7 +1,9 @@
 """Sources of observations (arrays, chunks, memory), and summaries of them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol, TypeVar
 
 import torch
@@ -13,9 +15,18 @@ from torch import Tensor
 from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Show, Work, fold, loaded, naming, num_points, silent
-from gp_orff.data.reading import Options, chunks, in_units, read, unpack, warn_of_positions
+from gp_orff.data.reading import (
+    PER_OBSERVATION,
+    Options,
+    chunks,
+    in_units,
+    read,
+    unpack,
+    warn_of_positions,
+)
 from gp_orff.data.statistics import FieldStatistics
-from gp_orff.data.track_reading import TrackObservations, check_time, readings_along, split
+from gp_orff.data.survey import Survey
+from gp_orff.data.track_reading import TrackObservations, readings_along, split
 from gp_orff.data.validation import is_single
 from gp_orff.features.chunked import Box, within_box
 from gp_orff.features.columns import Columns
@@ -39,21 +50,26 @@ class Summary(Protocol[Value]):
         """Plain values that distinguish this summary from others of the same data."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """Observations that can be visited any number of times."""
 
+    in_memory = False
+
+    @abstractmethod
     def __call__(self) -> Parts:
         """All observations, part by part."""
 
     def fold(self, summary: Summary[Value]) -> Value | None:
         """The summary of all observations, in one pass; None if there are no chunks."""
-
-
-class InPlace:
-    """A source in the memory of this process."""
-
-    def fold(self, summary: Summary[Value]) -> Value:
         return summary(self(), 0)
+
+    def mapped(self, change: Callable[[Observations], Observations]) -> "Source":
+        """The source with other observations in memory; what is read elsewhere stays."""
+        return self
+
+    def within(self, box: Box) -> "Source":
+        """The observations that lie inside a box."""
+        return WithinBox(self, box)
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,6 @@ class Reader:
 
     def read(self, x: object, y: object, options: Options) -> Parts:
         """The observations of x and y, group by group."""
-        check_time(options.track, options.time)
         device = next(self.kernel.parameters()).device
         for part in read(x, y, self.num_outputs, options, self.joint):
             self._check_columns(part.x.shape[-1])
@@ -93,7 +108,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Arrays(InPlace):
+class Arrays(Source):
     """Tensors, arrays or memory maps, held by reference."""
 
     reader: Reader
@@ -131,7 +146,7 @@ class ChunkReader:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class Chunks(Source):
     """An iterable of chunks, held by reference; a chunk may be a callable that loads it."""
 
     reader: Reader
@@ -158,8 +173,7 @@ class Chunks:
                 "expected chunks that can be visited again and again, got an iterator, which ends "
                 "after one visit; give a list, or an object whose __iter__ starts again"
             )
-        per_observation = ("variances", "noise", "directions", "group", "track", "time")
-        if not all(is_single(getattr(self.options, name)) for name in per_observation):
+        if not all(is_single(getattr(self.options, name)) for name in PER_OBSERVATION):
             raise ValueError(
                 "expected variances, noise, directions, groups, tracks and times inside the "
                 "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
@@ -186,17 +200,25 @@ class Chunks:
 
 
 @dataclass(frozen=True)
-class InMemory(InPlace):
+class InMemory(Source):
     """Observations in memory."""
 
     parts: Sequence[Observations]
 
+    in_memory = True
+
     def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)
 
+    def mapped(self, change: Callable[[Observations], Observations]) -> "InMemory":
+        return InMemory([change(part) for part in self.parts])
+
+    def within(self, box: Box) -> "InMemory":
+        return InMemory(list(_within(self(), box)))
+
 
 @dataclass(frozen=True)
-class WithinBox:
+class WithinBox(Source):
     """The observations of a source that lie inside a box."""
 
     source: Source
@@ -255,7 +277,41 @@ def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float
     return values.reshape(len(x), num_outputs)
 
 
-# The statistics of observations as a summary of chunks; a summary of several sources.
+# Summaries of chunks: the survey and the statistics of observations. A summary of several sources.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The survey of observations at single points, if there are any, and those along tracks."""
+
+    survey: Survey | None
+    tracks: list[TrackObservations]
+    skipped: int = 0  # chunks without observations
+
+    def __add__(self, other: "Seen") -> "Seen":
+        surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
+        total = surveys[0] + surveys[1] if len(surveys) == 2 else next(iter(surveys), None)
+        return Seen(total, self.tracks + other.tracks, self.skipped + other.skipped)
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """The first look at observations; `seed` selects the sample."""
+
+    seed: int
+
+    def __call__(self, parts: Iterator[Observations | TrackObservations], number: int) -> Seen:
+        tracks: list[TrackObservations] = []
+        single = split(parts, tracks)
+        first = next(single, None)
+        if first is None:
+            return Seen(None, tracks, skipped=int(not tracks))
+        seed = [self.seed, number] if number else self.seed
+        return Seen(Survey.of(chain([first], single), seed), tracks)
+
+    @property
+    def name(self) -> object:
+        return ["first look", self.seed]
 
 
 @dataclass(frozen=True)
@@ -280,9 +336,3 @@ def fold_sources(sources: Iterable[Source], summary: Summary[Value]) -> Value | 
         if value is not None:
             total = value if total is None else total + value
     return total
-
-
-def statistics_under(phi: Columns, sources: Iterable[Source]) -> FieldStatistics:
-    """The statistics of the observations of all sources; without groups if there are none."""
-    total = fold_sources(sources, StatisticsUnder(phi))
-    return FieldStatistics(phi, {}) if total is None else total

@@ -5,8 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +15,10 @@ from torch import Tensor
 from gp_orff.data.noise import Noises, TrackNoise
 from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.statistics import Moments, Statistics, Weights
-from gp_orff.data.survey import NoObservations, Survey
+from gp_orff.data.statistics import Moments, Statistics, Weights, added
 from gp_orff.data.tracks import (
     BlockNoise,
     BlockTimes,
-    LineMeans,
     Track,
     WhitenedGram,
     averaged,
@@ -79,26 +76,27 @@ class TrackObservations(LinearObservations):
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
         """The positions of all observations."""
-        return torch.cat([track.x for track in self.tracks])
+        return self._of_all("x")
 
     @cached_property
     def y(self) -> Float[Tensor, "T p"]:
         """The means of all blocks."""
-        return torch.cat([track.y for track in self.tracks])
+        return self._of_all("y")
 
     @cached_property
     def direction(self) -> Float[Tensor, "N p"] | None:
         """The directions of all observations; None for observations of vectors."""
-        if not isinstance(self.key.pattern, LineMeans):
-            return None
-        return torch.cat([track.direction for track in self.tracks])
+        return self._of_all("direction")
 
     @cached_property
     def given(self) -> Float[Tensor, "N"] | None:
         """The known noise variances of all observations; None where all noise is learned."""
-        if self.tracks[0].given is None:
-            return None
-        return torch.cat([track.given for track in self.tracks])
+        return self._of_all("given")
+
+    def _of_all(self, name: str) -> Tensor | None:
+        """What all tracks have, one after the other; None if they have none."""
+        values = [getattr(track, name) for track in self.tracks]
+        return None if values[0] is None else torch.cat(values)
 
     @property
     def values(self) -> Float[Tensor, "M"]:
@@ -131,7 +129,7 @@ class TrackObservations(LinearObservations):
         """The times of the observations of every block."""
         pairs = zip(self.tracks, self.blocks, strict=True)
         block = torch.cat([track.block + span.start for track, span in pairs])
-        return BlockTimes(torch.cat([track.clock for track in self.tracks]), block)
+        return BlockTimes(self._of_all("clock"), block)
 
     @cached_property
     def means(self) -> Observations:
@@ -182,6 +180,24 @@ class TrackObservations(LinearObservations):
             for number, part in zip(present.tolist(), rows.split(counts.tolist()), strict=True)
         )
         return replace(self, tracks=tracks)
+
+    def __add__(self, new: "TrackObservations") -> "TrackObservations":
+        """These observations and later ones of the group."""
+        if self.timed != new.timed:
+            raise ValueError(
+                "expected times for all tracks of a group or for none, got both; give time=, or "
+                "put the others into a separate group (group=)"
+            )
+        if (self.given is None) != (new.given is None):
+            raise ValueError(
+                "expected noise= for all tracks of a group or for none, got both; give noise=, or "
+                "put the others into a separate group (group=)"
+            )
+        tracks = {track.label: track for track in self.tracks}
+        for track in new.tracks:
+            before = tracks.get(track.label)
+            tracks[track.label] = track if before is None else before.followed_by(track, self.timed)
+        return replace(self, tracks=tuple(tracks.values()), span=self.span or new.span)
 
     def sample(self, number: int) -> "TrackObservations":
         """About `number` blocks, in stretches of consecutive ones spread over all tracks."""
@@ -476,15 +492,6 @@ def _utc(value: datetime.datetime) -> datetime.datetime:
 # From track labels and times to block means, and those of several chunks together.
 
 
-def check_time(track: object, time: object) -> None:
-    """Raise ValueError for times without tracks."""
-    if time is not None and track is None:
-        raise ValueError(
-            "expected track= with time=, got times alone; label the track of every observation, or "
-            "make time a column of x if the field changes with it"
-        )
-
-
 def along_tracks(
     part: Observations,
     track: object,
@@ -618,125 +625,8 @@ def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
     """
     groups: dict[GroupKey, TrackObservations] = {}
     for part in parts:
-        held = groups.get(part.key)
-        groups[part.key] = part if held is None else _appended(held, part)
+        groups = added(groups, {part.key: part})
     return tuple(groups.values())
-
-
-def _appended(held: TrackObservations, new: TrackObservations) -> TrackObservations:
-    if held.timed != new.timed:
-        raise ValueError(
-            "expected times for all tracks of a group or for none, got both; give time=, or put "
-            "the others into a separate group (group=)"
-        )
-    if (held.given is None) != (new.given is None):
-        raise ValueError(
-            "expected noise= for all tracks of a group or for none, got both; give noise=, or put "
-            "the others into a separate group (group=)"
-        )
-    tracks = {track.label: track for track in held.tracks}
-    for track in new.tracks:
-        before = tracks.get(track.label)
-        tracks[track.label] = track if before is None else before.followed_by(track, held.timed)
-    return replace(held, tracks=tuple(tracks.values()), span=held.span or new.span)
-
-
-# The survey of observations at single points and along tracks; a sample of many blocks.
-
-
-_MORE = 1.5  # times as many blocks as are wanted: fewer stay as they are
-
-
-class _Surveyed(Protocol):
-    survey: Survey
-    tracks: tuple[TrackObservations, ...]
-
-
-Data = TypeVar("Data", bound=_Surveyed)
-
-
-class Folded(Protocol):
-    """A source of observations, in the order of chunks."""
-
-    def fold(self, summary: "FirstLook") -> "Seen | None":
-        """The summary of all observations, in one pass."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The survey of observations at single points, if there are any, and those along tracks."""
-
-    survey: Survey | None
-    tracks: list[TrackObservations]
-    skipped: int = 0  # chunks without observations
-
-    def __add__(self, other: "Seen") -> "Seen":
-        surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
-        total = surveys[0] + surveys[1] if len(surveys) == 2 else next(iter(surveys), None)
-        return Seen(total, self.tracks + other.tracks, self.skipped + other.skipped)
-
-
-@dataclass(frozen=True)
-class FirstLook:
-    """The first look at observations; `seed` selects the sample."""
-
-    seed: int
-
-    def __call__(self, parts: Iterator[Observations | TrackObservations], number: int) -> Seen:
-        tracks: list[TrackObservations] = []
-        single = split(parts, tracks)
-        first = next(single, None)
-        if first is None:
-            return Seen(None, tracks, skipped=int(not tracks))
-        seed = [self.seed, number] if number else self.seed
-        return Seen(Survey.of(chain([first], single), seed), tracks)
-
-    @property
-    def name(self) -> object:
-        return ["first look", self.seed]
-
-
-def surveyed(
-    source: Folded, seed: int, spans: Mapping[str, float] | None = None
-) -> tuple[Survey, tuple[TrackObservations, ...], bool]:
-    """The survey, the tracks by group, and whether there are observations at single points.
-
-    In the survey, the block means of tracks are observations at their mean positions.
-
-    Args:
-        spans: the time of a block of the tracks of a group, by its label; chosen from the data
-            where there is none. If None, the tracks are in blocks.
-    """
-    seen = source.fold(FirstLook(seed)) or Seen(None, [])
-    if seen.survey is None and not seen.tracks and seen.skipped:
-        raise NoObservations("expected observations, got nothing but NaN, or no rows")
-    tracks = joined(seen.tracks)
-    if spans is not None:
-        tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
-    survey = seen.survey
-    if tracks or survey is None:
-        means = Survey.of((part.means for part in tracks), seed)
-        survey = means if survey is None else survey + means
-    survey = replace(survey, skipped=seen.skipped)
-    return survey, tracks, seen.survey is not None or not tracks
-
-
-def sampled(data: Data, most: int) -> Data:
-    """The data with about `most` blocks of the tracks of each group that has many more."""
-    if all(len(part.y) <= _MORE * most for part in data.tracks):
-        return data
-    tracks, weights = [], dict(data.survey.weights)
-    num_points, num_values = data.survey.num_points, data.survey.num_values
-    for part in data.tracks:
-        chosen = part.sample(most) if len(part.y) > _MORE * most else part
-        fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
-        num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
-        # The survey has to describe the sample: mean weights and counts of values enter starting
-        # values.
-        weights[part.key] = Weights(count, count, count)
-        tracks.append(chosen)
-    survey = replace(data.survey, num_points=num_points, num_values=num_values, weights=weights)
-    return replace(data, tracks=tuple(tracks), survey=survey)
 
 
 def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:

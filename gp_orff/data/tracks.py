@@ -380,20 +380,6 @@ class Track:
     direction: Float[Tensor, "n p"] | None = None  # of every observation, where it is a number
     given: Float[Tensor, "n"] | None = None  # known noise variance of every observation
 
-    @classmethod
-    def of(
-        cls,
-        label: str,
-        x: Float[Tensor, "n d"],
-        y: Float[Tensor, "n p"],
-        clock: Float[Tensor, "n"],
-        span: float,
-    ) -> "Track":
-        """The track in blocks of about `span` along the clock; of one observation each if it is
-        0."""
-        (track,) = tracks_in_blocks([label], [len(x)], x, y, clock, span)
-        return track
-
     def take(self, blocks: Int[Tensor, "m"]) -> "Track":
         """Some blocks, in increasing order, with the share of the scatter that falls to them."""
         place = torch.full((len(self.y),), -1, device=blocks.device)
@@ -581,6 +567,6 @@ MeansOfBlocks = BlockMeans | LineMeans
 
 def means_of(pattern: Pattern) -> MeansOfBlocks:
     """The pattern of block means of observations with this pattern."""
-    if isinstance(pattern, LineOfSight):
+    if pattern.along:
         return LineMeans(pattern.num_outputs)
     return BlockMeans(pattern.columns, pattern.num_outputs)
