@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.checks import in_column_units
-from gp_orff.labelled.attributes import optional
+from gp_orff.data.units import optional
 from gp_orff.symbols.base import Symbol
 
 if TYPE_CHECKING:
