@@ -29,7 +29,7 @@ from gp_orff.labelled.attributes import (
     plane_of_unit,
     with_conventions,
 )
-from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField
+from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField, Values
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -150,7 +150,7 @@ def on_grid(
     outline = _outline(xr, coords, axes, columns, project)
     if project is not None:
         project.check_extent(outline[:, columns])
-    values = field if paths is None else field.sample_paths(paths, seed=seed)
+    values = field.mean if paths is None else field.sample_paths(paths, seed=seed)
     symbols = _derivatives(values, outline, field.num_outputs) if symbols is None else symbols
     requests = [(None, _names(field, names))]
     requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
@@ -170,7 +170,7 @@ def on_grid(
     in_space = [inputs[column] for column in field.space]
     layers = []
     for symbol, outputs in requests:
-        _evaluated(values, outline, symbol)  # so that all chunks have one domain
+        values(outline, symbol)  # so that all chunks have one domain
         found = []
         for name in outputs:
             factor, own = 1.0, attrs.get(name, {})
@@ -179,16 +179,11 @@ def on_grid(
             found.append(Output(name, factor, of_moments(name, own)))
         layers.append((symbol, found))
     on_axes = MapOf(field, layers) if paths is None else EnsembleOf(values, layers)
+    grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
     if chunks is not None:
-        maps = _by_blocks(on_axes, coords, axes, chunks)
+        maps = _by_blocks(on_axes, coords, grid, chunks)
     else:
-        grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
-        variables = zip(on_axes.attributes.items(), on_axes(_open_mesh(grid)), strict=True)
-        dims = [*on_axes.leading, *_dims_of(grid)]
-        maps = xr.Dataset(
-            {name: xr.Variable(dims, values, note) for (name, note), values in variables},
-            {**on_axes.leading, **coords},
-        )
+        maps = _computed(on_axes, grid, coords)
     degrees = [list(coords)[column] for column in columns]
     kind = "posterior means and standard deviations" if paths is None else "draws of the posterior"
     attributes = global_attributes(described, means, kind, before)
@@ -274,11 +269,6 @@ class EnsembleOf:
             joined = torch.cat(parts, dim=1).numpy().reshape(len(self.paths), *shape, -1)
             values += [out.factor * joined[..., i] for i, out in enumerate(outputs)]
         return values
-
-
-def _evaluated(values: "Field | Paths", x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor:
-    """The mean of a field, or functions drawn from it, at some points."""
-    return values(x, symbol) if hasattr(values, "__len__") else values.mean(x, symbol)
 
 
 def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
@@ -424,19 +414,17 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _derivatives(
-    values: "Field | Paths", x: Float[Tensor, "n d"], num_outputs: int
-) -> dict[str, Symbol]:
+def _derivatives(values: Values, x: Float[Tensor, "n d"], num_outputs: int) -> dict[str, Symbol]:
     """Divergence and vorticity of a planar field, where they exist."""
     symbols = {"divergence": Divergence(), "vorticity": Curl()} if num_outputs == 2 else {}
     return {name: symbol for name, symbol in symbols.items() if _exists(values, symbol, x)}
 
 
-def _exists(values: "Field | Paths", symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
+def _exists(values: Values, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
     try:
-        _evaluated(values, x, symbol)
+        values(x, symbol)
     except (ValueError, NotImplementedError):
-        _evaluated(values, x, None)  # raises if the points are to blame
+        values(x, None)  # raises if the points are to blame
         return False
     return True
 
@@ -482,7 +470,7 @@ _NUMBER = ":number"  # of a coordinate along its axis, beside its values
 def _by_blocks(
     on_axes: "MapOf | EnsembleOf",
     coords: Mapping[str, "xarray.Variable"],
-    axes: Sequence[np.ndarray],
+    axes: Sequence["xarray.Variable"],
     chunks: Mapping[str, object],
 ) -> "xarray.Dataset":
     """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`, along the
@@ -493,10 +481,7 @@ def _by_blocks(
         ValueError: chunks of something else than these coordinates.
     """
     xr, arrays = optional("xarray", "xarray"), optional("dask.array", "dask")
-    numbered = [
-        xr.Variable(coords[name].dims, axis) for name, axis in zip(coords, axes, strict=True)
-    ]
-    dims, shape = _dims_of(numbered), np.broadcast_shapes(*(a.shape for a in _open_mesh(numbered)))
+    dims, shape = _dims_of(axes), np.broadcast_shapes(*(axis.shape for axis in _open_mesh(axes)))
     if not isinstance(chunks, Mapping) or not set(chunks) <= set(dims):
         raise ValueError(
             f"expected chunks as sizes by coordinate, such as {{{dims[0]!r}: 100}}, of {dims}, got "
@@ -515,7 +500,7 @@ def _by_blocks(
     variables = {name: (every, joined, dict(own)) for name, own in on_axes.attributes.items()}
     indexed = {name: variable for name, variable in coords.items() if name in dims}
     template = xr.Dataset(variables, {**leading, **indexed})
-    columns = {f"{name}{_NUMBER}": axis for name, axis in zip(coords, numbered, strict=True)}
+    columns = {f"{name}{_NUMBER}": axis for name, axis in zip(coords, axes, strict=True)}
     grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**indexed, **columns}, dims)
     given = [list(columns), _on_every_worker(on_axes)]
     return xr.map_blocks(_block, grid, given, template=template).assign_coords(coords)
@@ -549,11 +534,18 @@ def _block(
     grid: "xarray.DataArray", columns: Sequence[str], held: "xarray.DataArray"
 ) -> "xarray.Dataset":
     """The variables on one block of the grid, whose inputs are the numbers in `columns`."""
-    on_axes = held.to_numpy()[()]
-    dims = list(grid.dims)
-    values = on_axes(_open_mesh([grid.coords[name].variable for name in columns]))
-    pairs = zip(on_axes.attributes.items(), values, strict=True)
-    every, coords = [*on_axes.leading, *dims], dict(on_axes.leading)
-    variables = {name: (every, own, dict(note)) for (name, note), own in pairs}
-    coords |= {name: grid.coords[name].variable for name in dims if name in grid.coords}
-    return optional("xarray", "xarray").Dataset(variables, coords)
+    coords = {name: variable.variable for name, variable in grid.coords.items()}
+    indexed = {name: coords[name] for name in grid.dims if name in coords}
+    return _computed(held.to_numpy()[()], [coords[name] for name in columns], indexed)
+
+
+def _computed(
+    on_axes: "MapOf | EnsembleOf",
+    axes: "Sequence[xarray.Variable]",
+    coords: "Mapping[str, xarray.Variable]",
+) -> "xarray.Dataset":
+    """The variables on the broadcast of axes, which are the numbers of the coordinates."""
+    dims = [*on_axes.leading, *_dims_of(axes)]
+    pairs = zip(on_axes.attributes.items(), on_axes(_open_mesh(axes)), strict=True)
+    variables = {name: (dims, values, dict(note)) for (name, note), values in pairs}
+    return optional("xarray", "xarray").Dataset(variables, {**on_axes.leading, **coords})

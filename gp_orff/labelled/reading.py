@@ -288,7 +288,7 @@ class Columns:
         coordinates = {name: of[name] for name in self.coordinates}
         noise = {name: of[name] for name in self.noise.flat} if self.noise.ndim < 2 else {}
         check_order(variables, coordinates)
-        check_noise_order(variables, noise if len(noise) == len(variables) else {})
+        check_noise_order(variables, noise)
         vectors = vectors_of(variables)
         if project is not None and getattr(project, "vectors", True):
             vectors.append(list(variables)[:2])
