@@ -186,7 +186,7 @@ class Chunks(Source):
                 "expected variances, noise, directions, groups, tracks and times inside the "
                 "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
             )
-        if isinstance(self.chunks, Tensor) or hasattr(self.chunks, "__array__"):
+        if hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y with x, got x alone: fit(x, y)")
 
     def __call__(self) -> Parts:

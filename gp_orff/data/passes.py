@@ -14,7 +14,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from contextvars import ContextVar
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial, singledispatch, wraps
 from importlib import import_module
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar
@@ -620,7 +621,7 @@ def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = 
     `name` gives what distinguishes the work from others of the same call; only a checkpoint needs
     it.
     """
-    passes, of = _call.get(), len(chunks) if isinstance(chunks, Sized) else None
+    passes, of = _call.get(), length_hint(chunks) or None
     checkpoint, chunks = passes.checkpoint, iter(chunks)
     known = "" if checkpoint is None else digest_of(name())
     done = Partial() if checkpoint is None else checkpoint.resumed(known, chunks)

@@ -202,8 +202,9 @@ def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
             )
         x, y, values = chunk["x"], chunk["y"], {n: chunk[n] for n in chunk if n in PER_OBSERVATION}
         return x, y, replace(options, **values)
-    if not isinstance(chunk, tuple | list) or len(chunk) != 2:
-        got = f"{len(chunk)} parts" if isinstance(chunk, tuple | list) else type(chunk).__name__
+    count = len(chunk) if isinstance(chunk, tuple | list) else None
+    if count != 2:
+        got = type(chunk).__name__ if count is None else f"{count} parts"
         raise TypeError(
             f"expected chunks (x, y), or mappings with keys x and y, got {got}; pass arrays "
             "as fit(x, y)"

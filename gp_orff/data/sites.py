@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.noise import Noise
 from gp_orff.data.observations import LinearObservations, Observations, PointObservations
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.validation import as_matrix, as_points, is_single
+from gp_orff.data.validation import as_points, as_real, is_single
 
 # What is asked of repeated positions.
 
@@ -730,8 +730,7 @@ def thin(
 
 
 def _lengths(distance: float | Sequence[float], num_inputs: int) -> Float[Tensor, "d"]:
-    values = as_matrix([distance] if isinstance(distance, Real) else distance, "distance")
-    values = values.detach().cpu().flatten()
+    values = as_real(distance, "distance").detach().cpu().flatten()
     if len(values) not in (1, num_inputs) or not ((values > 0) & torch.isfinite(values)).all():
         raise ValueError(
             f"expected a positive distance, or one for each of the {num_inputs} columns of x, got "

@@ -156,32 +156,26 @@ class Statistics:
     @classmethod
     def of_observations(
         cls,
-        x: Float[Tensor, "n d"],
-        y: Float[Tensor, "n v"],
+        part: Observations,
         phi: Columns,
-        pattern: Pattern,
-        weight: Float[Tensor, "n"] | None = None,
-        direction: Float[Tensor, "n p"] | None = None,
     ) -> "Statistics":
         """Statistics of observations of one pattern in one pass, differentiable in ω."""
-        vectors = pattern.vectors(y, direction)
-        weights = pattern.weights(direction, y)
+        vectors = part.pattern.vectors(part.y, part.direction)
+        weights = part.pattern.weights(part.direction, part.y)
         weighted_vectors = vectors
-        if weight is not None:
-            weights, weighted_vectors = (
-                weights * weight.unsqueeze(-1),
-                vectors * weight.unsqueeze(-1),
-            )
-        grams, cross, sums = phi.sums(x, weighted_vectors, weights)
+        if part.weight is not None:
+            each = part.weight.unsqueeze(-1)
+            weights, weighted_vectors = weights * each, vectors * each
+        grams, cross, sums = phi.sums(part.x, weighted_vectors, weights)
         masses = weights.sum(0)
         return cls(
             phi,
-            pattern,
+            part.pattern,
             tuple(Moments(*moments) for moments in zip(grams, sums, masses, strict=True)),
             cross,
             vectors.mT @ weighted_vectors,
             weighted_vectors.sum(0),
-            Weights.of(weight, len(x)),
+            Weights.of(part.weight, len(part)),
         )
 
     @property
@@ -569,10 +563,7 @@ class FieldStatistics:
         """The statistics of observations (`parts`) under the columns `phi`; one pass over them."""
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
-            statistics = Statistics.of_observations(
-                part.x, part.y, phi, part.pattern, part.weight, part.direction
-            )
-            groups = added(groups, {part.key: statistics})
+            groups = added(groups, {part.key: Statistics.of_observations(part, phi)})
         return cls(phi, groups)
 
     @property

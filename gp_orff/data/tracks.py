@@ -172,12 +172,13 @@ _WIDER = 1.3  # the most blocks of a track over the fewest, in one batch
 _ROWS = 2**13  # of a batch, about
 
 
-def batches_of(sizes: Sequence[int]) -> list[Int[Tensor, "b t"]]:
+def batches_of(sizes: Sequence[int], most: int = _ROWS) -> list[Int[Tensor, "b t"]]:
     """The blocks of tracks in batches of similar numbers of blocks: −1 instead of those that
-    shorter tracks do not have.
+    shorter tracks do not have. Likewise, the observations of blocks.
 
     Args:
         sizes: the number of blocks of every track; their blocks follow each other.
+        most: entries of a batch, unless a single track has more.
     """
     counts = torch.tensor(sizes)
     starts = counts.cumsum(0) - counts
@@ -187,7 +188,7 @@ def batches_of(sizes: Sequence[int]) -> list[Int[Tensor, "b t"]]:
     for number in batch.unique():
         tracks = torch.nonzero(batch == number).squeeze(-1)
         longest = int(counts[tracks].max())
-        for some in tracks.split(max(1, _ROWS // longest)):
+        for some in tracks.split(max(1, most // longest)):
             rank = torch.arange(longest)
             inside = rank < counts[some, None]
             batches.append(torch.where(inside, starts[some, None] + rank, -1))
@@ -225,7 +226,7 @@ class WhitenedGram(Function):
 # product over the axes of powers of d complex numbers, so the mean over a block is a product of two
 # matrices:
 #
-# 1. `_batches` collects blocks of about the same number n of observations, padded by weights of
+# 1. `batches_of` collects blocks of about the same number n of observations, padded by weights of
 #    zero.
 # 2. `_powers` computes exp(ikθ_j) of every axis by repeated multiplication, without sines.
 # 3. `_mean_waves` multiplies the powers of all axes but the last, and contracts the product with
@@ -300,33 +301,17 @@ def _(
     strides = torch.tensor([prod(sizes[i + 1 :]) for i in range(len(sizes))], device=x.device)
     place = ((indices + offset) * strides).sum(-1)
     sign = 1.0 - 2.0 * flipped.to(phases)
-    for blocks, rows, inside in _batches(block, count, sum(sizes) + prod(sizes[:-1])):
-        waves = _mean_waves(phases[:, rows], inside, phi.modes)
+    most = _NUMBERS // (sum(sizes) + prod(sizes[:-1]))
+    for batch in batches_of(torch.bincount(block, minlength=count).tolist(), most):
+        rows = batch.to(block.device)
+        inside = (rows >= 0).double()
+        weights = inside / inside.sum(-1, keepdim=True)
+        waves = _mean_waves(phases[:, rows.clamp_min(0)], weights, phi.modes)
         cosines, sines = (
             part.contiguous().index_select(1, place) for part in (waves.real, waves.imag)
         )
-        out[blocks] = torch.cat([cosines, sines.mul_(sign)], dim=-1)
+        out[block[rows[:, 0]]] = torch.cat([cosines, sines.mul_(sign)], dim=-1)
     return out
-
-
-def _batches(
-    block: Int[Tensor, "N"], count: int, width: int
-) -> Iterator[tuple[Int[Tensor, "b"], Int[Tensor, "b n"], Float[Tensor, "b n"]]]:
-    """Blocks of about the same size, the rows of their observations, and 1/n, or 0 instead of
-    observations that they do not have."""
-    size = torch.bincount(block, minlength=count)
-    start, order, done = size.cumsum(0) - size, size.argsort(descending=True), 0
-    while done < count:
-        many = max(1, _NUMBERS // (width * size[order[done]].item()))
-        blocks = order[done : done + many]
-        rank = torch.arange(size[blocks[0]].item(), device=block.device)
-        present = rank < size[blocks, None]
-        yield (
-            blocks,
-            torch.where(present, start[blocks, None] + rank, start[blocks, None]),
-            present / size[blocks, None].double(),
-        )
-        done += len(blocks)
 
 
 def _mean_waves(
@@ -1088,7 +1073,7 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
         ValueError: labels of another length, or missing ones.
     """
     if is_single(track):
-        track = np.full(count, track, dtype=None if isinstance(track, str) else object)
+        track = np.full(count, str(track))
     labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
     if labels.shape != (count,):
         raise ValueError(

@@ -37,9 +37,9 @@ def as_dataset(dataset: object) -> "xarray.Dataset":
     return dataset
 
 
-def named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "xarray.Variable"]:
+def named(dataset: "xarray.Dataset", names: Sequence[str]) -> dict[str, "xarray.Variable"]:
     """The variables of these names."""
-    names = [names] if isinstance(names, str) else list(names)
+    names = list(names)
     missing = [name for name in names if name not in dataset.variables]
     if missing or not names:
         raise KeyError(
@@ -141,7 +141,7 @@ def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]
         for name, entry in attributes.items()
         if entry.get("standard_name") in (*_NAMES, *_ANGLES)
         or entry.get("units") in (*_EAST, *_NORTH)
-        or (_named_degrees(name) and is_angle(entry.get("units")))
+        or (_kind(name, {}) and is_angle(entry.get("units")))
     ]
 
 
@@ -149,17 +149,13 @@ def degree_kind(name: str, attributes: Mapping[str, Any]) -> str | None:
     """Whether a coordinate is, by its attributes, a longitude or a latitude; None if neither."""
     if attributes.get("standard_name") in _ANGLES or not labelled_as_angles({name: attributes}):
         return None
-    return next((kind for kind in _NAMES if _is(kind, name, attributes)), None)
+    return _kind(name, attributes)
 
 
 def is_angle(units: object) -> bool:
     """Whether a unit is degrees, radians or another one of angles."""
     unit = None if units is None else Unit.parse(units)
     return unit is not None and unit.is_angle
-
-
-def _named_degrees(name: object) -> bool:
-    return any(str(name).lower() in names for names in _NAMES.values())
 
 
 def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
@@ -171,19 +167,15 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
     Raises:
         ValueError: not one of each, in another order, or other coordinates in metres.
     """
-    columns = {
-        kind: [i for i, (name, own) in enumerate(attributes.items()) if _is(kind, name, own)]
-        for kind in _NAMES
-    }
-    longitude, latitude = columns.values()
-    if len(longitude) != 1 or len(latitude) != 1 or longitude > latitude:
+    kinds = {i: kind for i, pair in enumerate(attributes.items()) if (kind := _kind(*pair))}
+    if list(kinds.values()) != ["longitude", "latitude"]:
         raise ValueError(
             f"a projection expects a longitude before a latitude, got coordinates "
             f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
         )
     for i, (name, entry) in enumerate(attributes.items()):
         unit = None if entry.get("units") is None else Unit.parse(entry["units"])
-        if i in (longitude[0], latitude[0]):
+        if i in kinds:
             if unit is not None and unit.root is not None and not unit.is_angle:
                 raise ValueError(
                     f"expected {name!r} in degrees or radians, got units {entry['units']!r}; "
@@ -194,16 +186,18 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
                 f"expected {name!r} in km, as positions in the plane are, got units "
                 f"{entry['units']!r}; convert it, and its units"
             )
-    return longitude[0], latitude[0]
+    longitude, latitude = kinds
+    return longitude, latitude
 
 
-def _is(kind: str, name: str, attributes: Mapping[str, Any]) -> bool:
-    units = attributes.get("units")
+def _kind(name: object, attributes: Mapping[str, Any]) -> str | None:
+    """Longitude or latitude, by standard name, unit or name; None if neither."""
     if attributes.get("standard_name") in _NAMES:
-        return attributes["standard_name"] == kind
+        return attributes["standard_name"]
+    units = attributes.get("units")
     if units in (*_EAST, *_NORTH):
-        return units in (_EAST if kind == "longitude" else _NORTH)
-    return str(name).lower() in _NAMES[kind]
+        return "longitude" if units in _EAST else "latitude"
+    return next((kind for kind, names in _NAMES.items() if str(name).lower() in names), None)
 
 
 # Units of derivatives and integrals: only lengths have to be understood, all else is carried.

@@ -70,23 +70,19 @@ class Blocks:
     units: ColumnUnits  # of every block
 
     def __len__(self) -> int:
-        return prod(len(sizes) for sizes in self._chunks.values())
+        return prod(len(sizes) for sizes in self.dataset.chunksizes.values())
 
     def __iter__(self) -> Iterator[Block]:
         dask = optional("dask", "dask")
         slices = {
             name: [slice(end - size, end) for size, end in zip(own, accumulate(own), strict=True)]
-            for name, own in self._chunks.items()
+            for name, own in self.dataset.chunksizes.items()
         }
         for rows in product(*slices.values()):
             block = dict(zip(slices, rows, strict=True))
             where = ", ".join(f"{name} {own.start}:{own.stop}" for name, own in block.items())
             (part,) = dask.optimize(self.dataset.isel(block))  # the graph of this block alone
             yield Block(part, self.read, where)
-
-    @property
-    def _chunks(self) -> Mapping[str, tuple[int, ...]]:
-        return self.dataset.chunksizes
 
 
 # `readings`: observations of a Dataset as arrays for `model.fit`.
@@ -365,7 +361,7 @@ class Columns:
             places = np.stack(np.meshgrid(*ends), axis=-1).reshape(-1, 2)
         else:
             places = x[:, positions]
-        if isinstance(project, str) and project == "auto":
+        if project == "auto":
             return replace(self, plane=LocalPlane.around(places), positions=positions)
         plane = project if isinstance(project, LocalPlane) else LocalPlane(project)
         plane.check_extent(places)
@@ -669,7 +665,7 @@ def files(
     optional("xarray", "xarray")
     paths = _paths(paths)
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
-    if isinstance(project, str) and project == "auto":
+    if project == "auto":
         raise ValueError(
             "expected project= as a coordinate reference system or a LocalPlane, got 'auto', "
             "which needs the positions of all files; give "
