@@ -14,13 +14,13 @@ with warnings.catch_warnings():  # linear_operator, for what it does when it is 
 
 import gp_orff.exact_gp.prediction  # noqa: F401  sums and products of our kernels inside gpytorch
 from gp_orff import bounds, settings, spectra
-from gp_orff.data.copies import thin
 from gp_orff.data.likelihoods import (
     KnownNoiseLikelihood,
     MultitaskStudentTLikelihood,
     TrackLikelihood,
 )
 from gp_orff.data.pointwise import Pointwise
+from gp_orff.data.sites import thin
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.exact_gp.feature_gp import FeatureGP, WeightVariationalStrategy

@@ -138,7 +138,7 @@ class ColumnUnits:
             in_column_units(x, self.x, "x"),
             in_column_units(y, self.y, "y"),
             self.variances(noise, y, leading=1),
-            _in_time(time, self),
+            in_column_units(time, self.time, "time"),
         )
 
     def variances(self, noise: object, y: object = None, leading: int = 0) -> object:
@@ -266,12 +266,6 @@ def entries_in_units(
         as_real(in_column_units(entry, (unit,), name), name).numpy()
         for entry, unit in zip(entries, units, strict=True)
     ]
-
-
-def _in_time(time: object, units: ColumnUnits) -> object:
-    """Times (N,) in other units."""
-    converted = in_column_units(time, units.time, "time")
-    return time if converted is time else converted.numpy()
 
 
 # Which component of a vector a variable is, and along which direction a coordinate runs.
@@ -415,8 +409,7 @@ def _decoded_variable(name: str, variable: "xarray.Variable") -> "xarray.Variabl
         if key in variable.attrs:
             fills = np.asarray(variable.attrs[key])
             if fills.dtype.kind in "fiu":
-                variable.attrs[key] = fills.astype(variable.dtype)
-                variable.attrs[key] = variable.attrs[key][()]
+                variable.attrs[key] = fills.astype(variable.dtype)[()]
     encoding, variable.encoding = variable.encoding, {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xr.SerializationWarning)

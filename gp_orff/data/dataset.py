@@ -1,34 +1,350 @@
-"""The data of a model: observations that can be visited again, or sufficient statistics alone."""
+"""Observations that can be visited again (arrays, chunks, memory), or their statistics alone."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
+from gpytorch.kernels import Kernel
+from gpytorch.means import ConstantMean, Mean, MultitaskMean, ZeroMean
 from jaxtyping import Float
 from torch import Tensor
 
+from gp_orff.data.checks import ColumnUnits
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, SymbolObservations, join
+from gp_orff.data.passes import Show, Work, fold, loaded, naming, num_points, silent
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.sites import BY_THE_PRIOR, Repeats, fingerprints, lookup
-from gp_orff.data.sources import InMemory, Source, WithinBox, fold_sources, statistics_under
-from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
-from gp_orff.data.survey import MOST_PIECES, Survey, merge_pieces
-from gp_orff.data.track_reading import (
-    FirstLook,
-    TrackObservations,
-    joined,
-    require_none,
-    split,
-    surveyed,
+from gp_orff.data.reading import (
+    PER_OBSERVATION,
+    Options,
+    chunks,
+    in_units,
+    read,
+    unpack,
+    warn_of_positions,
 )
+from gp_orff.data.sites import BY_THE_PRIOR, SAME, Repeats, distinct, fingerprints, lookup
+from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
+from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
+from gp_orff.data.tracks import TrackObservations, joined, readings_along, require_none, split
+from gp_orff.data.validation import is_single
 from gp_orff.features.chunked import Box, contains, in_words, within_box
-from gp_orff.features.columns import TrigColumns
+from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.grid import Grid
+from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
+
+# Sources of observations: arrays, chunks that can be visited again, or memory.
+
+
+Value = TypeVar("Value")
+Parts = Iterator[Observations | TrackObservations]
+
+
+class Summary(Protocol[Value]):
+    """What is made of observations; values of different observations add up."""
+
+    def __call__(self, parts: Parts, number: int) -> Value:
+        """The value of observations, those of the chunk `number`."""
+
+    @property
+    def name(self) -> object:
+        """Plain values that distinguish this summary from others of the same data."""
+
+
+class Source(ABC):
+    """Observations that can be visited any number of times."""
+
+    in_memory = False
+
+    @abstractmethod
+    def __call__(self) -> Parts:
+        """All observations, part by part."""
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        """The summary of all observations, in one pass; None if there are no chunks."""
+        return summary(self(), 0)
+
+    def mapped(self, change: Callable[[Observations], Observations]) -> "Source":
+        """The source with other observations in memory; what is read elsewhere stays."""
+        return self
+
+    def within(self, box: Box) -> "Source":
+        """The observations that lie inside a box."""
+        return WithinBox(self, box)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads data for a model: validated observations on its device, less a varying mean."""
+
+    kernel: Kernel
+    mean: Mean
+    num_outputs: int
+    joint: bool = False  # whether y may have any number of columns
+
+    def read(self, x: object, y: object, options: Options) -> Parts:
+        """The observations of x and y, group by group."""
+        device = next(self.kernel.parameters()).device
+        for part in read(x, y, self.num_outputs, options, self.joint):
+            self._check_columns(part.x.shape[-1])
+            part = part.to(device)
+            if not is_constant(self.mean):
+                part = part.minus(varying_mean(self.mean, part.x, self.num_outputs))
+            if options.track is None:
+                yield part
+            else:
+                yield readings_along(part, options.track, options.time, len(x))
+
+    def _check_columns(self, got: int) -> None:
+        summands = terms(self.kernel)
+        num_dims = infer_num_dims(summands, None)
+        expected, exactly = input_columns(summands, got if num_dims is None else num_dims)
+        if got < expected or (exactly and got != expected):
+            remedy = (
+                "; multiply with a kernel of a further input, such as time, each with its columns: "
+                "HelmholtzKernel(num_dims=2, active_dims=[0, 1]) * RBFKernel(active_dims=[2])"
+            )
+            text = f"the kernel expects points with {expected} columns, got {got}"
+            raise ValueError(text + remedy * (got > expected))
+
+
+@dataclass(frozen=True)
+class Arrays(Source):
+    """Tensors, arrays or memory maps, held by reference."""
+
+    reader: Reader
+    x: object
+    y: object
+    options: Options
+    checked: set[int] = field(default_factory=set, compare=False, repr=False)
+    """The first rows of slices whose positions were looked at: a second visit does not warn."""
+
+    def __call__(self) -> Parts:
+        offset = 0
+        for x, y, options in chunks(self.x, self.y, self.options):
+            if offset not in self.checked:
+                warn_of_positions(x)
+                self.checked.add(offset)
+            for part in self.reader.read(x, y, options):
+                yield part.shift_index(offset) if offset else part
+            offset += len(x)
+
+
+@dataclass(frozen=True)
+class ChunkReader:
+    """Reads chunks that are loaded, in this process or another."""
+
+    reader: Reader
+    options: Options
+    units: ColumnUnits
+
+    def __call__(self, chunk: object) -> Parts:
+        x, y, options = in_units(self.units, *unpack(chunk, self.options))
+        for part in chunks(x, y, options):
+            if len(part[0]):  # a block of land has no observations
+                warn_of_positions(part[0])
+                yield from self.reader.read(*part)
+
+
+@dataclass(frozen=True)
+class Chunks(Source):
+    """An iterable of chunks, held by reference; a chunk may be a callable that loads it."""
+
+    reader: Reader
+    chunks: Iterable
+    options: Options
+    show: Show = silent
+    units: ColumnUnits = field(default_factory=ColumnUnits)
+
+    def __post_init__(self):
+        if isinstance(self.chunks, Mapping):
+            raise TypeError(
+                f"expected x and y, or chunks, got one mapping with keys "
+                f"{sorted(map(str, self.chunks))}; one chunk is a list of one: fit([chunk])"
+            )
+        try:
+            once = iter(self.chunks) is self.chunks
+        except TypeError as error:
+            got = type(self.chunks).__name__
+            raise TypeError(
+                f"expected x and y, or an iterable of chunks (x, y), got {got} alone"
+            ) from error
+        if once:
+            raise TypeError(
+                "expected chunks that can be visited again and again, got an iterator, which ends "
+                "after one visit; give a list, or an object whose __iter__ starts again"
+            )
+        if not all(is_single(getattr(self.options, name)) for name in PER_OBSERVATION):
+            raise ValueError(
+                "expected variances, noise, directions, groups, tracks and times inside the "
+                "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
+            )
+        if hasattr(self.chunks, "__array__"):
+            raise TypeError("expected observations y with x, got x alone: fit(x, y)")
+
+    def __call__(self) -> Parts:
+        read, points = self._read, 0
+        self.show(0, 0, None)
+        for number, chunk in enumerate(self.chunks, 1):
+            with naming(chunk, number - 1):
+                content = loaded(chunk)
+                yield from read(content)
+            points += num_points(content)
+            self.show(number, points, None)
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        return fold(Work(self._read, summary), lambda: summary.name, self.chunks, self.show)
+
+    @property
+    def _read(self) -> ChunkReader:
+        return ChunkReader(self.reader, self.options, self.units)
+
+
+@dataclass(frozen=True)
+class InMemory(Source):
+    """Observations in memory."""
+
+    parts: Sequence[Observations]
+
+    in_memory = True
+
+    def __call__(self) -> Iterator[Observations]:
+        return iter(self.parts)
+
+    def mapped(self, change: Callable[[Observations], Observations]) -> "InMemory":
+        return InMemory([change(part) for part in self.parts])
+
+    def within(self, box: Box) -> "InMemory":
+        return InMemory(list(_within(self(), box)))
+
+
+@dataclass(frozen=True)
+class WithinBox(Source):
+    """The observations of a source that lie inside a box."""
+
+    source: Source
+    box: Box
+
+    def __call__(self) -> Iterator[Observations]:
+        return _within(self.source(), self.box)
+
+    def fold(self, summary: Summary[Value]) -> Value | None:
+        return self.source.fold(SummaryWithin(summary, self.box))
+
+
+@dataclass(frozen=True)
+class SummaryWithin:
+    """The summary of the observations that lie inside a box."""
+
+    summary: Summary
+    box: Box
+
+    def __call__(self, parts: Parts, number: int) -> object:
+        return self.summary(_within(parts, self.box), number)
+
+    @property
+    def name(self) -> object:
+        return [self.summary.name, list(self.box)]
+
+
+def _within(parts: Iterator[Observations], box: Box) -> Iterator[Observations]:
+    for part in parts:
+        rows = within_box(part.x, box)
+        if rows.any():
+            yield part if rows.all() else part.take(rows)
+
+
+def is_constant(mean: Mean) -> bool:
+    """Whether a mean is a constant for each output."""
+    return all(isinstance(base_mean, ConstantMean | ZeroMean) for base_mean in base_means(mean))
+
+
+def base_means(mean: Mean) -> list[Mean]:
+    """The means of the single outputs, or the mean itself."""
+    return list(mean.base_means) if isinstance(mean, MultitaskMean) else [mean]
+
+
+@torch.no_grad()
+def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float[Tensor, "n p"]:
+    """The values of a mean that is not learned here; zero where it is constant."""
+    if is_constant(mean):
+        return x.new_zeros(*x.shape[:-1], num_outputs)
+    values = mean(x).detach()
+    if values.numel() != len(x) * num_outputs:
+        raise ValueError(
+            f"expected a mean with {num_outputs} outputs, got values of shape "
+            f"{tuple(values.shape)} at {len(x)} points; wrap it in gpytorch.means.MultitaskMean"
+        )
+    return values.reshape(len(x), num_outputs)
+
+
+# Summaries of chunks: the survey and the statistics of observations. A summary of several sources.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The survey of observations at single points, if there are any, and those along tracks."""
+
+    survey: Survey | None
+    tracks: list[TrackObservations]
+    skipped: int = 0  # chunks without observations
+
+    def __add__(self, other: "Seen") -> "Seen":
+        surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
+        total = surveys[0] + surveys[1] if len(surveys) == 2 else next(iter(surveys), None)
+        return Seen(total, self.tracks + other.tracks, self.skipped + other.skipped)
+
+
+@dataclass(frozen=True)
+class FirstLook:
+    """The first look at observations; `seed` selects the sample."""
+
+    seed: int
+
+    def __call__(self, parts: Iterator[Observations | TrackObservations], number: int) -> Seen:
+        tracks: list[TrackObservations] = []
+        single = split(parts, tracks)
+        first = next(single, None)
+        if first is None:
+            return Seen(None, tracks, skipped=int(not tracks))
+        seed = [self.seed, number] if number else self.seed
+        return Seen(Survey.of(chain([first], single), seed), tracks)
+
+    @property
+    def name(self) -> object:
+        return ["first look", self.seed]
+
+
+@dataclass(frozen=True)
+class StatisticsUnder:
+    """The statistics of observations at single points, under columns φ."""
+
+    phi: Columns
+
+    def __call__(self, parts: Iterator[Observations], number: int) -> FieldStatistics:
+        return FieldStatistics.of(split(parts, []), self.phi)
+
+    @property
+    def name(self) -> object:
+        return ["statistics", self.phi.plain()]
+
+
+def fold_sources(sources: Iterable[Source], summary: Summary[Value]) -> Value | None:
+    """The summary of the observations of all sources; None if there are none."""
+    total = None
+    for source in sources:
+        value = source.fold(summary)
+        if value is not None:
+            total = value if total is None else total + value
+    return total
+
 
 # Two kinds of data have one interface. A `Dataset` can visit its observations again: it refers to
 # arrays or chunks and stores only a survey of them, small data also as a copy. `StatisticsOnly` has
@@ -38,6 +354,7 @@ from gp_orff.features.grid import Grid
 
 
 MOST_KEPT = 4 * 2**20  # numbers: data up to this size are copied and held in memory
+_MORE = 1.5  # times as many blocks as are wanted: fewer stay as they are
 
 
 class Data(ABC):
@@ -126,6 +443,23 @@ class Data(ABC):
         """d, the number of input columns."""
         return len(self.survey.box)
 
+    def sampled(self, most: int) -> "Data":
+        """The data with about `most` blocks of the tracks of each group that has many more."""
+        if all(len(part.y) <= _MORE * most for part in self.tracks):
+            return self
+        tracks, weights = [], dict(self.survey.weights)
+        num_points, num_values = self.survey.num_points, self.survey.num_values
+        for part in self.tracks:
+            chosen = part.sample(most) if len(part.y) > _MORE * most else part
+            fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
+            num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
+            # The survey has to describe the sample: mean weights and counts of values enter
+            # starting values.
+            weights[part.key] = Weights.of(None, count)
+            tracks.append(chosen)
+        survey = replace(self.survey, num_points=num_points, num_values=num_values, weights=weights)
+        return replace(self, tracks=tuple(tracks), survey=survey)
+
 
 @dataclass(frozen=True)
 class Dataset(Data):
@@ -158,9 +492,23 @@ class Dataset(Data):
     ) -> "Dataset":
         """The data of a source, visited once; raises where they are not valid.
 
-        The survey takes the block means of tracks as observations; `spans` are as for `surveyed`.
+        In the survey, the block means of tracks are observations at their mean positions.
+
+        Args:
+            spans: the time of a block of the tracks of a group, by its label; chosen from the data
+                where there is none. If None, the tracks are in blocks.
         """
-        survey, tracks, single = surveyed(source, seed, spans)
+        seen = source.fold(FirstLook(seed)) or Seen(None, [])
+        if seen.survey is None and not seen.tracks and seen.skipped:
+            raise NoObservations("expected observations, got nothing but NaN, or no rows")
+        tracks = joined(seen.tracks)
+        if spans is not None:
+            tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
+        survey, single = seen.survey, seen.survey is not None or not tracks
+        if tracks or survey is None:
+            means = Survey.of((part.means for part in tracks), seed)
+            survey = means if survey is None else survey + means
+        survey = replace(survey, skipped=seen.skipped)
         return cls((source,) if single else (), survey, tracks=tracks)
 
     @classmethod
@@ -177,6 +525,49 @@ class Dataset(Data):
         """A copy in memory that no one else can change."""
         copies = InMemory([part.copied() for part in self.visit()])
         return replace(self, sources=(copies,), numbers_in_memory=self.size)
+
+    def without_copies(self) -> "Dataset":
+        """These data, in memory, of which records with equal values at one place count once.
+
+        One place is what lies within `repeats.distance`; if that is None, within 10⁻⁵ of the
+        extent of most points along each axis. If it is 0, nothing changes.
+
+        Continuous noise never gives equal values: such records are copies, and would suggest that
+        there is no noise. Values are equal that differ by less than their unit, which is the
+        smallest difference between values of that column, or 10⁻⁵ of the range between their 5 %
+        and 95 % quantiles if that is more; values of a copy that was rounded differently differ by
+        one unit. Rounding gives equal values to independent records too, such as the observations
+        of a platform at rest. Records are copies only if 95 % of the pairs that agree cannot be
+        explained in this way, by the number of pairs that differ by a few units, or that are equal
+        at different places. Of copies, the record of largest weight remains. A `DataWarning` gives
+        the number of records that were left out.
+
+        Example:
+            >>> import torch, warnings
+            >>> from gp_orff.data.dataset import Dataset
+            >>> from gp_orff.data.reading import Options, read
+            >>> x, y = torch.rand(50, 2).double(), torch.randn(50, 2).double()
+            >>> x, y = torch.cat([x, x[:4] + 1e-6]), torch.cat([y, y[:4]])
+            >>> data = Dataset.in_memory(read(x, y, 2, Options()))
+            >>> with warnings.catch_warnings():
+            ...     warnings.simplefilter("ignore")
+            ...     data = data.without_copies()
+            >>> data.survey.num_points, data.repeats.copies
+            (50, 4)
+        """
+        distance = self.repeats.distance
+        if distance == 0:
+            return self
+        bulk = self.survey.distances.bulk
+        reach = SAME * bulk if distance is None else np.full(self.num_inputs, float(distance))
+        parts = list(self.visit())
+        remaining = [part.take(distinct(part, reach)) for part in parts]
+        copies = sum(map(len, parts)) - sum(map(len, remaining))
+        if not copies:
+            return self
+        repeats = replace(self.repeats, copies=copies)
+        warnings.warn(repeats.note, DataWarning, stacklevel=2)
+        return self._from((InMemory(remaining),), repeats=repeats)
 
     def counting_memory(self) -> "Dataset":
         """These data, with `numbers_in_memory` set: all numbers of arrays, none of iterables of
@@ -201,11 +592,8 @@ class Dataset(Data):
 
     def _merge_pieces(self) -> "Dataset":
         """These data; many small pieces in memory are concatenated."""
-        if len(self.sources) <= MOST_PIECES or not all(
-            isinstance(source, InMemory) for source in self.sources
-        ):
-            return self
-        return self.in_one_piece()
+        many = len(self.sources) > MOST_PIECES and all(own.in_memory for own in self.sources)
+        return self.in_one_piece() if many else self
 
     def in_one_piece(self) -> "Dataset":
         """These data in memory, with one piece for each group, in the order of `observations`."""
@@ -247,21 +635,21 @@ class Dataset(Data):
     def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":
         """These data with other observations at their points, in memory, and the ELBO correction of
         these."""
-        survey = replace(Survey.of(parts), skipped=self.survey.skipped)
-        sources = (InMemory(parts),)
-        return replace(self, sources=sources, survey=survey, elbo_correction=elbo_correction)
+        return self._from((InMemory(parts),), elbo_correction=elbo_correction)
+
+    def _from(self, sources: tuple[Source, ...], **changes: object) -> "Dataset":
+        """These data with other sources, which are visited once, and other changes."""
+        survey = replace(fold_sources(sources, FirstLook(0)).survey, skipped=self.survey.skipped)
+        return replace(self, sources=sources, survey=survey, **changes)
 
     def less(self, trend: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]) -> "Dataset":
         """These data, those in memory less a trend; arrays and chunks are read with the present
         mean of their reader."""
-        sources = tuple(
-            InMemory([part.minus(trend(part.x)) for part in source.parts])
-            if isinstance(source, InMemory)
-            else source
-            for source in self.sources
-        )
-        survey = fold_sources(sources, FirstLook(0)).survey
-        return replace(self, sources=sources, survey=replace(survey, skipped=self.survey.skipped))
+
+        def minus(part: Observations) -> Observations:
+            return part.minus(trend(part.x))
+
+        return self._from(tuple(source.mapped(minus) for source in self.sources))
 
     def within(self, box: Box) -> "Dataset":
         """The observations inside a box with their weights; visits the data once."""
@@ -270,12 +658,7 @@ class Dataset(Data):
             inside = [within_box(part.x, box) for part in self.unweighted().visit()]
             pairs = zip(self.weights, inside, strict=True)
             weights = tuple(weight[rows.to(weight.device)] for weight, rows in pairs if rows.any())
-        sources = tuple(WithinBox(source, box) for source in self.sources)
-        if all(isinstance(source, InMemory) for source in self.sources):
-            sources = tuple(InMemory(list(source())) for source in sources)
-        survey = fold_sources(sources, FirstLook(0)).survey
-        survey = replace(survey, skipped=self.survey.skipped)
-        return replace(self, sources=sources, survey=survey, weights=weights)
+        return self._from(tuple(source.within(box) for source in self.sources), weights=weights)
 
     def unweighted(self) -> "Dataset":
         """These observations without learned weights."""
@@ -283,12 +666,7 @@ class Dataset(Data):
 
     def to(self, device: torch.device) -> "Dataset":
         """These data on another device; chunks move to it when they are visited."""
-        sources = tuple(
-            InMemory([part.to(device) for part in source.parts])
-            if isinstance(source, InMemory)
-            else source
-            for source in self.sources
-        )
+        sources = tuple(source.mapped(lambda part: part.to(device)) for source in self.sources)
         weights = self.weights and tuple(weight.to(device) for weight in self.weights)
         tracks = tuple(part.to(device) for part in self.tracks)
         return replace(super().to(device), sources=sources, weights=weights, tracks=tracks)
@@ -309,7 +687,8 @@ class Dataset(Data):
         if differentiable:
             statistics = differentiable_statistics(self.visit, phi)
         elif self.weights is None:
-            statistics = statistics_under(phi, self.sources)
+            statistics = fold_sources(self.sources, StatisticsUnder(phi))
+            statistics = FieldStatistics(phi, {}) if statistics is None else statistics
         else:
             statistics = FieldStatistics.of(self.visit(), phi)
         return replace(statistics, elbo_correction=self.elbo_correction)

@@ -174,7 +174,41 @@ def _require(holds: Bool[Tensor, "N"], values: Float[Tensor, "N v v"], what: str
 _LIKELIEST, _WIDTH = 2.0, 1.0  # of the prior of ν − 2: its mode, and the spread of its logarithm
 
 
-class HeavyTails(Likelihood):
+class Constrained(Likelihood):
+    """The part of a likelihood that has parameters by name, each with a constraint."""
+
+    def _add_parameter(
+        self, name: str, raw: nn.Parameter, constraint: Interval | None, prior: Prior | None
+    ) -> None:
+        """Register a parameter with its raw value, positive by default."""
+        self.register_parameter(f"raw_{name}", raw)
+        self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
+        if prior is not None:
+            self.register_prior(f"{name}_prior", prior, name)
+
+    def _value_of(self, name: str) -> Tensor:
+        """The value of a parameter, inside its constraint."""
+        raw, constraint = getattr(self, f"raw_{name}"), getattr(self, f"raw_{name}_constraint")
+        return constraint.transform(raw)
+
+    def _set_value(self, name: str, value: float | Tensor) -> None:
+        """Set a parameter."""
+        raw, constraint = getattr(self, f"raw_{name}"), getattr(self, f"raw_{name}_constraint")
+        value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
+        self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
+
+
+def _parameter(name: str, doc: str) -> property:
+    """A property with the value of a parameter, which can be set."""
+
+    def value(self: Constrained) -> Float[Tensor, "1"]:
+        return self._value_of(name)
+
+    value.__doc__ = doc
+    return property(value, lambda self, value: self._set_value(name, value))
+
+
+class HeavyTails(Constrained):
     """The part of a likelihood that has the degrees of freedom ν > 2 of Student-t noise.
 
     They are a parameter `raw_deg_free` (1,) in float64, as that of
@@ -207,8 +241,7 @@ class HeavyTails(Likelihood):
                 f"{float(deg_free)}; give both"
             )
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=learned)
-        self.register_parameter("raw_deg_free", raw)
-        self.register_constraint("raw_deg_free", constraint)
+        self._add_parameter("deg_free", raw, constraint, None)
         # A log-normal distribution has its mode at exp(m − s²), so that its location m is log 2 +
         # s².
         own = prior is None
@@ -239,16 +272,11 @@ class HeavyTails(Likelihood):
     @property
     def deg_free(self) -> Float[Tensor, "1"] | None:
         """The degrees of freedom ν, a tensor (1,); None for Gaussian noise."""
-        if not self.has_deg_free:
-            return None
-        return self.raw_deg_free_constraint.transform(self.raw_deg_free)
+        return self._value_of("deg_free") if self.has_deg_free else None
 
     @deg_free.setter
     def deg_free(self, value: float | Tensor) -> None:
-        raw = self.raw_deg_free
-        value = as_real_tensor(value, "deg_free", dtype=raw.dtype).to(raw).expand_as(raw)
-        raw_value = self.raw_deg_free_constraint.inverse_transform(value)
-        self.initialize(raw_deg_free=raw_value)
+        self._set_value("deg_free", value)
 
     @property
     def has_deg_free(self) -> bool:
@@ -377,30 +405,12 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         if noise is not None:
             self.noise = given_noise(noise, len(as_real(noise, "noise")), num_tasks)
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=False)
-        self.register_parameter("raw_noise_scale", raw)
-        self.register_constraint("raw_noise_scale", noise_scale_constraint or GreaterThan(0.0))
-        if noise_scale_prior is not None:
-            self.register_prior(
-                "noise_scale_prior",
-                noise_scale_prior,
-                lambda module: module.noise_scale,
-                lambda module, value: setattr(module, "noise_scale", value),
-            )
+        self._add_parameter("noise_scale", raw, noise_scale_constraint, noise_scale_prior)
         self.noise_scale = 1.0
         if deg_free is not None:
             self.add_deg_free(deg_free, learn_deg_free, deg_free_constraint, deg_free_prior)
 
-    @property
-    def noise_scale(self) -> Float[Tensor, "1"]:
-        """The factor s of the given noise, a tensor (1,)."""
-        return self.raw_noise_scale_constraint.transform(self.raw_noise_scale)
-
-    @noise_scale.setter
-    def noise_scale(self, value: float | Tensor) -> None:
-        raw = self.raw_noise_scale
-        value = as_real_tensor(value, "noise_scale", dtype=raw.dtype).to(raw).expand_as(raw)
-        raw_value = self.raw_noise_scale_constraint.inverse_transform(value)
-        self.initialize(raw_noise_scale=raw_value)
+    noise_scale = _parameter("noise_scale", "The factor s of the given noise, a tensor (1,).")
 
     def forward(
         self,
@@ -730,7 +740,7 @@ NUM_VALUES = 64
 """Values of the variance of new tracks over which predictions integrate."""
 
 
-class TrackLikelihood(Likelihood):
+class TrackLikelihood(Constrained):
     r"""Noise of observations along tracks: an offset, correlated and white noise, by component.
 
     Observations y_i of a track, at the times t_i along it, are
@@ -834,6 +844,10 @@ class TrackLikelihood(Likelihood):
     ):
         super().__init__()
         self.num_tasks = num_tasks
+        self.register_buffer("span", torch.zeros(()))
+        self.register_buffer("duration", torch.zeros(()))
+        self.register_buffer("slow_values", torch.zeros(NUM_VALUES))
+        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros: nothing learned
         constraints = (
             noise_constraint,
             offset_variance_constraint,
@@ -844,64 +858,29 @@ class TrackLikelihood(Likelihood):
         priors = noise_prior, offset_variance_prior, correlated_variance_prior
         priors = (*priors, correlation_time_prior, block_variance_prior)
         for name, constraint, prior in zip(_NAMES, constraints, priors, strict=True):
-            self.register_parameter(f"raw_{name}", nn.Parameter(torch.zeros(1)))
-            self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
-            if prior is not None:
-                self.register_prior(
-                    f"{name}_prior",
-                    prior,
-                    lambda module, name=name: getattr(module, name),
-                    lambda module, value, name=name: setattr(module, name, value),
-                )
-        self.register_buffer("span", torch.zeros(()))
-        self.register_buffer("duration", torch.zeros(()))
-        self.register_buffer("slow_values", torch.zeros(NUM_VALUES))
-        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros: nothing learned
+            self._add_parameter(name, nn.Parameter(torch.zeros(1)), constraint, prior)
 
-    @property
-    def noise(self) -> Float[Tensor, "1"]:
-        """The variance σ² of the white noise of one observation, a tensor (1,)."""
-        return self._value("noise")
+    noise = _parameter("noise", "The variance σ² of the white noise of one observation, (1,).")
+    offset_variance = _parameter(
+        "offset_variance", "The variance σ_b² of the offset of all observations of a track, (1,)."
+    )
+    correlated_variance = _parameter(
+        "correlated_variance", "The variance σ_r² of the correlated noise, a tensor (1,)."
+    )
+    correlation_time = _parameter(
+        "correlation_time", "The correlation time (or length) τ of the correlated noise, (1,)."
+    )
+    block_variance = _parameter(
+        "block_variance", "The variance σ_e² of the common error of a block, (1,); 0 without them."
+    )
 
-    @noise.setter
-    def noise(self, value: float | Tensor) -> None:
-        self._set("noise", value)
+    def _value_of(self, name: str) -> Tensor:
+        value = super()._value_of(name)
+        return value * (self.span > 0) if name == "block_variance" else value
 
-    @property
-    def offset_variance(self) -> Float[Tensor, "1"]:
-        """The variance σ_b² of the common offset of all observations of a track, a tensor (1,)."""
-        return self._value("offset_variance")
-
-    @offset_variance.setter
-    def offset_variance(self, value: float | Tensor) -> None:
-        self._set("offset_variance", value)
-
-    @property
-    def correlated_variance(self) -> Float[Tensor, "1"]:
-        """The variance σ_r² of the correlated noise, a tensor (1,)."""
-        return self._value("correlated_variance")
-
-    @correlated_variance.setter
-    def correlated_variance(self, value: float | Tensor) -> None:
-        self._set("correlated_variance", value)
-
-    @property
-    def correlation_time(self) -> Float[Tensor, "1"]:
-        """The correlation time (or length) τ of the correlated noise, a tensor (1,)."""
-        return self._value("correlation_time")
-
-    @correlation_time.setter
-    def correlation_time(self, value: float | Tensor) -> None:
-        self._set("correlation_time", value)
-
-    @property
-    def block_variance(self) -> Float[Tensor, "1"]:
-        """The variance σ_e² of the common error of a block, a tensor (1,); 0 without blocks."""
-        return self._value("block_variance") * (self.span > 0)
-
-    @block_variance.setter
-    def block_variance(self, value: float | Tensor) -> None:
-        self._set("block_variance", value)
+    def _set_value(self, name: str, value: float | Tensor) -> None:
+        super()._set_value(name, value)
+        self.slow_variance = None
 
     @property
     def slow_variance(self) -> SlowVariance | None:
@@ -989,17 +968,6 @@ class TrackLikelihood(Likelihood):
         value = noise.slow.unsqueeze(-1)
         slow = self.slow_variance or SlowVariance(value, torch.ones_like(value))
         return slow, (noise.noise + noise.block_variance).to(values)
-
-    def _value(self, name: str) -> Tensor:
-        raw = getattr(self, f"raw_{name}")
-        return getattr(self, f"raw_{name}_constraint").transform(raw)
-
-    def _set(self, name: str, value: float | Tensor) -> None:
-        raw = getattr(self, f"raw_{name}")
-        value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
-        constraint = getattr(self, f"raw_{name}_constraint")
-        self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
-        self.slow_variance = None
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         for name in ("slow_values", "slow_weights"):  # older files have none

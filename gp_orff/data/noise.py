@@ -223,11 +223,11 @@ def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
     """Σ of every likelihood, by its label, and the noise along tracks of those that have one."""
     p = num_outputs(kernel)
     covariances = {label: noise_of(noise, p) for label, noise in likelihoods.items()}
-    tracks = {label: along_tracks(likelihood) for label, likelihood in likelihoods.items()}
-    known = {label: noise for label, noise in tracks.items() if noise is not None}
-    slow = {label: slow_variance_of(likelihood) for label, likelihood in likelihoods.items()}
-    slow = {label: variance for label, variance in slow.items() if variance is not None}
-    return NoisesOfGroups(covariances, known, slow)
+    tracks, slow = (
+        {label: found for label, own in likelihoods.items() if (found := kind(own)) is not None}
+        for kind in (along_tracks, slow_variance_of)
+    )
+    return NoisesOfGroups(covariances, tracks, slow)
 
 
 def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b n*p n*p"]:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -110,12 +110,14 @@ class Observations:
         """These observations, with `index` shifted by the points before them."""
         return replace(self, index=self.index + offset)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Observations":
-        tensors = {name: getattr(self, name) for name in ("x", "y", "weight", "direction", "index")}
-        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        changed = {name: change(tensor) for name, tensor in present.items()}
+    def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
+        """These observations with a function of every tensor, of these and of others."""
+        every, names = (self, *others), ("x", "y", "weight", "direction", "index")
+        columns = {name: [getattr(part, name) for part in every] for name in names}
+        changed = {name: change(*own) for name, own in columns.items() if own[0] is not None}
         if self.represented is not None:
-            changed["represented"] = Represented(*map(change, self.represented))
+            columns = (part.represented for part in every)
+            changed["represented"] = Represented(*map(change, *columns))
         return replace(self, **changed)
 
 
@@ -127,19 +129,12 @@ def join(parts: Iterable[Observations]) -> list[Observations]:
     return [pieces[0] if len(pieces) == 1 else _concatenate(pieces) for pieces in groups.values()]
 
 
-class Rows(Protocol):
-    """Values of observations, a row for each."""
-
-    def take(self, rows: slice) -> Self:
-        """Those of some observations."""
-
-
-RowsT = TypeVar("RowsT", bound=Rows)
+Rows = TypeVar("Rows")  # values of observations, of which `take` gives those of some
 
 
 def with_rows(
-    parts: Iterable[Observations], groups: Mapping[GroupKey, RowsT]
-) -> Iterator[tuple[Observations, RowsT]]:
+    parts: Iterable[Observations], groups: Mapping[GroupKey, Rows]
+) -> Iterator[tuple[Observations, Rows]]:
     """Each part with its rows of the values of its group.
 
     A group has one row for each of its observations, in the order in which `join` puts them; in
@@ -155,17 +150,8 @@ def with_rows(
 def _concatenate(parts: list[Observations]) -> Observations:
     if any(part.weight is not None for part in parts):
         parts = [part.weighted(torch.ones_like(part.y[:, 0])) for part in parts]
-
-    def cat(name: str) -> Tensor | None:
-        tensors = [getattr(part, name) for part in parts]
-        return None if tensors[0] is None else torch.cat(tensors)
-
-    tensors = (cat(name) for name in ("x", "y", "weight", "direction"))
-    joined = Observations(parts[0].key, *tensors)
-    if parts[0].represented is None:
-        return joined
-    columns = zip(*(part.represented for part in parts), strict=True)
-    return replace(joined, represented=Represented(*map(torch.cat, columns)))
+    first, *others = parts
+    return replace(first, index=None)._map(lambda *pieces: torch.cat(pieces), *others)
 
 
 def less_reference(
@@ -340,8 +326,7 @@ class SymbolObservations(LinearObservations):
                 f"got shape {tuple(y.shape)}{'' if torch.isfinite(y).all() else ' with NaN'}"
             )
         parts = symbol, x.clone(), y.clone(), _covariance(noise, q), space, direction
-        observations = cls(*parts)
-        return observations.to(next(kernel.parameters()).device)
+        return cls(*parts).to(next(kernel.parameters()).device)
 
     @property
     def num_values(self) -> int:
@@ -371,9 +356,8 @@ class SymbolObservations(LinearObservations):
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
     def to(self, device: torch.device) -> "SymbolObservations":
-        direction = None if self.direction is None else self.direction.to(device)
-        tensors = {name: getattr(self, name).to(device) for name in ("x", "y", "noise")}
-        return replace(self, **tensors, direction=direction)
+        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:

@@ -14,13 +14,15 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial, wraps
+from functools import partial, singledispatch, wraps
 from importlib import import_module
 from itertools import islice
+from operator import length_hint
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar
@@ -162,34 +164,57 @@ def digest_of(value: object, before: str = "") -> str:
     return digest.hexdigest()
 
 
+@singledispatch
 def _serialize(value: object) -> Iterator[bytes]:
     """Bytes that are the same in another process, which pickles need not be."""
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        # Type and shape are part of the digest: equal bytes may mean different arrays.
-        yield f"{value.dtype} {value.shape}".encode()
-        yield np.ascontiguousarray(value).tobytes()
-    elif isinstance(value, Mapping):
-        yield from _serialize([*map(str, value), *value.values()])
-    elif isinstance(value, list | tuple | np.ndarray):
-        yield f"{len(value)}".encode()
-        for item in value:
-            yield from _serialize(item)
-    elif hasattr(value, "__dask_tokenize__"):
+    if hasattr(value, "__dask_tokenize__"):
         # What Dask calls a collection by does not change with the process.
         yield import_module("dask.base").tokenize(value).encode()
     elif is_dataclass(value) and not isinstance(value, type):
         own = [getattr(value, part.name) for part in fields(value)]
         yield from _serialize([type(value).__qualname__, *own])
-    elif isinstance(value, partial):
-        yield from _serialize([value.func, value.args, value.keywords])
-    elif isinstance(value, MethodType):
-        yield from _serialize([value.__func__, value.__self__])
     elif callable(value) and hasattr(value, "__qualname__"):
         yield f"{value.__module__}.{value.__qualname__}".encode()
     else:
         yield pickle.dumps(value) if callable(value) else repr(value).encode()
+
+
+@_serialize.register
+def _(value: Tensor) -> Iterator[bytes]:
+    yield from _serialize(value.detach().cpu().numpy())
+
+
+@_serialize.register
+def _(value: np.ndarray) -> Iterator[bytes]:
+    if value.dtype == object:
+        yield from _serialize(list(value))
+    else:
+        # Type and shape are part of the digest: equal bytes may mean different arrays.
+        yield f"{value.dtype} {value.shape}".encode()
+        yield np.ascontiguousarray(value).tobytes()
+
+
+@_serialize.register
+def _(value: Mapping) -> Iterator[bytes]:
+    yield from _serialize([*map(str, value), *value.values()])
+
+
+@_serialize.register(list)
+@_serialize.register(tuple)
+def _(value: Sequence) -> Iterator[bytes]:
+    yield f"{len(value)}".encode()
+    for item in value:
+        yield from _serialize(item)
+
+
+@_serialize.register
+def _(value: partial) -> Iterator[bytes]:
+    yield from _serialize([value.func, value.args, value.keywords])
+
+
+@_serialize.register
+def _(value: MethodType) -> Iterator[bytes]:
+    yield from _serialize([value.__func__, value.__self__])
 
 
 # Warnings of tasks in other processes, which reach the caller.
@@ -250,7 +275,7 @@ def _record(message, category, filename, lineno, file=None, line=None) -> None:
 #
 # `Job` sums up the chunks of a task, and tries each of them again where it fails. What fails for
 # good is raised with the number of the chunk, as an exception of a class that can be pickled, with
-# the text of the traceback as its cause. `PackedJob` is its form for other processes.
+# the text of the traceback as its cause. `_packed_job` is its form for other processes.
 
 
 def num_points(chunk: object) -> int:
@@ -280,11 +305,7 @@ def naming(chunk: object, number: int) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        name = f"in chunk {number}{f', {chunk!r}' if callable(chunk) else ''}"
-        if hasattr(error, "add_note"):
-            error.add_note(name)
-        elif error.args and isinstance(error.args[0], str):  # before Python 3.11
-            error.args = (f"{error.args[0]} ({name})", *error.args[1:])
+        error.add_note(f"in chunk {number}{f', {chunk!r}' if callable(chunk) else ''}")
         raise
 
 
@@ -307,26 +328,6 @@ class Task:
 
     chunks: Sequence
     start: int
-
-    @property
-    def packed(self) -> "Task":
-        """The task with each chunk as a pickle.
-
-        Raises:
-            TypeError: a chunk that cannot be pickled.
-        """
-        return replace(self, chunks=[_packed(*pair) for pair in enumerate(self.chunks, self.start)])
-
-
-def _packed(number: int, chunk: object) -> bytes:
-    try:
-        return pickle.dumps(chunk, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        raise TypeError(
-            f"expected chunks that can be pickled for the workers, got chunk {number}, {chunk!r}: "
-            f"{error}; give functools.partial(load, path) with a function `load` of a module, not "
-            "a lambda, an open file or a local function"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -372,36 +373,48 @@ class Job:
         text = f"{name} failed {times} with {type(failure).__name__}: {failure}"
         raise kind(text) from RuntimeError(story)
 
-    @property
-    def packed(self) -> "PackedJob":
-        """This job for other processes.
 
-        Raises:
-            TypeError: work that cannot be pickled.
-        """
-        try:
-            return PackedJob(pickle.dumps(self, protocol=pickle.HIGHEST_PROTOCOL))
-        except Exception as error:
-            raise TypeError(
-                f"expected a model that can be pickled for the workers, got {error}; define the "
-                "classes and functions of its kernel and mean in a module"
-            ) from error
+# A job is pickled once for a pass; chunks go and outcomes come as pickles too. An executor would
+# pickle tensors as files that both processes share, and a chunk that cannot be unpickled would
+# break its pool.
 
 
-@dataclass(frozen=True)
-class PackedJob:
-    """A job as a pickle, made once for a pass; chunks come and the outcome goes as pickles too.
+def _packed(value: object, what: str, got: str, remedy: str) -> bytes:
+    """A pickle for other processes.
 
-    An executor would pickle tensors as files that both processes share, and a chunk that cannot be
-    unpickled would break its pool.
+    Raises:
+        TypeError: a value that cannot be pickled.
     """
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise TypeError(
+            f"expected {what} that can be pickled for the workers, got {got}{error}; {remedy}"
+        ) from error
 
-    job: bytes
 
-    def __call__(self, task: Task) -> bytes:
-        with recorded_warnings() as recorded:
-            outcome = pickle.loads(self.job)(task)
-        return pickle.dumps(replace(outcome, warned=tuple(recorded)), pickle.HIGHEST_PROTOCOL)
+def _packed_job(job: Job) -> Callable[[Task], bytes]:
+    remedy = "define the classes and functions of its kernel and mean in a module"
+    return partial(_unpacked, _packed(job, "a model", "", remedy))
+
+
+def _unpacked(job: bytes, task: Task) -> bytes:
+    """The outcome of a packed job, as a pickle."""
+    with recorded_warnings() as recorded:
+        outcome = pickle.loads(job)(task)
+    return pickle.dumps(replace(outcome, warned=tuple(recorded)), pickle.HIGHEST_PROTOCOL)
+
+
+def _packed_task(task: Task) -> Task:
+    remedy = (
+        "give functools.partial(load, path) with a function `load` of a module, not a lambda, an "
+        "open file or a local function"
+    )
+    chunks = [
+        _packed(chunk, "chunks", f"chunk {number}, {chunk!r}: ", remedy)
+        for number, chunk in enumerate(task.chunks, task.start)
+    ]
+    return replace(task, chunks=chunks)
 
 
 # Any executor: an ordered map over it, and the number of its workers.
@@ -454,7 +467,7 @@ def checked(executor: object) -> Executor | None:
 
 # Fold chunks into one sum, where the call says: `passes_on` and `fold`.
 #
-# 1. `passes_on` stores executor, retries and checkpoint of a call in a thread-local variable, so
+# 1. `passes_on` stores executor, retries and checkpoint of a call in a context variable, so
 #    that the functions between the method of a model and its passes need no further arguments.
 # 2. `Checkpoint.resumed` takes the partial sum of the checkpoint and skips its chunks.
 # 3. `_tasks` groups the other chunks. A chunk that is already data is a separate task, because it
@@ -503,7 +516,7 @@ class Passes:
         workers = num_workers(self.executor)
         threads = num_threads.value() or max(1, (os.cpu_count() or 1) // workers)
         job, shares_memory = Job(work, self.retries, threads), self._shares_memory
-        submit = partial(self._submit, job if shares_memory else job.packed)
+        submit = partial(self._submit, job if shares_memory else _packed_job(job))
         try:
             with closing(ordered_map(submit, tasks, _IN_FLIGHT * workers)) as pairs:
                 for task, outcome in pairs:
@@ -519,8 +532,8 @@ class Passes:
     def _shares_memory(self) -> bool:
         return isinstance(self.executor, ThreadPoolExecutor)
 
-    def _submit(self, job: "Job | PackedJob", task: Task) -> Future:
-        sent = task if self._shares_memory else task.packed
+    def _submit(self, job: Callable[[Task], Outcome | bytes], task: Task) -> Future:
+        sent = task if self._shares_memory else _packed_task(task)
         try:
             return self.executor.submit(job, sent)
         except BrokenExecutor:
@@ -540,11 +553,8 @@ class Passes:
         return outcome
 
 
-class _Call(threading.local):
-    passes: Passes = Passes()
-
-
-_call = _Call()
+_IN_PLACE = Passes()
+_call = ContextVar("passes", default=_IN_PLACE)  # of this thread
 
 
 @contextmanager
@@ -573,11 +583,11 @@ def passes_on(
         raise ValueError(f"expected retries >= 0, got {retries}")
     executor = checked(executor)
     kept = None if checkpoint is None else Checkpoint.at(checkpoint, digest_of(identity()))
-    before, _call.passes = _call.passes, Passes(executor, retries, kept)
+    before = _call.set(Passes(executor, retries, kept))
     try:
         yield
     finally:
-        _call.passes = before
+        _call.reset(before)
     if kept is not None:
         kept.remove()
 
@@ -593,13 +603,13 @@ def kept(compute: Callable[[], Kept]) -> Kept:
     number of threads. Calls are distinguished by their order. Without passes nothing is kept,
     because only their chunks show whether the data are the same.
     """
-    checkpoint = _call.passes.checkpoint
+    checkpoint = _call.get().checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
 
 
 def shares(values: Sequence) -> list[Sequence]:
     """Values in shares for the workers of this call; one share if it runs here."""
-    executor = _call.passes.executor
+    executor = _call.get().executor
     count = 1 if executor is None else _SHARES * num_workers(executor)
     size = max(1, -(-len(values) // count))
     return [values[start : start + size] for start in range(0, len(values), size)]
@@ -611,12 +621,16 @@ def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = 
     `name` gives what distinguishes the work from others of the same call; only a checkpoint needs
     it.
     """
-    passes, of = _call.passes, len(chunks) if isinstance(chunks, Sized) else None
+    passes, of = _call.get(), length_hint(chunks) or None
     checkpoint, chunks = passes.checkpoint, iter(chunks)
     known = "" if checkpoint is None else digest_of(name())
     done = Partial() if checkpoint is None else checkpoint.resumed(known, chunks)
     show(done.chunks, done.points, of)
-    tasks = _tasks(chunks, done.chunks, _size_of_tasks(passes, of, done.chunks))
+    size = 1  # how many chunks that load themselves make a task
+    if of is not None and passes.executor is not None:
+        each = (of - done.chunks) // (_TASKS * num_workers(passes.executor))
+        size = min(max(1, each), _MOST_CHUNKS)
+    tasks = _tasks(chunks, done.chunks, size)
     try:
         with closing(passes.outcomes(work, tasks)) as outcomes:
             for task, outcome in outcomes:
@@ -638,13 +652,6 @@ def _tasks(chunks: Iterator, start: int, size: int) -> Iterator[Task]:
         more = list(islice(chunks, size - 1)) if callable(chunk) else []
         yield Task([chunk, *more], start)
         start += 1 + len(more)
-
-
-def _size_of_tasks(passes: Passes, of: int | None, done: int) -> int:
-    """How many chunks that load themselves make a task."""
-    if of is None or passes.executor is None:
-        return 1
-    return min(max(1, (of - done) // (_TASKS * num_workers(passes.executor))), _MOST_CHUNKS)
 
 
 # `on_workers`: methods of a model whose passes over chunks run on an executor.

@@ -21,6 +21,8 @@ class Components:
     columns: tuple[int, ...]
     num_outputs: int  # p
 
+    along = False  # whether observations are along directions
+
     @classmethod
     def every(cls, num_outputs: int) -> "Components":
         """All p components."""
@@ -99,7 +101,7 @@ class LineOfSight:
 
     columns = (0,)
     num_values = num_columns = 1
-    complete = False
+    complete, along = False, True
 
     @property
     def _pairs(self) -> list[tuple[int, int]]:

@@ -19,6 +19,8 @@ from gp_orff.data.validation import are_missing, as_matrix, as_points, is_single
 _LONGITUDES, _LATITUDES = ("longitude", "lon", "long", "lng"), ("latitude", "lat")
 _CHUNK = 2**20  # points of one chunk
 _COARSE = 1e-3  # the rounding of positions that gives a warning, over their extent
+PER_OBSERVATION = ("variances", "noise", "directions", "group", "track", "time")
+"""The options that have an entry for each observation, or one for all."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,17 @@ class Options:
                 "expected scale_noise=False with track=, got True; noise along tracks adds a white "
                 "variance, which is learned, to the noise that is given"
             )
-        for name in ("variances", "noise", "directions", "group", "track", "time"):
+        for name in PER_OBSERVATION:
             if isinstance(values := getattr(self, name), Mapping | Set):
                 raise TypeError(
                     f"expected {name}= with one entry for each observation, in their order, got a "
                     f"{type(values).__name__}; give a list or an array"
                 )
+        if self.time is not None and self.track is None:
+            raise ValueError(
+                "expected track= with time=, got times alone; label the track of every "
+                "observation, or make time a column of x if the field changes with it"
+            )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
                 f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' leaves "
@@ -61,18 +68,9 @@ class Options:
     def rows(self, rows: slice) -> "Options":
         """The options of some rows."""
 
-        def cut(values: object) -> object:
-            return values if is_single(values) else values[rows]
-
-        return replace(
-            self,
-            variances=cut(self.variances),
-            noise=cut(self.noise),
-            directions=cut(self.directions),
-            group=cut(self.group),
-            track=cut(self.track),
-            time=cut(self.time),
-        )
+        values = {name: getattr(self, name) for name in PER_OBSERVATION}
+        cut = {name: own[rows] for name, own in values.items() if not is_single(own)}
+        return replace(self, **cut)
 
 
 def in_units(
@@ -197,16 +195,16 @@ def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, obj
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
     if isinstance(chunk, Mapping):
-        names = {"x", "y", "variances", "noise", "directions", "group", "track", "time"}
-        if not {"x", "y"} <= set(chunk) <= names:
+        if not {"x", "y"} <= set(chunk) <= {"x", "y", *PER_OBSERVATION}:
             raise ValueError(
                 "expected a chunk with keys x, y and, if needed, variances or noise, directions, "
                 f"group, track and time; got {sorted(map(str, chunk))}"
             )
-        values = {name: chunk[name] for name in chunk if name not in ("x", "y")}
-        return chunk["x"], chunk["y"], replace(options, **values)
-    if not isinstance(chunk, tuple | list) or len(chunk) != 2:
-        got = f"{len(chunk)} parts" if isinstance(chunk, tuple | list) else type(chunk).__name__
+        x, y, values = chunk["x"], chunk["y"], {n: chunk[n] for n in chunk if n in PER_OBSERVATION}
+        return x, y, replace(options, **values)
+    count = len(chunk) if isinstance(chunk, tuple | list) else None
+    if count != 2:
+        got = type(chunk).__name__ if count is None else f"{count} parts"
         raise TypeError(
             f"expected chunks (x, y), or mappings with keys x and y, got {got}; pass arrays "
             "as fit(x, y)"

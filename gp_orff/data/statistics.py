@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from operator import add, sub
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 import torch
@@ -95,6 +95,16 @@ class Weights:
         return self.mapped(add, other)
 
 
+Key = TypeVar("Key")
+Sums = TypeVar("Sums")
+
+
+def added(first: Mapping[Key, Sums], second: Mapping[Key, Sums]) -> dict[Key, Sums]:
+    """Sums by key, added where both have one."""
+    own = {key: first[key] + sums if key in first else sums for key, sums in second.items()}
+    return {**first, **own}
+
+
 @dataclass(frozen=True)
 class Statistics:
     """The sufficient statistics C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N.
@@ -146,32 +156,26 @@ class Statistics:
     @classmethod
     def of_observations(
         cls,
-        x: Float[Tensor, "n d"],
-        y: Float[Tensor, "n v"],
+        part: Observations,
         phi: Columns,
-        pattern: Pattern,
-        weight: Float[Tensor, "n"] | None = None,
-        direction: Float[Tensor, "n p"] | None = None,
     ) -> "Statistics":
         """Statistics of observations of one pattern in one pass, differentiable in ω."""
-        vectors = pattern.vectors(y, direction)
-        weights = pattern.weights(direction, y)
+        vectors = part.pattern.vectors(part.y, part.direction)
+        weights = part.pattern.weights(part.direction, part.y)
         weighted_vectors = vectors
-        if weight is not None:
-            weights, weighted_vectors = (
-                weights * weight.unsqueeze(-1),
-                vectors * weight.unsqueeze(-1),
-            )
-        grams, cross, sums = phi.sums(x, weighted_vectors, weights)
+        if part.weight is not None:
+            each = part.weight.unsqueeze(-1)
+            weights, weighted_vectors = weights * each, vectors * each
+        grams, cross, sums = phi.sums(part.x, weighted_vectors, weights)
         masses = weights.sum(0)
         return cls(
             phi,
-            pattern,
+            part.pattern,
             tuple(Moments(*moments) for moments in zip(grams, sums, masses, strict=True)),
             cross,
             vectors.mT @ weighted_vectors,
             weighted_vectors.sum(0),
-            Weights.of(weight, len(x)),
+            Weights.of(part.weight, len(part)),
         )
 
     @property
@@ -347,8 +351,8 @@ def _unpack_phases(content: Mapping) -> Phases:
 
 
 def pack_key(key: GroupKey) -> dict:
-    pattern: Pattern = key.pattern
-    columns = list(pattern.columns) if isinstance(pattern, Components) else None
+    pattern = key.pattern
+    columns = None if pattern.along else list(pattern.columns)
     outputs = pattern.num_outputs
     return {"label": key.label, "columns": columns, "num_outputs": outputs, "known": key.known}
 
@@ -395,7 +399,7 @@ def check_kind(record: object, kind: str, expected: str, place: str = "") -> Non
     `expected` and `place` are words of the message, before the kind and at its end.
     """
     actual = record.get("format") if isinstance(record, dict) else type(record).__name__
-    if not isinstance(record, dict) or actual != kind:
+    if actual != kind:
         raise ValueError(f"expected {expected} a {kind}, got {actual!r}{place}")
 
 
@@ -559,11 +563,7 @@ class FieldStatistics:
         """The statistics of observations (`parts`) under the columns `phi`; one pass over them."""
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
-            statistics = Statistics.of_observations(
-                part.x, part.y, phi, part.pattern, part.weight, part.direction
-            )
-            total = groups.get(part.key)
-            groups[part.key] = statistics if total is None else total + statistics
+            groups = added(groups, {part.key: Statistics.of_observations(part, phi)})
         return cls(phi, groups)
 
     @property
@@ -625,21 +625,24 @@ class FieldStatistics:
 
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
         """The statistics of the columns with indices `columns` (k,)."""
-        groups = {key: group.select(columns) for key, group in self.groups.items()}
-        return FieldStatistics(self.phi.select(columns), groups, self.elbo_correction)
+        return self._mapped(lambda group: group.select(columns), self.phi.select(columns))
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
         """Return the statistics of columns `phi`, whose frequencies are part of this lattice."""
-        groups = {key: group.on(phi) for key, group in self.groups.items()}
-        return FieldStatistics(phi, groups, self.elbo_correction)
+        return self._mapped(lambda group: group.on(phi), phi)
+
+    def _mapped(
+        self, function: Callable[[Statistics], Statistics], phi: Columns, factor: float = 1.0
+    ) -> "FieldStatistics":
+        """The statistics of columns `phi` with a function of every group."""
+        groups = {key: function(group) for key, group in self.groups.items()}
+        return FieldStatistics(phi, groups, factor * self.elbo_correction)
 
     def __add__(self, other: "FieldStatistics | int") -> "FieldStatistics":
-        if isinstance(other, int) and other == 0:  # the start value of sum()
+        if other == 0:  # the start value of sum()
             return self
         self._require_same(other)
-        groups = dict(self.groups)
-        for key, statistics in other.groups.items():
-            groups[key] = groups[key] + statistics if key in groups else statistics
+        groups = added(self.groups, other.groups)
         return FieldStatistics(self.phi, groups, self.elbo_correction + other.elbo_correction)
 
     __radd__ = __add__
@@ -662,8 +665,7 @@ class FieldStatistics:
     def __mul__(self, factor: float) -> "FieldStatistics":
         if not 0 < factor < float("inf"):
             raise ValueError(f"expected a positive factor, got {factor}")
-        groups = {key: factor * group for key, group in self.groups.items()}
-        return FieldStatistics(self.phi, groups, factor * self.elbo_correction)
+        return self._mapped(lambda group: factor * group, self.phi, factor)
 
     __rmul__ = __mul__
 
@@ -679,8 +681,7 @@ class FieldStatistics:
     def to(self, device: torch.device) -> "FieldStatistics":
         """Return these statistics on another `device`."""
         phi = self.phi.to(device)
-        groups = {key: group.to(device, phi) for key, group in self.groups.items()}
-        return FieldStatistics(phi, groups, self.elbo_correction)
+        return self._mapped(lambda group: group.to(device, phi), phi)
 
     @property
     def tensors(self) -> dict[tuple, Tensor]:
@@ -689,9 +690,8 @@ class FieldStatistics:
         tensors = {}
         for key, group in self.groups.items():
             tensors[key, "cross", 0] = group.cross
-            for index, part in enumerate(group.moments):
-                tensors[key, "gram", index] = part.gram
-                tensors[key, "column_sum", index] = part.column_sum
+            for index, (gram, column_sum, _) in enumerate(group.moments):
+                tensors |= {(key, "gram", index): gram, (key, "column_sum", index): column_sum}
         return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.patterns import GroupKey
-from gp_orff.data.statistics import Weights
+from gp_orff.data.statistics import Weights, added
 from gp_orff.features.chunked import Box, union
 
 _FAR = 20.0  # extents of the bulk: a warning is given for points that far apart
@@ -181,14 +181,11 @@ class Survey:
             )
         box = union(self.box, other.box)
         sample, ranks = merge_pieces(self.sample + other.sample, self.ranks + other.ranks)
-        weights = dict(self.weights)
-        for key, sums in other.weights.items():
-            weights[key] = weights[key] + sums if key in weights else sums
         return Survey(
             box,
             self.num_points + other.num_points,
             self.num_values + other.num_values,
-            weights,
+            added(self.weights, other.weights),
             sample,
             ranks,
             self.skipped + other.skipped,

@@ -198,8 +198,8 @@ class UnitArray(np.ndarray):
 
     def __getitem__(self, key):
         result = super().__getitem__(key)
-        if isinstance(result, UnitArray) and not isinstance(key, tuple):
-            result.units = self.units if result.ndim == self.ndim else None
+        if np.ndim(result) == self.ndim and not isinstance(key, tuple):
+            result.units = self.units
         return result
 
     def __setitem__(self, key, value):
@@ -208,13 +208,15 @@ class UnitArray(np.ndarray):
             self.units = None
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
-        plain = [np.asarray(a) if isinstance(a, UnitArray) else a for a in inputs]
+        def plain(values):
+            return np.asarray(values) if isinstance(values, UnitArray) else values
+
         if out:
-            kwargs["out"] = tuple(np.asarray(a) if isinstance(a, UnitArray) else a for a in out)
-            for a in out:
-                if isinstance(a, UnitArray):
-                    a.units = None
-        result = getattr(ufunc, method)(*plain, **kwargs)
+            kwargs["out"] = tuple(map(plain, out))
+        result = getattr(ufunc, method)(*map(plain, inputs), **kwargs)
+        for values in out:
+            if values is not plain(values):
+                values.units = None
         return out[0] if len(out) == 1 else result
 
     def __reduce__(self):

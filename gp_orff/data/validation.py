@@ -76,14 +76,13 @@ def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
 def _array(values: object, name: str) -> np.ndarray:
     """An array-like as an array that torch accepts; masked values become NaN."""
     values = getattr(values, "magnitude", values)  # of a quantity with a unit, as of pint
-    if isinstance(values, list | tuple) and any(
-        isinstance(row, np.ma.MaskedArray | np.ma.core.MaskedConstant) for row in values
-    ):
-        values = np.ma.stack([np.ma.asarray(row) for row in values])  # which keeps the masks
-    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in "fiuO":
-        values = np.where(np.ma.getmaskarray(values), np.nan, values.data)
-    if isinstance(values, list | tuple):  # of which numpy would drop the units
+    if isinstance(values, list | tuple):
+        # NumPy would drop the units, and the masks.
         refuse_units(values, f"the entries of {name}, or one quantity of all of them,")
+        if any(isinstance(row, np.ma.MaskedArray) for row in values):
+            values = np.ma.stack([np.ma.asarray(row) for row in values])
+    if np.ma.isMaskedArray(values) and values.dtype.kind in "fiuO":
+        values = np.where(np.ma.getmaskarray(values), np.nan, values.data)
     try:
         array = np.asarray(values)
     except (TypeError, ValueError) as error:  # rows of different lengths
@@ -107,20 +106,15 @@ def _array(values: object, name: str) -> np.ndarray:
 def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
     """Numbers that are stored as objects, as in nullable columns, where None, pd.NA and masked
     values become NaN; TypeError for other objects."""
-    flat = array.ravel().tolist()
-    if not all(isinstance(value, Number) or _is_missing(value) for value in flat):
-        wrong = next(v for v in flat if not isinstance(v, Number) and not _is_missing(v))
-        convert = "; convert it, such as with pandas.to_numeric(column, errors='coerce')"
-        raise TypeError(
-            f"expected real numbers for {name}, got objects such as {wrong!r}"
-            f"{convert if isinstance(wrong, str | bytes) else ''}"
-        )
-    if any(isinstance(value, complex) for value in flat):
-        return array.astype(complex)
-    if any(isinstance(value, bool | np.bool_) for value in flat):
-        return np.array([value is True for value in flat])
-    numbers = [np.nan if _is_missing(value) else float(value) for value in flat]
-    return np.array(numbers, dtype=np.float64).reshape(array.shape)
+    numbers = [np.nan if _is_missing(value) else value for value in array.ravel().tolist()]
+    for value in numbers:
+        if not isinstance(value, Number):
+            convert = _remedy(np.asarray(value))
+            raise TypeError(
+                f"expected real numbers for {name}, got objects such as {value!r}{convert}"
+            )
+    others = (kind for kind in (complex, bool) if any(isinstance(value, kind) for value in numbers))
+    return np.array(numbers, next(others, float)).reshape(array.shape)
 
 
 def _is_missing(value: object) -> bool:
@@ -142,8 +136,7 @@ def _remedy(array: np.ndarray) -> str:
 
 def are_missing(texts: np.ndarray, labels: object) -> Bool[np.ndarray, "N"]:
     """Whether each label is missing, by its text, or masked."""
-    masked = labels.mask if isinstance(labels, np.ma.MaskedArray) else False
-    return np.isin(texts, _MISSING) | masked
+    return np.isin(texts, _MISSING) | np.ma.getmask(labels)
 
 
 def is_single(values: object) -> bool:

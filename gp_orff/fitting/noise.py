@@ -28,8 +28,7 @@ from gp_orff.data.observations import join
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
-from gp_orff.data.track_reading import TrackObservations
-from gp_orff.data.tracks import MeansOfBlocks
+from gp_orff.data.tracks import MeansOfBlocks, TrackObservations
 from gp_orff.fitting.search import (
     Coordinate,
     Coordinates,

@@ -34,7 +34,6 @@ import torch
 from jaxtyping import Float
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.track_reading import sampled
 from gp_orff.features.assemble import expand
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
@@ -542,14 +541,14 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
     many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
     many = many and not has_weights(trainer, data)
-    sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
+    sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_BLOCKS)
     coarse, fine = Representation.coarse, Representation.fine
     if representation.rule.max_features is not None:
         # what the posterior truncates is noise of the model too: the evidence is that of the model
         fine = partial(Representation.fine, returned=True)
     plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
     kind = OfCurves if trainer.curves else OnLattice
-    few = sampled(data, FINE_BLOCKS)
+    few = data.sampled(FINE_BLOCKS)
     parts = fine, FINE_FACTOR, numbers
     plans.append(kind(trainer, "fine grid", of(few), *parts, keeps=many))
     if few is not data:

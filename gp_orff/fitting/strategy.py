@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data
-from gp_orff.data.track_reading import blocks_in_words
+from gp_orff.data.tracks import blocks_in_words
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.curves import Curves

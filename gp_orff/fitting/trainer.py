@@ -19,7 +19,7 @@ from gp_orff.data.observations import Observations, join
 from gp_orff.data.passes import kept
 from gp_orff.data.sites import site_labels
 from gp_orff.data.survey import DataWarning, Distances, Survey, subset, windows
-from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.assemble import draw
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.random import QuasiMonteCarlo

@@ -14,8 +14,7 @@ from torch.nn.functional import pad
 from gp_orff.data.likelihoods import NUM_VALUES, TrackLikelihood
 from gp_orff.data.noise import Noises, SlowVariance, TrackNoise, independent, same_point
 from gp_orff.data.observations import Observations
-from gp_orff.data.track_reading import TrackObservations
-from gp_orff.data.tracks import BlockNoise, Track
+from gp_orff.data.tracks import BlockNoise, Track, TrackObservations
 from gp_orff.inference.features import Inference
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
 from gp_orff.inference.robust import latent_covariance

@@ -39,7 +39,7 @@ from gp_orff.data.observations import (
     less_reference,
 )
 from gp_orff.data.statistics import Statistics
-from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.expansion import (
     Expansion,
     FeatureExpansion,

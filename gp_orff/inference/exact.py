@@ -26,7 +26,7 @@ from gp_orff.data.observations import (
 )
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import Nodes, Scatter, SiteMeans, across_sites, merged_at, site_labels
-from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.equations import Whitened, dense_evidence, mean_and_response
 from gp_orff.inference.features import Inference, Posterior, Residuals

@@ -19,7 +19,7 @@ from gp_orff.data.noise import GroupNoise, Noise, Noises, group_noise, noises_of
 from gp_orff.data.observations import PointObservations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import FieldStatistics
-from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.assemble import (
     check_domain,
     expand,

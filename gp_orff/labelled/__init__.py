@@ -6,11 +6,9 @@ ppigrf are optional, `pip install gp_orff[xarray]`, `[geo]` and `[geomag]`, and 
 function needs them.
 """
 
-from gp_orff.labelled.anomalies import total_field
-from gp_orff.labelled.lazy import files
+from gp_orff.labelled.directions import beams, total_field
 from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
-from gp_orff.labelled.radar import beams
-from gp_orff.labelled.reading import readings
+from gp_orff.labelled.reading import files, readings
 
 __all__ = ["LocalPlane", "beams", "files", "on_grid", "readings", "total_field"]

@@ -1,5 +1,7 @@
-"""Names, values, units and attributes of variables of a Dataset."""
+"""Names, values, units and attributes of variables of a Dataset, by the CF conventions."""
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ import numpy as np
 from gp_orff.data.checks import in_column_units
 from gp_orff.data.units import Unit, conversion, optional
 from gp_orff.data.validation import as_real
+from gp_orff.labelled.plane import LocalPlane
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -34,9 +37,9 @@ def as_dataset(dataset: object) -> "xarray.Dataset":
     return dataset
 
 
-def named(dataset: "xarray.Dataset", names: str | Sequence[str]) -> dict[str, "xarray.Variable"]:
+def named(dataset: "xarray.Dataset", names: Sequence[str]) -> dict[str, "xarray.Variable"]:
     """The variables of these names."""
-    names = [names] if isinstance(names, str) else list(names)
+    names = list(names)
     missing = [name for name in names if name not in dataset.variables]
     if missing or not names:
         raise KeyError(
@@ -138,7 +141,7 @@ def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]
         for name, entry in attributes.items()
         if entry.get("standard_name") in (*_NAMES, *_ANGLES)
         or entry.get("units") in (*_EAST, *_NORTH)
-        or (_named_degrees(name) and is_angle(entry.get("units")))
+        or (_kind(name, {}) and is_angle(entry.get("units")))
     ]
 
 
@@ -146,17 +149,13 @@ def degree_kind(name: str, attributes: Mapping[str, Any]) -> str | None:
     """Whether a coordinate is, by its attributes, a longitude or a latitude; None if neither."""
     if attributes.get("standard_name") in _ANGLES or not labelled_as_angles({name: attributes}):
         return None
-    return next((kind for kind in _NAMES if _is(kind, name, attributes)), None)
+    return _kind(name, attributes)
 
 
 def is_angle(units: object) -> bool:
     """Whether a unit is degrees, radians or another one of angles."""
     unit = None if units is None else Unit.parse(units)
     return unit is not None and unit.is_angle
-
-
-def _named_degrees(name: object) -> bool:
-    return any(str(name).lower() in names for names in _NAMES.values())
 
 
 def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
@@ -168,19 +167,15 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
     Raises:
         ValueError: not one of each, in another order, or other coordinates in metres.
     """
-    columns = {
-        kind: [i for i, (name, own) in enumerate(attributes.items()) if _is(kind, name, own)]
-        for kind in _NAMES
-    }
-    longitude, latitude = columns.values()
-    if len(longitude) != 1 or len(latitude) != 1 or longitude > latitude:
+    kinds = {i: kind for i, pair in enumerate(attributes.items()) if (kind := _kind(*pair))}
+    if list(kinds.values()) != ["longitude", "latitude"]:
         raise ValueError(
             f"a projection expects a longitude before a latitude, got coordinates "
             f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
         )
     for i, (name, entry) in enumerate(attributes.items()):
         unit = None if entry.get("units") is None else Unit.parse(entry["units"])
-        if i in (longitude[0], latitude[0]):
+        if i in kinds:
             if unit is not None and unit.root is not None and not unit.is_angle:
                 raise ValueError(
                     f"expected {name!r} in degrees or radians, got units {entry['units']!r}; "
@@ -191,16 +186,18 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
                 f"expected {name!r} in km, as positions in the plane are, got units "
                 f"{entry['units']!r}; convert it, and its units"
             )
-    return longitude[0], latitude[0]
+    longitude, latitude = kinds
+    return longitude, latitude
 
 
-def _is(kind: str, name: str, attributes: Mapping[str, Any]) -> bool:
-    units = attributes.get("units")
+def _kind(name: object, attributes: Mapping[str, Any]) -> str | None:
+    """Longitude or latitude, by standard name, unit or name; None if neither."""
     if attributes.get("standard_name") in _NAMES:
-        return attributes["standard_name"] == kind
+        return attributes["standard_name"]
+    units = attributes.get("units")
     if units in (*_EAST, *_NORTH):
-        return units in (_EAST if kind == "longitude" else _NORTH)
-    return str(name).lower() in _NAMES[kind]
+        return "longitude" if units in _EAST else "latitude"
+    return next((kind for kind, names in _NAMES.items() if str(name).lower() in names), None)
 
 
 # Units of derivatives and integrals: only lengths have to be understood, all else is carried.
@@ -311,3 +308,152 @@ def of_moments(name: str, attributes: Attributes) -> tuple[Attributes, Attribute
     if "standard_name" in attributes:  # with the modifier of the CF conventions
         sd["standard_name"] = f"{attributes['standard_name']} standard_error"
     return mean, sd
+
+
+# Datasets of maps by the CF conventions, version 1.11: https://cfconventions.org.
+#
+# Coordinates get their standard names, units and axes, variables the order (time, height, latitude,
+# longitude) of dimensions and a grid mapping, and the Dataset its history. A standard name is given
+# only where an attribute, a date or a projection makes it certain.
+
+
+_VERSION = "CF-1.11"
+GRID_MAPPING = "crs"  # the name of the variable
+_DEGREES = {"longitude": "degrees_east", "latitude": "degrees_north"}
+_PLANE = ("projection_x_coordinate", "projection_y_coordinate")
+_AXES = {
+    "time": {"axis": "T"},
+    "height": {"axis": "Z", "positive": "up"},
+    "altitude": {"axis": "Z", "positive": "up"},
+    "depth": {"axis": "Z", "positive": "down"},
+    "latitude": {"axis": "Y"},
+    "grid_latitude": {"axis": "Y"},
+    "projection_y_coordinate": {"axis": "Y"},
+    "longitude": {"axis": "X"},
+    "grid_longitude": {"axis": "X"},
+    "projection_x_coordinate": {"axis": "X"},
+}
+
+
+def plane_of_unit(unit: str | None) -> tuple[str | None, str]:
+    """The unit and the coordinate reference system of a column in "km in +proj=tmerc ..."; the
+    system is empty for a column that is in no plane."""
+    length, _, crs = (unit or "").partition(" in ")
+    return length or None, crs
+
+
+def with_conventions(
+    maps: "xarray.Dataset",
+    degrees: Sequence[str],
+    plane: Sequence[str],
+    crs: str,
+    attributes: Attributes,
+) -> "xarray.Dataset":
+    """The Dataset with the attributes and the order of dimensions that the conventions ask for.
+
+    Args:
+        maps: variables and coordinates, with the attributes that are given.
+        degrees: the names of longitude and latitude, if they were projected.
+        plane: or those of the coordinates x, y of a plane.
+        crs: of the projection; empty without one.
+        attributes: of the Dataset.
+    """
+    maps = maps.assign_attrs(attributes)
+    standard = _DEGREES if degrees else _PLANE if plane else ()
+    certain = dict(zip(degrees or plane, standard, strict=True))
+    for name, coordinate in maps.coords.items():
+        coordinate.attrs = _of_coordinate(name, coordinate.variable, certain.get(name))
+        coordinate.encoding["_FillValue"] = None  # coordinates have no missing values
+    variables = list(maps.data_vars)
+    if crs:
+        maps = _georeferenced(maps, plane, crs)
+    if GRID_MAPPING in maps:
+        for name in variables:
+            maps[name].attrs["grid_mapping"] = GRID_MAPPING
+    return maps.transpose(*_order(maps))
+
+
+def global_attributes(
+    field: object, names: Sequence[str], kind: str, before: Attributes
+) -> Attributes:
+    """The attributes of a Dataset of maps.
+
+    The time of the history is that of the environment variable SOURCE_DATE_EPOCH, in seconds since
+    1970, if it is set, so that equal maps can be equal files.
+
+    Args:
+        field: what was evaluated; its `description` and `coverage` are used if it has them.
+        names: of the outputs.
+        kind: what the maps show of these.
+        before: the attributes of the Dataset of the observations, whose history goes on.
+    """
+    import gp_orff
+
+    moment = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())))
+    software, title = f"gp_orff {gp_orff.__version__}", f"{kind} of {', '.join(names)}"
+    line = f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', moment)} {software}: {title}"
+    if description := getattr(field, "description", ""):
+        line += f"; {description}"
+    history = [line, str(before["history"])] if "history" in before else [line]
+    attributes = {
+        "Conventions": _VERSION,
+        "title": title[0].upper() + title[1:],
+        "source": f"Gaussian process regression by {software}",
+        "history": "\n".join(history),
+    }
+    coverage = getattr(field, "coverage", None)
+    return attributes | ({} if coverage is None else {"coverage_of_95_percent_intervals": coverage})
+
+
+def _of_coordinate(name: str, variable: "xarray.Variable", certain: str | None) -> Attributes:
+    """The attributes of a coordinate; `certain` is its standard name where one is known."""
+    attributes = dict(variable.attrs)
+    dated = variable.dtype.kind == "M" or " since " in str(attributes.get("units", ""))
+    standard = attributes.get("standard_name") or certain
+    standard = standard or ("time" if dated else degree_kind(name, attributes))
+    if standard is None:
+        return attributes
+    axis = _AXES.get(standard, {}) if variable.ndim == 1 else {}
+    length = {"units": "km"} if certain in _PLANE else {}
+    attributes = {**axis, **length, **attributes, "standard_name": standard}
+    units = attributes.get("units", "degree" if certain in _DEGREES else None)
+    if standard in _DEGREES and units is not None and conversion(units, "degree") == 1:
+        attributes["units"] = _DEGREES[standard]
+    return attributes
+
+
+def _georeferenced(maps: "xarray.Dataset", plane: Sequence[str], crs: str) -> "xarray.Dataset":
+    """The Dataset with a grid mapping; with longitudes and latitudes as two-dimensional coordinates
+    where the conventions do not know the projection."""
+    try:
+        pyproj = optional("pyproj", "geo")
+    except ImportError:  # a model of positions in a plane does not need it
+        return maps
+    xr, system = optional("xarray", "xarray"), pyproj.CRS(crs)
+    if not plane:
+        return maps.assign({GRID_MAPPING: ((), np.int32(0), system.geodetic_crs.to_cf())})
+    x, y = (maps[name] for name in plane)
+    metric = pyproj.CRS(pyproj.Proj(crs, preserve_units=False).srs).to_cf()  # origin in metres
+    if "grid_mapping_name" in metric:
+        factor = conversion("m", x.attrs["units"])
+        origin = {name: factor * metric[name] for name in ("false_easting", "false_northing")}
+        # The text of the projection would say that coordinates are in metres.
+        mapping = {name: text for name, text in system.to_cf().items() if name != "crs_wkt"}
+        return maps.assign({GRID_MAPPING: ((), np.int32(0), mapping | origin)})
+    north, east = xr.broadcast(*(conversion(axis.attrs["units"], "km") * axis for axis in (y, x)))
+    points = np.stack([east, north], axis=-1)
+    places = LocalPlane(crs).inverse(points.reshape(-1, 2)).reshape(points.shape)
+    added = {
+        name: (east.dims, places[..., column], {"standard_name": name, "units": unit})
+        for column, (name, unit) in enumerate(_DEGREES.items())
+    }
+    return maps.assign_coords(added)
+
+
+def _order(maps: "xarray.Dataset") -> list[str]:
+    """The dimensions: others first, then time, height, latitude or y, longitude or x."""
+    axes = {str(dim): maps[dim].attrs.get("axis") for dim in maps.dims if dim in maps.coords}
+    for coordinate in maps.coords.values():  # of a curvilinear grid
+        if coordinate.ndim == 2:
+            axes |= {d: axes.get(d) or axis for d, axis in zip(coordinate.dims, "YX", strict=True)}
+    return sorted(map(str, maps.dims), key=lambda dim: " TZYX".find(axes.get(dim) or " "))

@@ -1,8 +1,9 @@
 """`on_grid`: a posterior on a grid, as a Dataset of means and standard deviations."""
 
+import uuid
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,22 +17,19 @@ from gp_orff.data.checks import common_units, vectors_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change
 from gp_orff.labelled.attributes import (
+    GRID_MAPPING,
     Attributes,
     degree_columns,
+    global_attributes,
     is_angle,
     numbers,
     of_moments,
     of_symbol,
     optional,
-)
-from gp_orff.labelled.conventions import (
-    GRID_MAPPING,
-    global_attributes,
     plane_of_unit,
     with_conventions,
 )
-from gp_orff.labelled.lazy import by_blocks, dims_of, open_mesh
-from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField
+from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField, Values
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 
@@ -152,7 +150,7 @@ def on_grid(
     outline = _outline(xr, coords, axes, columns, project)
     if project is not None:
         project.check_extent(outline[:, columns])
-    values = field if paths is None else field.sample_paths(paths, seed=seed)
+    values = field.mean if paths is None else field.sample_paths(paths, seed=seed)
     symbols = _derivatives(values, outline, field.num_outputs) if symbols is None else symbols
     requests = [(None, _names(field, names))]
     requests += [(symbol, _outputs(field, name, symbol)) for name, symbol in symbols.items()]
@@ -172,7 +170,7 @@ def on_grid(
     in_space = [inputs[column] for column in field.space]
     layers = []
     for symbol, outputs in requests:
-        _evaluated(values, outline, symbol)  # so that all chunks have one domain
+        values(outline, symbol)  # so that all chunks have one domain
         found = []
         for name in outputs:
             factor, own = 1.0, attrs.get(name, {})
@@ -181,16 +179,11 @@ def on_grid(
             found.append(Output(name, factor, of_moments(name, own)))
         layers.append((symbol, found))
     on_axes = MapOf(field, layers) if paths is None else EnsembleOf(values, layers)
+    grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
     if chunks is not None:
-        maps = by_blocks(on_axes, coords, axes, chunks)
+        maps = _by_blocks(on_axes, coords, grid, chunks)
     else:
-        grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
-        variables = zip(on_axes.attributes.items(), on_axes(open_mesh(grid)), strict=True)
-        dims = [*on_axes.leading, *dims_of(grid)]
-        maps = xr.Dataset(
-            {name: xr.Variable(dims, values, note) for (name, note), values in variables},
-            {**on_axes.leading, **coords},
-        )
+        maps = _computed(on_axes, grid, coords)
     degrees = [list(coords)[column] for column in columns]
     kind = "posterior means and standard deviations" if paths is None else "draws of the posterior"
     attributes = global_attributes(described, means, kind, before)
@@ -278,11 +271,6 @@ class EnsembleOf:
         return values
 
 
-def _evaluated(values: "Field | Paths", x: Float[Tensor, "n d"], symbol: Symbol | None) -> Tensor:
-    """The mean of a field, or functions drawn from it, at some points."""
-    return values(x, symbol) if hasattr(values, "__len__") else values.mean(x, symbol)
-
-
 def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
     """Attributes of variables whose numbers are in other units than they say."""
     return [
@@ -359,7 +347,7 @@ def _outline(
         columns = ()
     edges = [ends, *([*ends[:i], axes[i], *ends[i + 1 :]] for i in columns)]
     meshes = [
-        open_mesh([xr.Variable(d, values) for d, values in zip(dims, edge, strict=True)])
+        _open_mesh([xr.Variable(d, values) for d, values in zip(dims, edge, strict=True)])
         for edge in edges
     ]
     points = [np.stack(np.broadcast_arrays(*mesh), axis=-1) for mesh in meshes]
@@ -426,19 +414,17 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _derivatives(
-    values: "Field | Paths", x: Float[Tensor, "n d"], num_outputs: int
-) -> dict[str, Symbol]:
+def _derivatives(values: Values, x: Float[Tensor, "n d"], num_outputs: int) -> dict[str, Symbol]:
     """Divergence and vorticity of a planar field, where they exist."""
     symbols = {"divergence": Divergence(), "vorticity": Curl()} if num_outputs == 2 else {}
     return {name: symbol for name, symbol in symbols.items() if _exists(values, symbol, x)}
 
 
-def _exists(values: "Field | Paths", symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
+def _exists(values: Values, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
     try:
-        _evaluated(values, x, symbol)
+        values(x, symbol)
     except (ValueError, NotImplementedError):
-        _evaluated(values, x, None)  # raises if the points are to blame
+        values(x, None)  # raises if the points are to blame
         return False
     return True
 
@@ -466,3 +452,100 @@ def _points(
         index = np.unravel_index(np.arange(rows.start, rows.stop), shape)
         x = [axis[index] for axis in axes]
         yield rows, torch.from_numpy(np.stack(x, axis=-1))
+
+
+# Maps as Dask arrays, of which each block is computed where it is used.
+#
+# 1. A template Dataset of zeros with the sizes of the blocks describes the result without computing
+#    it.
+# 2. `xarray.map_blocks` calls `_block` with each block of a grid. The grid has the numbers of its
+#    coordinates as additional coordinates, since the coordinates themselves may be dates.
+# 3. The field travels once to every worker, as an array without dimensions (`_on_every_worker`): an
+#    argument in the graph would be sent with every block, and large graphs slow a scheduler down.
+
+
+_NUMBER = ":number"  # of a coordinate along its axis, beside its values
+
+
+def _by_blocks(
+    on_axes: "MapOf | EnsembleOf",
+    coords: Mapping[str, "xarray.Variable"],
+    axes: Sequence["xarray.Variable"],
+    chunks: Mapping[str, object],
+) -> "xarray.Dataset":
+    """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`, along the
+    dimensions of these.
+
+    Raises:
+        ImportError: dask is not installed.
+        ValueError: chunks of something else than these coordinates.
+    """
+    xr, arrays = optional("xarray", "xarray"), optional("dask.array", "dask")
+    dims, shape = _dims_of(axes), np.broadcast_shapes(*(axis.shape for axis in _open_mesh(axes)))
+    if not isinstance(chunks, Mapping) or not set(chunks) <= set(dims):
+        raise ValueError(
+            f"expected chunks as sizes by coordinate, such as {{{dims[0]!r}: 100}}, of {dims}, got "
+            f"{chunks!r}"
+        )
+    sizes = arrays.core.normalize_chunks(
+        tuple(chunks.get(name, -1) for name in dims), shape, dtype=np.float64
+    )
+    empty = arrays.zeros(shape, chunks=sizes)
+    leading = on_axes.leading
+    lengths = tuple(variable.size for variable in leading.values())
+    joined = arrays.broadcast_to(
+        empty, (*lengths, *shape), chunks=(*((n,) for n in lengths), *sizes)
+    )
+    every = [*leading, *dims]
+    variables = {name: (every, joined, dict(own)) for name, own in on_axes.attributes.items()}
+    indexed = {name: variable for name, variable in coords.items() if name in dims}
+    template = xr.Dataset(variables, {**leading, **indexed})
+    columns = {f"{name}{_NUMBER}": axis for name, axis in zip(coords, axes, strict=True)}
+    grid = xr.DataArray(arrays.zeros(shape, bool, chunks=sizes), {**indexed, **columns}, dims)
+    given = [list(columns), _on_every_worker(on_axes)]
+    return xr.map_blocks(_block, grid, given, template=template).assign_coords(coords)
+
+
+def _dims_of(variables: "Iterable[xarray.Variable]") -> list[str]:
+    """The dimensions of all variables, in their order."""
+    return list(dict.fromkeys(dim for variable in variables for dim in variable.dims))
+
+
+def _open_mesh(variables: "Sequence[xarray.Variable]") -> list[np.ndarray]:
+    """Arrays along all dimensions, of length one where a variable does not vary."""
+    dims = _dims_of(variables)
+    return [variable.set_dims(dims).to_numpy() for variable in variables]
+
+
+def _on_every_worker(value: Callable) -> "xarray.DataArray":
+    """A value as an array without dimensions, which each worker stores once for all blocks."""
+    xr, dask = optional("xarray", "xarray"), optional("dask", "dask")
+    held = np.empty((), dtype=object)
+    held[()] = value
+    client = getattr(dask.base.get_scheduler(), "__self__", None)
+    if hasattr(client, "scatter"):  # of a cluster, whose scheduler should not carry it
+        one = dask.delayed(client.scatter(held, broadcast=True))
+    else:
+        one = dask.delayed(held, name=f"field-{uuid.uuid4().hex}")
+    return xr.DataArray(optional("dask.array", "dask").from_delayed(one, (), object))
+
+
+def _block(
+    grid: "xarray.DataArray", columns: Sequence[str], held: "xarray.DataArray"
+) -> "xarray.Dataset":
+    """The variables on one block of the grid, whose inputs are the numbers in `columns`."""
+    coords = {name: variable.variable for name, variable in grid.coords.items()}
+    indexed = {name: coords[name] for name in grid.dims if name in coords}
+    return _computed(held.to_numpy()[()], [coords[name] for name in columns], indexed)
+
+
+def _computed(
+    on_axes: "MapOf | EnsembleOf",
+    axes: "Sequence[xarray.Variable]",
+    coords: "Mapping[str, xarray.Variable]",
+) -> "xarray.Dataset":
+    """The variables on the broadcast of axes, which are the numbers of the coordinates."""
+    dims = [*on_axes.leading, *_dims_of(axes)]
+    pairs = zip(on_axes.attributes.items(), on_axes(_open_mesh(axes)), strict=True)
+    variables = {name: (dims, values, dict(note)) for (name, note), values in pairs}
+    return optional("xarray", "xarray").Dataset(variables, {**on_axes.leading, **coords})

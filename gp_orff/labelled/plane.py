@@ -1,6 +1,6 @@
 """Local map projections, and a field of the plane as it is seen in degrees."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.checks import in_column_units
-from gp_orff.labelled.attributes import optional
+from gp_orff.data.units import optional
 from gp_orff.symbols.base import Symbol
 
 if TYPE_CHECKING:
@@ -273,24 +273,17 @@ def _box(
 class Field(Protocol):
     """The part of `FieldPosterior` that maps use."""
 
-    @property
-    def num_inputs(self) -> int: ...
+    num_inputs: int
+    num_outputs: int
+    space: tuple[int, ...]
+    mean: "Values"  # (n, q)
+    variance: "Values"  # (n, q)
+    pointwise_covariance: "Values"  # (n, q, q)
+    sample_paths: Callable[..., "Paths"]
 
-    @property
-    def num_outputs(self) -> int: ...
 
-    @property
-    def space(self) -> tuple[int, ...]: ...
-
-    def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]: ...
-
-    def variance(self, x: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n q"]: ...
-
-    def sample_paths(self, num_paths: int, *, seed: int = 0) -> "Paths": ...
-
-    def pointwise_covariance(
-        self, x: Float[Tensor, "n d"], symbol: Symbol | None
-    ) -> Float[Tensor, "n q q"]: ...
+Values = Callable[[Float[Tensor, "n d"], Symbol | None], Tensor]
+"""What a field, or functions drawn from it, give at points, of themselves or of a symbol."""
 
 
 class Paths(Protocol):

@@ -1,10 +1,12 @@
-"""Observations from an xarray Dataset, in memory or in blocks of Dask arrays."""
+"""Observations from an xarray Dataset, in memory, in blocks of Dask arrays, or in files."""
 
+import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, product
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from gp_orff.data.checks import (
     variance_unit,
     vectors_of,
 )
+from gp_orff.data.passes import naming
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import UnitArray, change
 from gp_orff.labelled.attributes import (
@@ -66,32 +69,20 @@ class Blocks:
     read: Callable[["xarray.Dataset"], dict[str, np.ndarray]]
     units: ColumnUnits  # of every block
 
-    @classmethod
-    def of(cls, dataset: "xarray.Dataset", columns: "Columns") -> "Blocks | None":
-        """The blocks of these columns; None if they are in memory, or are not Dask arrays."""
-        if all(dataset.variables[name].chunks is None for name in columns.names):
-            return None
-        plain = dataset[columns.names].drop_attrs().unify_chunks()
-        return cls(plain, columns.chunk, columns.column_units)
-
     def __len__(self) -> int:
-        return prod(len(sizes) for sizes in self._chunks.values())
+        return prod(len(sizes) for sizes in self.dataset.chunksizes.values())
 
     def __iter__(self) -> Iterator[Block]:
         dask = optional("dask", "dask")
         slices = {
             name: [slice(end - size, end) for size, end in zip(own, accumulate(own), strict=True)]
-            for name, own in self._chunks.items()
+            for name, own in self.dataset.chunksizes.items()
         }
         for rows in product(*slices.values()):
             block = dict(zip(slices, rows, strict=True))
             where = ", ".join(f"{name} {own.start}:{own.stop}" for name, own in block.items())
             (part,) = dask.optimize(self.dataset.isel(block))  # the graph of this block alone
             yield Block(part, self.read, where)
-
-    @property
-    def _chunks(self) -> Mapping[str, tuple[int, ...]]:
-        return self.dataset.chunksizes
 
 
 # `readings`: observations of a Dataset as arrays for `model.fit`.
@@ -192,38 +183,18 @@ def readings(
         [[0.0, 50.0], [0.2, 50.0], [0.0, 50.1], [0.2, 50.1]]
     """
     columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
-    dataset = columns.along_one_dimension(as_dataset(dataset))
-    columns.check(dataset)
-    columns = columns.with_units_of(dataset, project)
-    dataset = columns.prepared(dataset)
-    blocks = Blocks.of(dataset, columns)
-    if blocks is not None:
-        return _of_chunks(columns, blocks, dataset, project)
+    columns, dataset = columns.of_dataset(as_dataset(dataset), project)
+    if any(dataset.variables[name].chunks is not None for name in columns.names):
+        columns = columns.in_plane_of(dataset, project)
+        plain = dataset[columns.names].drop_attrs().unify_chunks()
+        return Blocks(plain, columns.chunk, columns.column_units), *columns.projection
     x, y, options = columns.read(dataset)
     if not len(x):
         names = " or ".join(columns.variables)
         raise ValueError(f"expected observations of {names}, got nothing but NaN")
-    if project is None:
-        check_units(columns.attributes(dataset))
-        x, y, options = columns.with_units(x, y, options)
-        return (x, y, options) if options else (x, y)
-    positions = columns.degrees(dataset)
-    columns = replace(columns, plane=plane_of(project, x[:, positions]), positions=positions)
-    x, y, options = columns.with_units(*columns.in_the_plane(x, y, options))
-    return (x, y, options, columns.plane) if options else (x, y, columns.plane)
-
-
-def _of_chunks(
-    columns: "Columns", blocks: Blocks, dataset: "xarray.Dataset", project: object
-) -> tuple[Blocks] | tuple[Blocks, LocalPlane]:
-    """One chunk for each block of a Dataset that is not in memory."""
-    if project is None:
-        check_units(columns.attributes(dataset))
-        return (blocks,)
-    positions = columns.degrees(dataset)
-    columns = replace(columns, plane=plane_of(project, columns.corners(dataset, positions)))
-    columns = replace(columns, positions=positions)
-    return replace(blocks, read=columns.chunk, units=columns.column_units), columns.plane
+    columns = columns.in_plane_of(dataset, project, x)
+    x, y, options = columns.finished(x, y, options)
+    return x, y, *([options] if options else []), *columns.projection
 
 
 @dataclass(frozen=True)
@@ -268,18 +239,26 @@ class Columns:
         names = [*self.variables, *self.coordinates, *self.along.values(), *self.noise.flat]
         return list(dict.fromkeys(names))
 
-    def along_one_dimension(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
-        """A Dataset in which what a ragged array has once for a trajectory is repeated."""
-        (first, *_) = named(dataset, self.variables).values()
-        if len(first.dims) != 1:
-            return dataset
-        return of_each_observation(dataset, self.names, first.dims[0])
+    def of_dataset(
+        self, dataset: "xarray.Dataset", project: object
+    ) -> tuple["Columns", "xarray.Dataset"]:
+        """These columns with the units of a Dataset, and its variables prepared to be read."""
+        dataset = self.along_one_dimension(dataset)
+        columns = self.with_units_of(dataset, project)
+        return columns, columns.prepared(dataset)
 
-    def check(self, dataset: "xarray.Dataset") -> None:
-        """Raise KeyError for missing names, ValueError for dimensions that do not fit."""
-        fields, positions = named(dataset, self.variables), named(dataset, self.coordinates)
-        others = [*self.along.values(), *self.noise.flat]
-        others = named(dataset, others) if others else {}
+    def along_one_dimension(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
+        """A Dataset in which what a ragged array has once for a trajectory is repeated.
+
+        Raises:
+            KeyError: missing names.
+            ValueError: dimensions that do not fit.
+        """
+        (first, *_) = named(dataset, self.variables).values()
+        if len(first.dims) == 1:
+            dataset = of_each_observation(dataset, self.names, first.dims[0])
+        fields = named(dataset, self.variables)
+        named(dataset, self.coordinates)  # raises if there are none
         sizes = next(iter(fields.values())).sizes
         for name, variable in fields.items():
             if set(variable.dims) != set(sizes):
@@ -288,13 +267,14 @@ class Columns:
                     f"with {variable.dims}; select from them with isel, or bring them to one grid "
                     "with interp"
                 )
-        for name, variable in {**positions, **others}.items():
+        for name, variable in named(dataset, self.names).items():
             if not set(variable.dims) <= set(sizes):
                 raise ValueError(
                     f"expected coordinates along the dimensions {tuple(sizes)} of the variables, "
                     f"got {name!r} along {variable.dims}; every observation has one position: "
                     "select one with isel"
                 )
+        return dataset
 
     def with_units_of(self, dataset: "xarray.Dataset", project: object) -> "Columns":
         """These columns, with the unit of each, one for those that need the same; a Dataset whose
@@ -304,7 +284,7 @@ class Columns:
         coordinates = {name: of[name] for name in self.coordinates}
         noise = {name: of[name] for name in self.noise.flat} if self.noise.ndim < 2 else {}
         check_order(variables, coordinates)
-        check_noise_order(variables, noise if len(noise) == len(variables) else {})
+        check_noise_order(variables, noise)
         vectors = vectors_of(variables)
         if project is not None and getattr(project, "vectors", True):
             vectors.append(list(variables)[:2])
@@ -357,23 +337,40 @@ class Columns:
                 changed[name].attrs = {**variable.attrs, "units": wanted}
         return dataset.assign(changed)
 
-    def attributes(self, dataset: "xarray.Dataset") -> dict[str, Mapping[str, Any]]:
-        """The attributes of the coordinates, by name."""
-        return {name: dataset.variables[name].attrs for name in self.coordinates}
+    def in_plane_of(
+        self,
+        dataset: "xarray.Dataset",
+        project: object,
+        x: Float[np.ndarray, "N d"] | None = None,
+    ) -> "Columns":
+        """These columns with the plane of a projection, or a warning if positions are degrees.
 
-    def degrees(self, dataset: "xarray.Dataset") -> list[int]:
-        """The columns of x that are longitude and latitude."""
-        return list(degree_columns(self.attributes(dataset)))
+        Args:
+            dataset: with the coordinates.
+            project: as for `readings`.
+            x: all positions; if None, the plane is that of the box of the coordinates.
+        """
+        attributes = {name: dataset.variables[name].attrs for name in self.coordinates}
+        if project is None:
+            _warn_of_degrees(attributes)
+            return self
+        positions = degree_columns(attributes)
+        if x is None:
+            columns = [dataset.variables[self.coordinates[position]] for position in positions]
+            ends = [[float(values.min()), float(values.max())] for values in columns]
+            places = np.stack(np.meshgrid(*ends), axis=-1).reshape(-1, 2)
+        else:
+            places = x[:, positions]
+        if project == "auto":
+            return replace(self, plane=LocalPlane.around(places), positions=positions)
+        plane = project if isinstance(project, LocalPlane) else LocalPlane(project)
+        plane.check_extent(places)
+        return replace(self, plane=plane, positions=positions)
 
-    def corners(
-        self, dataset: "xarray.Dataset", positions: Sequence[int]
-    ) -> Float[np.ndarray, "4 2"]:
-        """The corners of the box of longitudes and latitudes."""
-        ends = []
-        for position in positions:
-            values = dataset.variables[self.coordinates[position]]
-            ends.append([float(values.min()), float(values.max())])
-        return np.stack(np.meshgrid(*ends), axis=-1).reshape(-1, 2)
+    @property
+    def projection(self) -> tuple[LocalPlane, ...]:
+        """The plane, if there is one, as the last value of `readings`."""
+        return () if self.plane is None else (self.plane,)
 
     def read(
         self, dataset: "xarray.Dataset"
@@ -409,13 +406,28 @@ class Columns:
     def _numbers(self, name: str, values: np.ndarray) -> np.ndarray:
         return numbers(name, values, self.time_unit, self.epoch)
 
-    def in_the_plane(
+    def finished(
+        self,
+        x: Float[np.ndarray, "N d"],
+        y: Float[np.ndarray, "N p"],
+        options: dict[str, np.ndarray],
+    ) -> tuple[UnitArray, UnitArray, dict[str, np.ndarray]]:
+        """These observations with positions and vectors in the plane, if there is one. The arrays
+        say in which units they are, so that a model keeps these."""
+        if self.plane is not None and len(x):
+            x, y, options = self._in_the_plane(x, y, options)
+        units = self.column_units
+        if "time" in options:
+            options = {**options, "time": UnitArray.of(options["time"], units.time)}
+        of_y = units.y if y.ndim > 1 else units.y[:1]
+        return UnitArray.of(x, units.x), UnitArray.of(y, of_y), options
+
+    def _in_the_plane(
         self,
         x: Float[np.ndarray, "N d"],
         y: Float[np.ndarray, "N p"],
         options: dict[str, np.ndarray],
     ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-        """These observations with positions and vectors in the plane."""
         places = x[:, self.positions]
         x[:, self.positions] = self.plane.forward(places)
         if self.plane.vectors and len(self.variables) > 1:
@@ -426,10 +438,7 @@ class Columns:
 
     def chunk(self, dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
         """A chunk for `model.fit`, without observations where all is NaN."""
-        x, y, options = self.read(dataset)
-        if self.plane is not None and len(x):
-            x, y, options = self.in_the_plane(x, y, options)
-        x, y, options = self.with_units(x, y, options)
+        x, y, options = self.finished(*self.read(dataset))
         return {"x": x, "y": y, **options}
 
     @property
@@ -437,7 +446,7 @@ class Columns:
         """The units of x, y and times, as far as attributes say them; of positions in a plane with
         the plane, of dates with the epoch."""
         x = [self._unit_of(name) for name in self.coordinates]
-        for position in self.positions if self.plane is not None else ():
+        for position in self.positions:
             x[position] = f"km in {self.plane.crs}"
         y = [self.units.get(name) for name in self.variables]
         time = [self._unit_of(self.along["time"])] if "time" in self.along else []
@@ -448,19 +457,6 @@ class Columns:
             return self.units.get(name)
         epoch = np.datetime64(EPOCH if self.epoch is None else self.epoch, "s")
         return f"{self.time_unit} since {epoch}"
-
-    def with_units(
-        self,
-        x: Float[np.ndarray, "N d"],
-        y: Float[np.ndarray, "N p"],
-        options: dict[str, np.ndarray],
-    ) -> tuple[UnitArray, UnitArray, dict[str, np.ndarray]]:
-        """Arrays that say in which units they are, so that a model keeps these."""
-        units = self.column_units
-        if "time" in options:
-            options = {**options, "time": UnitArray.of(options["time"], units.time)}
-        of_y = units.y if y.ndim > 1 else units.y[:1]
-        return UnitArray.of(x, units.x), UnitArray.of(y, of_y), options
 
 
 def of_each_observation(
@@ -521,7 +517,7 @@ def _trajectories(
     return name, np.repeat(np.arange(len(sizes)), sizes)
 
 
-def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
+def _warn_of_degrees(attributes: Mapping[str, Mapping[str, Any]]) -> None:
     degrees = labelled_as_angles(attributes)
     if degrees:
         warnings.warn(
@@ -530,16 +526,8 @@ def check_units(attributes: Mapping[str, Mapping[str, Any]]) -> None:
             "or curl need lengths. Take project='auto', or drop the attributes if degrees are "
             "meant",
             DataWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-
-
-def plane_of(project: object, places: Float[np.ndarray, "N 2"]) -> LocalPlane:
-    if isinstance(project, str) and project == "auto":
-        return LocalPlane.around(places)
-    plane = project if isinstance(project, LocalPlane) else LocalPlane(project)
-    plane.check_extent(places)
-    return plane
 
 
 def _in_the_plane(
@@ -601,3 +589,115 @@ def _noise_of_components(
     noise[:, :2] = turn @ noise[:, :2]
     noise[:, :, :2] = noise[:, :, :2] @ turn.transpose(0, 2, 1)
     return noise
+
+
+# `files`: a folder of netCDF or Zarr as chunks for `model.fit`.
+
+
+_KINDS = (".nc", ".nc4", ".cdf", ".netcdf", ".zarr")
+
+
+@dataclass(frozen=True)
+class File:
+    """A callable that opens a file, reads it and closes it."""
+
+    path: str
+    columns: Columns
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        with opened(self.path) as dataset:
+            dataset = self.columns.along_one_dimension(dataset)
+            # This raises where the file cannot be read; its numbers come in units of the first.
+            self.columns.with_units_of(dataset, self.columns.plane)
+            return self.columns.chunk(self.columns.prepared(dataset).load())
+
+    @property
+    def units(self) -> ColumnUnits:
+        """The units of what is read, whatever those of the file are."""
+        return self.columns.column_units
+
+    def __repr__(self) -> str:
+        return f"the file {self.path}"
+
+
+def files(
+    paths: str | os.PathLike | Iterable[str | os.PathLike],
+    variables: str | Iterable[str],
+    coordinates: str | Iterable[str],
+    *,
+    track: str | None = None,
+    time: str | None = None,
+    noise: object = None,
+    time_unit: str = "s",
+    epoch: object = None,
+    project: object = None,
+) -> tuple[list[File]] | tuple[list[File], LocalPlane]:
+    """Return `(chunks,)` for `model.fit(*chunks)`, with one chunk for each file.
+
+    The process that uses a chunk loads its file. Files with only NaN have no observations. The
+    first file is opened to check the names.
+
+    Args:
+        paths: a folder of netCDF files or Zarr stores, or a list of paths, such as
+            `sorted(glob("drifters/*.nc"))`. Their order is kept.
+        variables, coordinates, track, time, noise, time_unit, epoch: as for `readings`.
+        project: a coordinate reference system or a `LocalPlane`, as for `readings`. The projection
+            is then the second value. "auto" is not available, because it needs all positions.
+
+    Raises:
+        FileNotFoundError: no files.
+        ImportError, KeyError, TypeError, ValueError: as for `readings`.
+
+    Example:
+        >>> import gp_orff, os, tempfile, xarray
+        >>> folder, chunks = tempfile.mkdtemp(), None
+        >>> for day in range(3):
+        ...     u = xarray.DataArray(
+        ...         [1.0, 2.0 + day, 3.0], dims="x", coords={"x": [0.0, 0.5, 1.0]}
+        ...     )
+        ...     _ = xarray.Dataset({"u": u}).to_netcdf(
+        ...         os.path.join(folder, f"{day}.nc")
+        ...     )
+        >>> (chunks,) = gp_orff.labelled.files(folder, ["u"], ["x"])
+        >>> len(chunks), chunks[1]()["y"].ravel().tolist()
+        (3, [1.0, 3.0, 3.0])
+    """
+    optional("xarray", "xarray")
+    paths = _paths(paths)
+    columns = Columns.of(variables, coordinates, track, time, noise, time_unit, epoch)
+    if project == "auto":
+        raise ValueError(
+            "expected project= as a coordinate reference system or a LocalPlane, got 'auto', "
+            "which needs the positions of all files; give "
+            "gp_orff.labelled.LocalPlane.around(corners) of the area"
+        )
+    with naming(File(paths[0], columns), 0), opened(paths[0]) as dataset:
+        columns, dataset = columns.of_dataset(dataset, project)
+        columns = columns.in_plane_of(dataset, project)
+    return [File(path, columns) for path in paths], *columns.projection
+
+
+def opened(path: str) -> "xarray.Dataset":
+    """A netCDF file or a Zarr store, of which nothing is loaded."""
+    xr = optional("xarray", "xarray")
+    if Path(path).is_dir() or path.endswith(".zarr"):
+        return xr.open_zarr(path, chunks=None)
+    return xr.open_dataset(path)
+
+
+def _paths(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
+    """The paths, or those of a folder by name."""
+    if isinstance(paths, str | os.PathLike):
+        folder = Path(paths)
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = [own for own in inside if own.suffix in _KINDS]
+        single = folder.exists() and folder.suffix in _KINDS
+        paths = [folder] if single else found
+        if not paths:
+            raise FileNotFoundError(
+                f"expected a folder with files {', '.join(_KINDS)}, or their paths, got {folder}"
+            )
+    paths = [os.fspath(path) for path in paths]
+    if not paths:
+        raise FileNotFoundError("expected paths of netCDF files or Zarr stores, got none")
+    return paths

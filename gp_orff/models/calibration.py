@@ -16,13 +16,12 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Arrays, Dataset, InMemory
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.pointwise import any_pointwise
-from gp_orff.data.sources import Arrays, InMemory
-from gp_orff.data.track_reading import TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.fitting.noise import is_kept
 from gp_orff.inference.along_tracks import (
     block_means_under,

@@ -16,14 +16,14 @@ from jaxtyping import Bool, Float, Int
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gp_orff.data.dataset import varying_mean
 from gp_orff.data.noise import GroupNoise, group_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Work, fold, shares
 from gp_orff.data.pointwise import likelihood_of
 from gp_orff.data.reading import Options
 from gp_orff.data.sites import numbered
-from gp_orff.data.sources import varying_mean
-from gp_orff.data.track_reading import labels_of_tracks
+from gp_orff.data.tracks import labels_of_tracks
 from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.grid_design import lengthscales

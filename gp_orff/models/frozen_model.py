@@ -15,11 +15,10 @@ from gpytorch.models import ExactGP
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Dataset
+from gp_orff.data.dataset import Dataset, is_constant, varying_mean
 from gp_orff.data.noise import Noises, noise_of, noises_of
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.reading import Options, read
-from gp_orff.data.sources import is_constant, varying_mean
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import MOST_FEATURES, Grid

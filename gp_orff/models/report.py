@@ -17,12 +17,11 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data
+from gp_orff.data.dataset import Data, is_constant
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import any_pointwise
-from gp_orff.data.sources import is_constant
 from gp_orff.features.truncation import accuracy
 from gp_orff.fitting.curvature import observed, prior_scales
 from gp_orff.fitting.journal import History, Stage

@@ -14,12 +14,18 @@ from gpytorch.means import ConstantMean, Mean, MultitaskMean
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
+from gp_orff.data.dataset import (
+    Data,
+    Dataset,
+    StatisticsOnly,
+    base_means,
+    is_constant,
+    varying_mean,
+)
 from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.patterns import DEFAULT, LineOfSight
 from gp_orff.data.pointwise import any_pointwise, require_gaussian
-from gp_orff.data.sources import base_means, is_constant, varying_mean
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners

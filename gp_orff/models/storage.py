@@ -33,8 +33,7 @@ from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.sites import Repeats
 from gp_orff.data.statistics import FieldStatistics, check_kind, pack_key, unpack_key, write_whole
 from gp_orff.data.survey import Survey
-from gp_orff.data.track_reading import TrackObservations
-from gp_orff.data.tracks import Track, means_of
+from gp_orff.data.tracks import Track, TrackObservations, means_of
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation

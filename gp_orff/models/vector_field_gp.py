@@ -25,8 +25,16 @@ from gp_orff.data.checks import (
     warn_of_sentinels,
     warn_of_values,
 )
-from gp_orff.data.copies import without_copies
-from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.dataset import (
+    Arrays,
+    Chunks,
+    Data,
+    Dataset,
+    InMemory,
+    Reader,
+    base_means,
+    is_constant,
+)
 from gp_orff.data.likelihoods import NamedLikelihoods, default_likelihood
 from gp_orff.data.noise import noise_of, noises_of
 from gp_orff.data.observations import Observations, SymbolObservations, join
@@ -35,10 +43,9 @@ from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.data.pointwise import any_pointwise, by_points, represented, require_gaussian
 from gp_orff.data.reading import Options, has_no_rows, in_units
 from gp_orff.data.sites import Repeats
-from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, is_constant
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning, NoObservations
-from gp_orff.data.track_reading import check_repeated, require_none
+from gp_orff.data.tracks import check_repeated, require_none
 from gp_orff.features.draws import Rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
@@ -1055,14 +1062,14 @@ class VectorFieldGP(GP):
         """Data as by `copied`, of which small arrays count copies of records once."""
         data = self.copied(x, y, options, learning)
         single = y is not None and data.is_small and not data.tracks
-        return without_copies(data) if single else data
+        return data.without_copies() if single else data
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
         """Data as by `_counted_once`, in memory, whose observations have an `index`."""
         read = self._read(x, y, options)
         sources = (InMemory(list(read.visit())),)
         data = replace(read, sources=sources, repeats=Repeats(options.merge))
-        return without_copies(data) if data.is_small else data
+        return data.without_copies() if data.is_small else data
 
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset

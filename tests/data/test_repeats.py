@@ -10,7 +10,6 @@ from gpytorch.likelihoods import MultitaskGaussianLikelihood
 from torch.distributions import MultivariateNormal
 
 import gp_orff
-from gp_orff.data.copies import without_copies
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import Noise
 from gp_orff.data.reading import Options, read
@@ -137,7 +136,7 @@ def test_sites_that_lie_apart_are_found_whole():
 
 def in_memory(x, y, distance=None, **options):
     data = Dataset.in_memory(read(x, y, y.shape[-1], Options(**options)))
-    return without_copies(Dataset(data.sources, data.survey, repeats=Repeats(distance)))
+    return Dataset(data.sources, data.survey, repeats=Repeats(distance)).without_copies()
 
 
 @pytest.mark.filterwarnings("ignore:copies")
@@ -272,7 +271,7 @@ def test_copies_in_single_precision_with_gaps_weights_and_groups():
     across = torch.cat([look[:60], look[:60].flip(-1) * torch.tensor([-1.0, 1.0])])
     for u, count in ((look, 60), (turned, 60), (across, 120)):
         data = Dataset.in_memory(read(x, speed, 2, Options(directions=u)))
-        assert without_copies(data).survey.num_points == count
+        assert data.without_copies().survey.num_points == count
 
 
 @pytest.mark.filterwarnings("ignore:copies")
