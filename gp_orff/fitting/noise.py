@@ -40,6 +40,7 @@ from gp_orff.fitting.search import (
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.inference.price import MOST_EVALUATIONS, NATS, NEGLIGIBLE
 from gp_orff.inference.robust import Distances, StudentTNoise
 
 # The least noise variance of a search.
@@ -141,9 +142,6 @@ def _with_tails_of(likelihood: HeavyTails) -> Likelihood:
 # The likelihood of observations that come with their noise: which groups have one, and its factor.
 
 
-_TRUSTED = 100.0  # the most that the noise may be off, over a share of the variance of the data
-
-
 def with_known_noise(
     likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
 ) -> dict[str, Likelihood]:
@@ -211,7 +209,9 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
     """The factor starts at one, unless the data say that units are mistaken."""
-    _learned_from(likelihood, min(max(1.0, variance / _TRUSTED), variance * _TRUSTED))
+    # given noise is off by at most a hundred times the share of the variance of the data
+    low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
+    _learned_from(likelihood, min(max(1.0, low), high))
 
 
 @scale_noise.register
@@ -241,10 +241,8 @@ def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
 
 _FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
 _LEAST_DEG_FREE = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
-_ROUND = 1.0  # of the coordinate, in one round of EM
 _ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
-_APART, _FLAT, _OFF = 0.05, 1e-3, 0.5  # of curvatures: their step; nats; nats below a maximum
-_NEWTON = 20  # steps, at most
+_APART = 0.05  # of the coordinate: the step of curvatures
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ class Tail:
         in all; s, in whose unit the distances are now. By Brent's method in the coordinate of ν,
         not too far from where it is, with the best s for each."""
         present, before = self._coordinate.get().item(), self._variance
-        low, high = max(present - _ROUND, self.lowest), min(present + _ROUND, _FARTHEST)
+        low, high = max(present - 1, self.lowest), min(present + 1, _FARTHEST)
         found = scipy.optimize.minimize_scalar(
             lambda u: self._loss(u, parts)[0],
             bounds=(low, high),
@@ -332,7 +330,7 @@ class Tail:
         self._loss(present, parts)
         slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
         # slope²/(2 curvature) is how far below the maximum of the parabola the present value is.
-        if not curvature > _FLAT or slope**2 > 2 * _OFF * curvature:
+        if not curvature > NEGLIGIBLE**2 * NATS or slope**2 > NATS * curvature:
             return math.nan
         return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
 
@@ -353,7 +351,7 @@ def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
     """s with Σ_n E[w_n] d_n/s = V: what the noise variance is too small by, for this ν; by Newton's
     method in log s."""
     nu, log_scale = model.deg_free, 0.0
-    for _ in range(_NEWTON):
+    for _ in range(MOST_EVALUATIONS):
         excess = curvature = 0.0
         for key, distance in parts:
             values, scaled = key.pattern.num_values, distance / math.exp(log_scale)
@@ -459,7 +457,7 @@ def _is_free(likelihood: HeavyTails) -> bool:
 
 
 Vector = Float[np.ndarray, "k"]
-_NONE = 1e-300  # a variance that is none
+_NONE = torch.finfo(torch.float64).tiny  # a variance that is none
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
 3. `climb` runs searches on plans of rising price, each from the best of where others have ended. It
    ends with the first plan of all data whose loss is at most `aim`, or with that of the smallest
    loss within the budget.
-
-Constants of this file decide which searches are made.
 """
 
 import math
@@ -40,29 +38,34 @@ from gp_orff.features.draws import GridWarning
 from gp_orff.features.grid import Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.robust_em import has_weights, maximise
-from gp_orff.fitting.search import MOST_EVALUATIONS, Search, SearchWarning
-from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
+from gp_orff.fitting.search import Search, SearchWarning
+from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
-from gp_orff.inference.price import BUDGET, aim, cubic, loss_of_share
+from gp_orff.inference.price import (
+    BUDGET,
+    FINE_FACTOR,
+    MANY,
+    MOST_EVALUATIONS,
+    MOST_TRAINING,
+    NATS,
+    NEGLIGIBLE,
+    RATIO,
+    SHORT,
+    SUBSET_VALUES,
+    aim,
+    cubic,
+    loss_of_share,
+)
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
-    FINE_FACTOR,
+    COARSE_FEATURES,
     MOST_EXACT,
-    MOST_REPEATED,
     Representation,
 )
 
-UNLIKE = 10.0  # times the loss of rows that are like all others: it is often more
-GAIN = 2.0  # by which a plan on the way has to lower the loss
-RATIO = 8.0  # of the price of a plan over that of one on the way to it
+SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
 FEWEST = 2  # evaluations, that a plan has to be worth
-EVALUATIONS = 8  # that a search takes on a plan, about
-SUBSETS = 1200, 3600  # numbers, of subsets on the way
-ROUNDS = 20  # of grids of one plan, each for where the search has gone
-MANY_POINTS = 100_000  # of which a pass takes longer than an evaluation
-COARSE_BLOCKS, FINE_BLOCKS = 2000, 5000  # of the tracks of a group, on the way
-FEW_FEATURES = 1536  # of learned spectra, on the way
 
 
 @dataclass(eq=False)
@@ -143,7 +146,7 @@ class OfSubset(Plan):
         self.trainer.curves.end()
         label = f"{self.name}, {self.data.survey.num_points} points"
         parts = self.trainer, search, self.data, self.trainer.exact_inference, label
-        self.data = maximise(*parts, nats=0.1, evaluations=evaluations)
+        self.data = maximise(*parts, nats=NEGLIGIBLE * NATS, evaluations=evaluations)
 
 
 @dataclass(eq=False)
@@ -236,8 +239,7 @@ class OnLattice(Plan):
     def reference(self) -> "OfAll | None":
         data = self.data
         every = data.revisitable and data.num_values == self.of
-        exact = every and self.of <= MOST_REPEATED * MOST_EXACT
-        exact = exact and has_covariance(self.trainer.kernel, data)
+        exact = every and self.of <= MANY and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
@@ -284,7 +286,7 @@ class OnLattice(Plan):
         search: Search,
         evaluations: int,
         level: Callable[[Representation], Grid],
-        rounds: int = ROUNDS,
+        rounds: int = MOST_EVALUATIONS,
     ) -> int:
         """Search on one lattice after another until no lengthscale reaches the edge of its range;
         the evaluations that are left."""
@@ -317,7 +319,7 @@ class OfCurves(OnLattice):
 
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
-        few = partial(Representation.fine, most=FEW_FEATURES)
+        few = partial(Representation.fine, most=COARSE_FEATURES)
         evaluations = self._follow(search, evaluations, few)
         self._extrapolate(few)
         self.trainer.curves.end(continued=True)
@@ -350,7 +352,7 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     """k/2 (M/m − 1), and more for data that differ from place to place."""
-    return UNLIKE * 0.5 * trainer.num_learned * max(of / numbers - 1.0, 0.0)
+    return 0.5 / NEGLIGIBLE * trainer.num_learned * max(of / numbers - 1.0, 0.0)
 
 
 class Priced(NamedTuple):
@@ -381,8 +383,8 @@ def next_plan(
     # where the user has chosen the columns, there is one search on them whatever it costs or loses
     chosen = [each for each in priced if each.plan.given and not of_all]
     priced = [each for each in priced if FEWEST * each.operations <= budget or each in chosen]
-    better = [each for each in priced if each.loss < lost / GAIN and not of_all]
-    most = lost / GAIN if of_all else max(lost, aim(num_values))
+    better = [each for each in priced if 2 * each.loss < lost and not of_all]
+    most = 0.5 * lost if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
     targets = [each for each in targets if each.loss <= most or each in chosen]
     if not targets:
@@ -470,7 +472,7 @@ def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
     for the information.
     """
     lost, most, reference = plan.loss, aim(num_values), plan.reference
-    unsure = most / UNLIKE < lost <= most and not plan.given
+    unsure = NEGLIGIBLE * most < lost <= most and not plan.given
     price = FEWEST * reference.operations if unsure and reference is not None else math.inf
     return Priced(plan, price, loss_by_gradient(plan)) if price <= budget else Priced(plan, 0, lost)
 
@@ -487,7 +489,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
             break
         chosen.append(planned)
         left.remove(planned.plan)
-        lost, budget = planned.loss, budget - EVALUATIONS * planned.operations
+        lost, budget = planned.loss, budget - SHORT * planned.operations
         of_all = not isinstance(planned.plan, OfSubset)
     return chosen
 
@@ -515,7 +517,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     numbers, plans = data.num_values, []
     exact = data.revisitable and has_covariance(trainer.kernel, data)
     if exact:
-        subsets = [size for size in SUBSETS if GAIN * size <= numbers]
+        subsets = [size for size in SUBSETS if 2 * size <= numbers]
         plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]
@@ -525,7 +527,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if exact and isinstance(representation.requested, Auto) and not data.tracks:
         most = max(representation.requested.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)
-        if numbers <= MOST_REPEATED * most and under_kernel.size <= most:
+        if numbers <= MANY and under_kernel.size <= most:
             plans.append(under_kernel)
     return plans + lattices_of(trainer, representation)
 
@@ -540,16 +542,16 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY
     many = many and not has_weights(trainer, data)
-    sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_BLOCKS)
+    sample = Dataset.in_memory(trainer.survey.sample) if many else sampled(data, COARSE_FEATURES)
     coarse, fine = Representation.coarse, Representation.fine
     if representation.rule.max_features is not None:
         # what the posterior truncates is noise of the model too: the evidence is that of the model
         fine = partial(Representation.fine, returned=True)
     plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
     kind = OfCurves if trainer.curves else OnLattice
-    few = sampled(data, FINE_BLOCKS)
+    few = sampled(data, MOST_TRAINING)
     parts = fine, FINE_FACTOR, numbers
     plans.append(kind(trainer, "fine grid", of(few), *parts, keeps=many))
     if few is not data:

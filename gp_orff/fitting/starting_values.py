@@ -27,6 +27,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.fitting.delays import Delay, starting_delays
 from gp_orff.fitting.search import admissible
+from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.separable import SeparableKernel
@@ -60,12 +61,8 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 # noise is a tenth of it.
 
 
-_SHARES = (0.4, 0.15, 0.05), 3.0  # starting lengths over the bulk of the data; ratio of shorter
-_WIDE_SHARES = (0.15,), 9.0  # of learned spectra, which hold eight times longer and shorter ones
-_NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
+_SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
 _MAX_SHORTER = 5  # how many shorter lengthscales are added
-_MINOR = 0.01  # variance share of each other term of a sum, where one dominates
-_NOISE = 0.1  # share of the data's variance
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -92,14 +89,15 @@ def starts(
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
-    first, ratio = _WIDE_SHARES if wide else _SHARES
-    shares, most = list(first), len(first) + _MAX_SHORTER
+    # learned spectra have eight times longer and shorter lengths: every other start suffices
+    shares, ratio = ([_SHARES[1]], 9.0) if wide else ([*_SHARES], 3.0)
+    most = len(shares) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
     varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
     if varying:
         dims = max(varying, key=len)
         extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
-        shortest = _NEIGHBOURS * spacing
+        shortest = 2 * spacing
         while shares[-1] * extent > ratio * shortest > 0 and len(shares) < most:
             shares.append(shares[-1] / ratio)
     count = len(_varying_terms(kernel))
@@ -140,7 +138,7 @@ def start(
     varying = _varying_terms(kernel)
     shares = [1 / max(len(varying), 1)] * len(varying)
     if where.dominant is not None:
-        shares = [_MINOR] * len(varying)
+        shares = [NEGLIGIBLE**2] * len(varying)
         shares[where.dominant] = 1.0
     variances = {part: share * variance for part, share in zip(varying, shares, strict=True)}
     for part in all_summands(kernel):
@@ -148,7 +146,7 @@ def start(
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
         groups = [group for group in observations if group.key.label == label]
-        start_noise(likelihood, _NOISE * variance * mean_weight(groups))
+        start_noise(likelihood, NEGLIGIBLE * variance * mean_weight(groups))
 
 
 def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
@@ -164,11 +162,11 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
             covariance = torch.eye(p, dtype=torch.float64)
         values, vectors = torch.linalg.eigh(covariance / covariance.trace() * p)
         order = (p - 1 - torch.arange(rank) - number * rank) % p  # the largest first
-        root = vectors[:, order] * values[order].clamp_min(_MINOR).sqrt()
+        root = vectors[:, order] * values[order].clamp_min(NEGLIGIBLE**2).sqrt()
         part.covar_factor.data.copy_(root.expand_as(part.covar_factor))
         if part.raw_var.requires_grad:
             rest = (covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)).to(root)
-            rest = rest.clamp_min(_NOISE).to(part.raw_var).expand_as(part.raw_var)
+            rest = rest.clamp_min(NEGLIGIBLE).to(part.raw_var).expand_as(part.raw_var)
             part.var = admissible(part.raw_var_constraint, rest)
 
 
