@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import scipy
@@ -29,7 +30,6 @@ from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
 from gp_orff.data.track_reading import TrackObservations
-from gp_orff.data.tracks import MeansOfBlocks
 from gp_orff.fitting.search import (
     Coordinate,
     Coordinates,
@@ -95,6 +95,14 @@ def search_coordinates(
     return Coordinates(kernel, *likelihoods.values(), ranges=ranges, floors=floors)
 
 
+Kind = TypeVar("Kind", bound=Likelihood)
+
+
+def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str, Kind]:
+    """The likelihoods of one kind, by the label of their group."""
+    return {label: noise for label, noise in likelihoods.items() if isinstance(noise, kind)}
+
+
 # The likelihood of observations whose noise is learned, each by itself, from that of others.
 
 
@@ -114,26 +122,35 @@ def _(likelihood: TrackLikelihood) -> Likelihood:
 
 @independent.register
 def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
-    plain = default_likelihood(likelihood.num_tasks)
-    if likelihood.has_deg_free:
-        plain = _with_tails_of(likelihood)
+    plain = _with_tails_of(likelihood) or default_likelihood(likelihood.num_tasks)
     return plain.to(likelihood.raw_noise_scale)
 
 
+@singledispatch
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
     """The likelihood of numbers along directions: one variance, the mean of those of vectors, whose
     noise has a likelihood of the same kind, Gaussian or Student-t."""
-    if isinstance(likelihood, Pointwise):
-        return likelihood
-    plain = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-    if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
-        plain = _with_tails_of(likelihood)
+    plain = _with_tails_of(likelihood) or GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
     return plain
 
 
-def _with_tails_of(likelihood: HeavyTails) -> Likelihood:
-    """Student-t noise of one variance, with the degrees of freedom of a likelihood."""
+@along_directions.register
+def _(likelihood: Pointwise, num_outputs: int) -> Likelihood:
+    return likelihood
+
+
+@singledispatch
+def _with_tails_of(likelihood: Likelihood) -> Likelihood | None:
+    """Student-t noise of one variance, with the degrees of freedom of a likelihood; None if it has
+    none."""
+    return None
+
+
+@_with_tails_of.register
+def _(likelihood: HeavyTails) -> Likelihood | None:
+    if not likelihood.has_deg_free:
+        return None
     plain = MultitaskStudentTLikelihood(likelihood.num_tasks, noise_constraint=GreaterThan(0.0))
     plain.copy_deg_free(likelihood)
     return plain
@@ -160,13 +177,14 @@ def with_known_noise(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give noise= for "
                 "all of them, or give the others another name, group="
             )
+    scaled = of_kind(groups, KnownNoiseLikelihood)
     for label, given in known.items():
-        present = groups.get(label, groups[DEFAULT])
-        if given and not isinstance(present, KnownNoiseLikelihood):
+        if given and label not in scaled:
+            present = groups.get(label, groups[DEFAULT])
             groups[label] = KnownNoiseLikelihood(data.keys[0].pattern.num_outputs)
             groups[label].copy_deg_free(present)
             groups[label].to(device)
-        elif not given and isinstance(groups.get(label), KnownNoiseLikelihood):
+        elif not given and label in scaled:
             groups[label] = independent(groups[label])
     return groups
 
@@ -381,15 +399,11 @@ class Tails:
     @cached_property
     def members(self) -> list[Tail]:
         """Each likelihood once."""
-        tails = {
-            id(likelihood): likelihood
-            for likelihood in self.likelihoods.values()
-            if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free
-        }
+        tails = dict.fromkeys(of_kind(self.likelihoods, HeavyTails).values())
         return [
             Tail(likelihood, self.scaled and _is_free(likelihood))
-            for likelihood in tails.values()
-            if likelihood.raw_deg_free.requires_grad
+            for likelihood in tails
+            if likelihood.has_deg_free and likelihood.raw_deg_free.requires_grad
         ]
 
     @torch.no_grad()
@@ -488,9 +502,11 @@ def with_tracks(
     """
     groups = dict(likelihoods)
     present_data = [data] if held is None else [held, data]
-    along = {part.key.label: part for every in present_data for part in every.tracks}
+    tracks = [part for every in present_data for part in every.tracks]
+    along, keys = {part.key.label: part for part in tracks}, {part.key for part in tracks}
+    with_own = of_kind(groups, TrackLikelihood)
     for key in chain.from_iterable(every.keys for every in present_data):
-        if isinstance(key.pattern, MeansOfBlocks):
+        if key in keys:
             continue
         if key.label in along:
             raise ValueError(
@@ -498,8 +514,8 @@ def with_tracks(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
                 "them another name, group="
             )
-        if isinstance(groups.get(key.label), TrackLikelihood):
-            groups[key.label] = independent(groups[key.label])
+        if key.label in with_own:
+            groups[key.label] = independent(with_own[key.label])
     for label, part in along.items():
         present = groups.get(label, independent(groups[DEFAULT]))
         if isinstance(present, MultitaskStudentTLikelihood):
@@ -507,7 +523,7 @@ def with_tracks(
                 "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
                 "out likelihood=, or give TrackLikelihood(num_tasks)"
             )
-        if not (label in groups and isinstance(present, TrackLikelihood)):
+        if label not in with_own:
             groups[label] = _started(part, present)
     return groups
 
@@ -567,11 +583,8 @@ def learn_new_tracks(
 
 def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
     """The time of a block in every group whose likelihood knows it."""
-    return {
-        label: likelihood.span.item()
-        for label, likelihood in likelihoods.items()
-        if isinstance(likelihood, TrackLikelihood) and likelihood.duration > 0
-    }
+    along = of_kind(likelihoods, TrackLikelihood)
+    return {label: noise.span.item() for label, noise in along.items() if noise.duration > 0}
 
 
 @start_noise.register
@@ -594,7 +607,7 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
     """The splits to start from: one where no group has noise along tracks."""
-    return SPLITS if _along_tracks(likelihoods) else SPLITS[:1]
+    return SPLITS if of_kind(likelihoods, TrackLikelihood) else SPLITS[:1]
 
 
 def finalists(
@@ -610,12 +623,8 @@ def finalists(
 @torch.no_grad()
 def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
     """Split the noise variance of every group of tracks."""
-    for likelihood in _along_tracks(likelihoods):
+    for likelihood in of_kind(likelihoods, TrackLikelihood).values():
         start_split(likelihood, along_tracks(likelihood).total.item(), split)
-
-
-def _along_tracks(likelihoods: Mapping[str, Likelihood]) -> list[TrackLikelihood]:
-    return [noise for noise in likelihoods.values() if isinstance(noise, TrackLikelihood)]
 
 
 @scale_noise.register

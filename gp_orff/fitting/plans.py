@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -32,10 +33,11 @@ import torch
 from jaxtyping import Float
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.patterns import GroupKey
 from gp_orff.data.track_reading import sampled
 from gp_orff.features.assemble import expand
 from gp_orff.features.draws import GridWarning
-from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.grid import Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.robust_em import has_weights, maximise
 from gp_orff.fitting.search import Search, SearchWarning
@@ -75,16 +77,11 @@ class Plan(ABC):
     trainer: Trainer
     name: str
 
-    @property
-    def given(self) -> bool:
-        """Whether the user has chosen the columns, so that their loss is reported, and no reason to
-        take others."""
-        return False
-
-    @property
-    def reference(self) -> "OfAll | None":
-        """The plan of these data under the kernel itself; None if it is that, or cannot be."""
-        return None
+    of_all = True  # whether its rows are all data, or stand for them
+    given = False  # whether the user has chosen the columns: their loss is no reason for others
+    reference = None  # the plan of these data under the kernel itself, if it is another
+    keeps = False  # whether one pass over the data serves all lattices, and the posterior
+    loss = 0.0  # the nats of evidence that its optimum is expected to lack
 
     @property
     def refreshes(self) -> bool:
@@ -101,11 +98,6 @@ class Plan(ABC):
     def operations(self) -> float:
         """Of an evaluation of the evidence with its gradient; infinite if it cannot be built."""
 
-    @property
-    @abstractmethod
-    def loss(self) -> float:
-        """The nats of evidence that its optimum is expected to lack."""
-
     @abstractmethod
     def inference(self) -> Inference | None:
         """With which its evidence is computed; None if it cannot be built."""
@@ -114,6 +106,10 @@ class Plan(ABC):
     def search(self, search: Search, evaluations: int) -> None:
         """Go on with a search, for at most so many evaluations."""
 
+    def truncated(self, representation: Representation) -> dict[GroupKey, float]:
+        """What the learned noise contains, over the noise, that the posterior adds to the field."""
+        return {}
+
 
 @dataclass(eq=False)
 class OfSubset(Plan):
@@ -121,6 +117,7 @@ class OfSubset(Plan):
 
     numbers: int
     of: float  # all numbers
+    of_all = False
 
     @property
     def shape(self) -> tuple[float, int | None]:
@@ -168,10 +165,6 @@ class OfAll(Plan):
     def operations(self) -> float:
         return cubic(self.size)
 
-    @property
-    def loss(self) -> float:
-        return 0.0
-
     def inference(self) -> Inference:
         return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
@@ -181,36 +174,35 @@ class OfAll(Plan):
         self.data = maximise(*parts, evaluations=evaluations)
 
 
+class ByFeatures(Plan):
+    """A plan whose columns are features."""
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        inference = self.inference()
+        features = None if inference is None else inference.num_features(self.trainer.kernel)
+        return self.data.num_values, features
+
+    @property
+    def operations(self) -> float:
+        inference = self.inference()
+        return math.inf if inference is None else operations_on(inference, self.trainer)
+
+
 @dataclass(eq=False)
-class OnFeatures(Plan):
+class OnFeatures(ByFeatures):
     """All numbers, on the features of a rule that the user has chosen: it loses nothing that he
     could have."""
 
     features: FeatureInference
+    given = True
 
     @property
     def data(self) -> Data:
         return self.features.data
 
-    @property
-    def given(self) -> bool:
-        return True
-
     def inference(self) -> Inference:
         return self.features
-
-    @property
-    def shape(self) -> tuple[float, int | None]:
-        features = self.features.num_features(self.trainer.kernel)
-        return self.features.num_values, features
-
-    @cached_property
-    def operations(self) -> float:
-        return operations_on(self.features, self.trainer)
-
-    @property
-    def loss(self) -> float:
-        return 0.0
 
     def search(self, search: Search, evaluations: int) -> None:
         parts = self.trainer, search, self.features.data, self.features.of, self.name
@@ -218,14 +210,14 @@ class OnFeatures(Plan):
 
 
 @dataclass(eq=False)
-class OnLattice(Plan):
+class OnLattice(ByFeatures):
     """Numbers on lattices, each made for where the search has gone."""
 
     representation: Representation
     level: Callable[[Representation], Grid]
     factor: float  # by which frequencies may move on one lattice
     of: float  # all numbers
-    keeps: bool = False  # whether one pass over the data serves all lattices, and the posterior
+    keeps: bool = False
 
     @property
     def data(self) -> Data:
@@ -250,17 +242,6 @@ class OnLattice(Plan):
             return None
 
     @property
-    def shape(self) -> tuple[float, int | None]:
-        inference = self.inference()
-        features = None if inference is None else inference.num_features(self.trainer.kernel)
-        return self.representation.data.num_values, features
-
-    @property
-    def operations(self) -> float:
-        inference = self.inference()
-        return math.inf if inference is None else operations_on(inference, self.trainer)
-
-    @property
     def loss(self) -> float:
         """That of its columns, and of its rows."""
         numbers = self.representation.data.num_values
@@ -270,6 +251,11 @@ class OnLattice(Plan):
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
         self._follow(search, evaluations, self.level)
+
+    def truncated(self, representation: Representation) -> dict[GroupKey, float]:
+        if self.given or not representation.on_lattice:
+            return {}
+        return representation.training_cuts(self.level)
 
     def _keep(self) -> None:
         """The statistics of one pass, if they serve all lattices."""
@@ -355,6 +341,9 @@ def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     return 0.5 / NEGLIGIBLE * trainer.num_learned * max(of / numbers - 1.0, 0.0)
 
 
+price = attrgetter("operations")
+
+
 class Priced(NamedTuple):
     """A plan, with its price and its loss at the present hyperparameters."""
 
@@ -385,19 +374,15 @@ def next_plan(
     priced = [each for each in priced if FEWEST * each.operations <= budget or each in chosen]
     better = [each for each in priced if 2 * each.loss < lost and not of_all]
     most = 0.5 * lost if of_all else max(lost, aim(num_values))
-    targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
+    targets = [each for each in priced if each.plan.of_all]
     targets = [each for each in targets if each.loss <= most or each in chosen]
     if not targets:
-        subsets = [each for each in better if isinstance(each.plan, OfSubset)]
+        subsets = [each for each in better if not each.plan.of_all]
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
     on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
     return min(on_the_way, key=price, default=target)
-
-
-def price(priced: Priced) -> float:
-    return priced.operations
 
 
 def lost_at_first(trainer: Trainer, num_values: float) -> float:
@@ -438,7 +423,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         budget -= (search.evaluations - before) * chosen.operations
         last, measured, lost = measured_loss(plan, num_values, budget)
         budget -= measured
-        of_all = of_all or not isinstance(plan, OfSubset)
+        of_all = of_all or plan.of_all
         trainer.journal.price(stages, chosen.operations, lost)
     if not of_all and lost > aim(num_values):
         trainer.journal.note(
@@ -490,7 +475,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
         chosen.append(planned)
         left.remove(planned.plan)
         lost, budget = planned.loss, budget - SHORT * planned.operations
-        of_all = not isinstance(planned.plan, OfSubset)
+        of_all = planned.plan.of_all
     return chosen
 
 
@@ -506,26 +491,23 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
         return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
     # of weights, that others have found; of all of many data, for each of them
-    asks_much = plan.refreshes or (isinstance(plan, OnLattice) and plan.keeps)
-    if len(visited) > 1 and not asks_much:
+    if len(visited) > 1 and not (plan.refreshes or plan.keeps):
         search.coordinates.set(max(reversed(visited), key=value))
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
-    numbers, plans = data.num_values, []
-    exact = data.revisitable and has_covariance(trainer.kernel, data)
-    if exact:
-        subsets = [size for size in SUBSETS if 2 * size <= numbers]
-        plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
+    numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
+    sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
+    plans = [OfSubset(trainer, "exact kernel", size, numbers) for size in sizes]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]
     if not representation.follows:
-        name = "given grid" if isinstance(rule, Grid) else repr(rule)
+        name = "given grid" if representation.grid else repr(rule)
         return [*plans, OnFeatures(trainer, name, representation.inference(rule))]
-    if exact and isinstance(representation.requested, Auto) and not data.tracks:
-        most = max(representation.requested.exact_values, rule.max_features or MOST_EXACT)
+    if exact and representation.auto and not data.tracks:
+        most = max(representation.auto.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)
         if numbers <= MANY and under_kernel.size <= most:
             plans.append(under_kernel)

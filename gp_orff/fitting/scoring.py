@@ -27,6 +27,7 @@ from gp_orff.data.likelihoods import KnownNoiseLikelihood, raw_deg_frees
 from gp_orff.data.noise import noise_of
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
+from gp_orff.fitting.noise import of_kind
 from gp_orff.fitting.starting_values import all_summands, mean_weight, moments
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.learned import has_learned_spectrum
@@ -57,11 +58,10 @@ def log_prior_of_noise(
         return 0.0
     median = math.log(NEGLIGIBLE * moments(join(survey.sample))[0])
     total = 0.0
-    for likelihood in likelihoods.values():
-        if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
-            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs(kernel)
-            variance = noise_of(likelihood, size).diagonal(dim1=-1, dim2=-2).mean()
-            total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
+    learned = of_kind(likelihoods, GaussianLikelihood | MultitaskGaussianLikelihood)
+    for likelihood in learned.values():
+        variance = noise_of(likelihood, num_outputs(kernel)).diagonal(dim1=-1, dim2=-2).mean()
+        total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
     return total
 
 
@@ -233,7 +233,8 @@ def _candidates(
     variances = _variances(observations, heavy)
     yield from _lengths(kernel, survey)
     yield from _amplitudes(kernel, variances.mean())
-    for label, likelihood in likelihoods.items():
+    kinds = KnownNoiseLikelihood | GaussianLikelihood | MultitaskGaussianLikelihood
+    for label, likelihood in of_kind(likelihoods, kinds).items():
         weight = mean_weight([group for group in observations if group.key.label == label])
         yield from _of_noise(likelihood, weight * variances)
 
@@ -272,19 +273,14 @@ def _amplitudes(
 def _of_noise(
     likelihood: Likelihood, variances: Float[Tensor, "p"]
 ) -> Iterator[tuple[nn.Parameter, LogNormal]]:
-    if isinstance(likelihood, KnownNoiseLikelihood):
-        raw = likelihood.raw_noise_scale
-        yield raw, _log_normal(torch.ones(()), raw, 1.0, 2 * _NOISE)
-    elif isinstance(likelihood, GaussianLikelihood):
-        raw = likelihood.noise_covar.raw_noise
-        yield raw, _log_normal(variances.mean(), raw, NEGLIGIBLE**2, 2 * _NOISE)
-    elif isinstance(likelihood, MultitaskGaussianLikelihood):
-        if likelihood.has_global_noise:
-            raw = likelihood.raw_noise
-            yield raw, _log_normal(variances.mean(), raw, NEGLIGIBLE**2, 2 * _NOISE)
-        if likelihood.has_task_noise and not likelihood.rank:
-            raw = likelihood.raw_task_noises
-            yield raw, _log_normal(variances, raw, NEGLIGIBLE**2, 2 * _NOISE)
+    medians = {  # by the name of the parameter
+        "raw_noise_scale": torch.ones(()),
+        "raw_noise": NEGLIGIBLE**2 * variances.mean(),
+        "raw_task_noises": NEGLIGIBLE**2 * variances,
+    }
+    for name, raw in likelihood.named_parameters():
+        if (median := medians.get(name.split(".")[-1])) is not None:
+            yield raw, _log_normal(median, raw, 1.0, 2 * _NOISE)
 
 
 def _log_normal(size: Tensor, raw: nn.Parameter, median: float, width: float) -> LogNormal:

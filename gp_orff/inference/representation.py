@@ -390,16 +390,26 @@ class Representation:
         if data.repeats.width > 1:  # chosen at other hyperparameters
             data = replace(data, repeats=replace(data.repeats, width=1.0))
         representation = cls(kernel, likelihoods, requested, data, requested)
-        return representation._choose(requested) if isinstance(requested, Auto) else representation
+        return representation if representation.auto is None else representation._choose()
 
     @property
     def again(self) -> "Representation":
         """The choice at the present hyperparameters."""
         return self.of(self.kernel, self.likelihoods, self.requested, self.data)
 
-    def _choose(self, auto: Auto) -> "Representation":
+    @property
+    def auto(self) -> Auto | None:
+        """The request, if it leaves the choice open."""
+        return self.requested if isinstance(self.requested, Auto) else None
+
+    @property
+    def grid(self) -> Grid | None:
+        """The rule, if it is a grid."""
+        return self.rule if isinstance(self.rule, Grid) else None
+
+    def _choose(self) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
-        data = self.data
+        data, auto = self.data, self.auto
         if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
@@ -414,9 +424,10 @@ class Representation:
         if self._resolution.learns_spectrum and auto.longest_period is None:
             trial = replace(trial, longest_period=2.0)  # some waves are always long
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
-        if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
-            rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
         chosen = replace(self, rule=rule, reason=reason)
+        if chosen.grid:  # without a budget, each use of the grid has its own
+            own = replace(rule, domain=auto.domain, max_features=auto.max_features)
+            chosen = replace(chosen, rule=own)
         if exact and not chosen._grid_suffices(size):
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
@@ -428,7 +439,7 @@ class Representation:
             MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
         )  # weights change sums over all data
         costly = not self.on_lattice and size <= most and self.requested.exact_values
-        if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
+        if self.grid is None or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
         numbers, affordable = self.data.num_values, max(size, COARSE_FEATURES)
@@ -440,8 +451,8 @@ class Representation:
         """The exact kernel instead of iterations, or on few sites, within which the field changes
         by less than what the grid truncates, where that is much; else the same. Statistics have no
         observations for a covariance."""
-        auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
+        auto = self.auto
+        if auto is None or not (self.follows and self.data.revisitable):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         found = exact_instead(self.now(), self.kernel, self._noises, most, weighs(self.likelihoods))
@@ -452,7 +463,7 @@ class Representation:
     @property
     def follows(self) -> bool:
         """Whether the rule is a grid that follows the hyperparameters, not one of given spacing."""
-        return isinstance(self.rule, Grid) and self.rule.spacing is None
+        return self.grid is not None and self.rule.spacing is None
 
     @property
     def on_lattice(self) -> bool:
@@ -589,17 +600,11 @@ class Representation:
             phi = phi.detached()
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
-            domain = (
-                rule.domain or self._resolution.widened_box
-            )  # new observations may be anywhere in it
-            rule = grid_for(
-                rule,
-                domain,
-                domain,
-                self._resolution.tolerance(rule),
-                _range(COARSE_FACTOR),
-                MOST_DENSE,
-            )
+            # new observations may be anywhere in the domain
+            domain = rule.domain or self._resolution.widened_box
+            tolerance = self._resolution.tolerance(rule)
+            served = _range(COARSE_FACTOR), MOST_DENSE
+            rule = grid_for(rule, domain, domain, tolerance, *served)
             rule = replace(rule, max_features=_STEP * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
@@ -648,7 +653,7 @@ class Representation:
 
     @property
     def _resolution(self) -> Resolution:
-        costly = isinstance(self.requested, Auto) and not self.on_lattice
+        costly = self.auto is not None and not self.on_lattice
         return Resolution(self.kernel, self.data, self._noises, costly, self.counts, self.resolved)
 
     def _draw(self, rule: Rule) -> list[Draw]:
