@@ -34,8 +34,8 @@ from gp_orff.fitting.search import (
     Coordinate,
     Coordinates,
     Search,
-    admissible,
     parameter_ranges,
+    set_trained,
 )
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
@@ -229,19 +229,12 @@ def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
     """The factor starts at one, unless the data say that units are mistaken."""
     # given noise is off by at most a hundred times the share of the variance of the data
     low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
-    _learned_from(likelihood, min(max(1.0, low), high))
+    set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 
 
 @scale_noise.register
 def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
-    _learned_from(likelihood, factor * likelihood.noise_scale.item())
-
-
-def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
-    """Set the factor, if it is learned."""
-    if likelihood.raw_noise_scale.requires_grad:
-        values = torch.full_like(likelihood.noise_scale, value)
-        likelihood.noise_scale = admissible(likelihood.raw_noise_scale_constraint, values)
+    set_trained(likelihood, "noise_scale", factor * likelihood.noise_scale)
 
 
 # The degrees of freedom and the scale of Student-t noise, learned with the weights of observations.
@@ -599,10 +592,7 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
     if likelihood.duration > 0:
         values["correlation_time"] = split.time * likelihood.duration.item()
     for name, value in values.items():
-        raw = getattr(likelihood, f"raw_{name}")
-        if raw.requires_grad:
-            constraint = getattr(likelihood, f"raw_{name}_constraint")
-            setattr(likelihood, name, admissible(constraint, torch.full_like(raw, value)))
+        set_trained(likelihood, name, value)
 
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:

@@ -18,7 +18,7 @@ from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
-from gp_orff.fitting.search import Search, admissible
+from gp_orff.fitting.search import Search, set_trained
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference, Posterior
@@ -56,12 +56,11 @@ def restore(kernel: Kernel) -> None:
     far that no gradient brings it back on more observations.
     """
     for part in kernel.modules():
-        if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:
+        if isinstance(part, FieldKernel):
             variances = getattr(part, part.amplitude)
             least = NEGLIGIBLE**2 * variances.max()
             if (variances < least).any():
-                constraint = getattr(part, f"raw_{part.amplitude}_constraint")
-                setattr(part, part.amplitude, admissible(constraint, variances.clamp_min(least)))
+                set_trained(part, part.amplitude, variances.clamp_min(least))
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.

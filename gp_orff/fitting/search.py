@@ -295,7 +295,7 @@ class Coordinate:
         return low if _finite(low) else None, high if _finite(high) else None
 
 
-def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
+def _admissible(constraint: Interval | None, value: Tensor) -> Tensor:
     """The nearest value that a constraint allows, away from its bounds."""
     if constraint is None:
         return value
@@ -306,6 +306,16 @@ def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
     if _finite(high):
         return value.minimum(high - 1e-2 * high.abs())
     return value.maximum(low + 1e-2 * low.abs())
+
+
+def set_trained(module: Module, name: str, value: float | Tensor) -> bool:
+    """Set a parameter, if it is trained, to the nearest value that its constraint allows, away from
+    its bounds; whether it is trained."""
+    raw = getattr(module, f"raw_{name}")
+    if raw.requires_grad:
+        value = torch.as_tensor(value).to(raw).expand_as(raw)
+        setattr(module, name, _admissible(getattr(module, f"raw_{name}_constraint"), value))
+    return raw.requires_grad
 
 
 def _finite(bound: Tensor) -> bool:
