@@ -38,7 +38,8 @@ from gp_orff.fitting.plans import OnLattice, loss_by_gradient
 from gp_orff.fitting.robust_em import has_weights, start_with_weights
 from gp_orff.fitting.searches import best_start
 from gp_orff.fitting.trainer import Trainer
-from gp_orff.inference.representation import FINE_FACTOR, Representation
+from gp_orff.inference.price import FINE_FACTOR
+from gp_orff.inference.representation import Representation
 
 FEATURES = (100, 200, 400, 800, 1600)
 EDGES = (1.0, 3.0, 10.0)  # nats

@@ -203,6 +203,7 @@ class LinearObservations(ABC):
 
     x: Float[Tensor, "n d"]
     symbol, space = Identity(), ()  # Q, and the columns of x that are its directions
+    num_averaged = 0  # numbers of vectors that an exact kernel averages
 
     @property
     def points(self) -> Float[Tensor, "K d"]:

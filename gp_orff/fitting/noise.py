@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import scipy
@@ -28,17 +29,18 @@ from gp_orff.data.observations import join
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
-from gp_orff.data.tracks import MeansOfBlocks, TrackObservations
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.fitting.search import (
     Coordinate,
     Coordinates,
     Search,
-    admissible,
     parameter_ranges,
+    set_trained,
 )
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution
+from gp_orff.inference.price import MOST_EVALUATIONS, NATS, NEGLIGIBLE
 from gp_orff.inference.robust import Distances, StudentTNoise
 
 # The least noise variance of a search.
@@ -93,6 +95,14 @@ def search_coordinates(
     return Coordinates(kernel, *likelihoods.values(), ranges=ranges, floors=floors)
 
 
+Kind = TypeVar("Kind", bound=Likelihood)
+
+
+def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str, Kind]:
+    """The likelihoods of one kind, by the label of their group."""
+    return {label: noise for label, noise in likelihoods.items() if isinstance(noise, kind)}
+
+
 # The likelihood of observations whose noise is learned, each by itself, from that of others.
 
 
@@ -112,35 +122,41 @@ def _(likelihood: TrackLikelihood) -> Likelihood:
 
 @independent.register
 def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
-    plain = default_likelihood(likelihood.num_tasks)
-    if likelihood.has_deg_free:
-        plain = _with_tails_of(likelihood)
+    plain = _with_tails_of(likelihood) or default_likelihood(likelihood.num_tasks)
     return plain.to(likelihood.raw_noise_scale)
 
 
+@singledispatch
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
     """The likelihood of numbers along directions: one variance, the mean of those of vectors, whose
     noise has a likelihood of the same kind, Gaussian or Student-t."""
-    if isinstance(likelihood, Pointwise):
-        return likelihood
-    plain = GaussianLikelihood(noise_constraint=GreaterThan(0.0))
-    if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free:
-        plain = _with_tails_of(likelihood)
+    plain = _with_tails_of(likelihood) or GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
     return plain
 
 
-def _with_tails_of(likelihood: HeavyTails) -> Likelihood:
-    """Student-t noise of one variance, with the degrees of freedom of a likelihood."""
+@along_directions.register
+def _(likelihood: Pointwise, num_outputs: int) -> Likelihood:
+    return likelihood
+
+
+@singledispatch
+def _with_tails_of(likelihood: Likelihood) -> Likelihood | None:
+    """Student-t noise of one variance, with the degrees of freedom of a likelihood; None if it has
+    none."""
+    return None
+
+
+@_with_tails_of.register
+def _(likelihood: HeavyTails) -> Likelihood | None:
+    if not likelihood.has_deg_free:
+        return None
     plain = MultitaskStudentTLikelihood(likelihood.num_tasks, noise_constraint=GreaterThan(0.0))
     plain.copy_deg_free(likelihood)
     return plain
 
 
 # The likelihood of observations that come with their noise: which groups have one, and its factor.
-
-
-_TRUSTED = 100.0  # the most that the noise may be off, over a share of the variance of the data
 
 
 def with_known_noise(
@@ -161,13 +177,14 @@ def with_known_noise(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give noise= for "
                 "all of them, or give the others another name, group="
             )
+    scaled = of_kind(groups, KnownNoiseLikelihood)
     for label, given in known.items():
-        present = groups.get(label, groups[DEFAULT])
-        if given and not isinstance(present, KnownNoiseLikelihood):
+        if given and label not in scaled:
+            present = groups.get(label, groups[DEFAULT])
             groups[label] = KnownNoiseLikelihood(data.keys[0].pattern.num_outputs)
             groups[label].copy_deg_free(present)
             groups[label].to(device)
-        elif not given and isinstance(groups.get(label), KnownNoiseLikelihood):
+        elif not given and label in scaled:
             groups[label] = independent(groups[label])
     return groups
 
@@ -210,19 +227,14 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
     """The factor starts at one, unless the data say that units are mistaken."""
-    _learned_from(likelihood, min(max(1.0, variance / _TRUSTED), variance * _TRUSTED))
+    # given noise is off by at most a hundred times the share of the variance of the data
+    low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
+    set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 
 
 @scale_noise.register
 def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
-    _learned_from(likelihood, factor * likelihood.noise_scale.item())
-
-
-def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
-    """Set the factor, if it is learned."""
-    if likelihood.raw_noise_scale.requires_grad:
-        values = torch.full_like(likelihood.noise_scale, value)
-        likelihood.noise_scale = admissible(likelihood.raw_noise_scale_constraint, values)
+    set_trained(likelihood, "noise_scale", factor * likelihood.noise_scale)
 
 
 # The degrees of freedom and the scale of Student-t noise, learned with the weights of observations.
@@ -240,10 +252,8 @@ def _learned_from(likelihood: KnownNoiseLikelihood, value: float) -> None:
 
 _FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
 _LEAST_DEG_FREE = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
-_ROUND = 1.0  # of the coordinate, in one round of EM
 _ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
-_APART, _FLAT, _OFF = 0.05, 1e-3, 0.5  # of curvatures: their step; nats; nats below a maximum
-_NEWTON = 20  # steps, at most
+_APART = 0.05  # of the coordinate: the step of curvatures
 
 
 @dataclass(frozen=True)
@@ -309,7 +319,7 @@ class Tail:
         in all; s, in whose unit the distances are now. By Brent's method in the coordinate of ν,
         not too far from where it is, with the best s for each."""
         present, before = self._coordinate.get().item(), self._variance
-        low, high = max(present - _ROUND, self.lowest), min(present + _ROUND, _FARTHEST)
+        low, high = max(present - 1, self.lowest), min(present + 1, _FARTHEST)
         found = scipy.optimize.minimize_scalar(
             lambda u: self._loss(u, parts)[0],
             bounds=(low, high),
@@ -331,7 +341,7 @@ class Tail:
         self._loss(present, parts)
         slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
         # slope²/(2 curvature) is how far below the maximum of the parabola the present value is.
-        if not curvature > _FLAT or slope**2 > 2 * _OFF * curvature:
+        if not curvature > NEGLIGIBLE**2 * NATS or slope**2 > NATS * curvature:
             return math.nan
         return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
 
@@ -352,7 +362,7 @@ def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
     """s with Σ_n E[w_n] d_n/s = V: what the noise variance is too small by, for this ν; by Newton's
     method in log s."""
     nu, log_scale = model.deg_free, 0.0
-    for _ in range(_NEWTON):
+    for _ in range(MOST_EVALUATIONS):
         excess = curvature = 0.0
         for key, distance in parts:
             values, scaled = key.pattern.num_values, distance / math.exp(log_scale)
@@ -382,15 +392,11 @@ class Tails:
     @cached_property
     def members(self) -> list[Tail]:
         """Each likelihood once."""
-        tails = {
-            id(likelihood): likelihood
-            for likelihood in self.likelihoods.values()
-            if isinstance(likelihood, HeavyTails) and likelihood.has_deg_free
-        }
+        tails = dict.fromkeys(of_kind(self.likelihoods, HeavyTails).values())
         return [
             Tail(likelihood, self.scaled and _is_free(likelihood))
-            for likelihood in tails.values()
-            if likelihood.raw_deg_free.requires_grad
+            for likelihood in tails
+            if likelihood.has_deg_free and likelihood.raw_deg_free.requires_grad
         ]
 
     @torch.no_grad()
@@ -458,7 +464,7 @@ def _is_free(likelihood: HeavyTails) -> bool:
 
 
 Vector = Float[np.ndarray, "k"]
-_NONE = 1e-300  # a variance that is none
+_NONE = torch.finfo(torch.float64).tiny  # a variance that is none
 
 
 @dataclass(frozen=True)
@@ -489,9 +495,11 @@ def with_tracks(
     """
     groups = dict(likelihoods)
     present_data = [data] if held is None else [held, data]
-    along = {part.key.label: part for every in present_data for part in every.tracks}
+    tracks = [part for every in present_data for part in every.tracks]
+    along, keys = {part.key.label: part for part in tracks}, {part.key for part in tracks}
+    with_own = of_kind(groups, TrackLikelihood)
     for key in chain.from_iterable(every.keys for every in present_data):
-        if isinstance(key.pattern, MeansOfBlocks):
+        if key in keys:
             continue
         if key.label in along:
             raise ValueError(
@@ -499,8 +507,8 @@ def with_tracks(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
                 "them another name, group="
             )
-        if isinstance(groups.get(key.label), TrackLikelihood):
-            groups[key.label] = independent(groups[key.label])
+        if key.label in with_own:
+            groups[key.label] = independent(with_own[key.label])
     for label, part in along.items():
         present = groups.get(label, independent(groups[DEFAULT]))
         if isinstance(present, MultitaskStudentTLikelihood):
@@ -508,7 +516,7 @@ def with_tracks(
                 "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
                 "out likelihood=, or give TrackLikelihood(num_tasks)"
             )
-        if not (label in groups and isinstance(present, TrackLikelihood)):
+        if label not in with_own:
             groups[label] = _started(part, present)
     return groups
 
@@ -568,11 +576,8 @@ def learn_new_tracks(
 
 def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
     """The time of a block in every group whose likelihood knows it."""
-    return {
-        label: likelihood.span.item()
-        for label, likelihood in likelihoods.items()
-        if isinstance(likelihood, TrackLikelihood) and likelihood.duration > 0
-    }
+    along = of_kind(likelihoods, TrackLikelihood)
+    return {label: noise.span.item() for label, noise in along.items() if noise.duration > 0}
 
 
 @start_noise.register
@@ -587,15 +592,12 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
     if likelihood.duration > 0:
         values["correlation_time"] = split.time * likelihood.duration.item()
     for name, value in values.items():
-        raw = getattr(likelihood, f"raw_{name}")
-        if raw.requires_grad:
-            constraint = getattr(likelihood, f"raw_{name}_constraint")
-            setattr(likelihood, name, admissible(constraint, torch.full_like(raw, value)))
+        set_trained(likelihood, name, value)
 
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
     """The splits to start from: one where no group has noise along tracks."""
-    return SPLITS if _along_tracks(likelihoods) else SPLITS[:1]
+    return SPLITS if of_kind(likelihoods, TrackLikelihood) else SPLITS[:1]
 
 
 def finalists(
@@ -611,12 +613,8 @@ def finalists(
 @torch.no_grad()
 def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
     """Split the noise variance of every group of tracks."""
-    for likelihood in _along_tracks(likelihoods):
+    for likelihood in of_kind(likelihoods, TrackLikelihood).values():
         start_split(likelihood, along_tracks(likelihood).total.item(), split)
-
-
-def _along_tracks(likelihoods: Mapping[str, Likelihood]) -> list[TrackLikelihood]:
-    return [noise for noise in likelihoods.values() if isinstance(noise, TrackLikelihood)]
 
 
 @scale_noise.register

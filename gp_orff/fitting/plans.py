@@ -17,8 +17,6 @@ form of the prior, its columns: the kernel itself, or the features of a rule.
 3. `climb` runs searches on plans of rising price, each from the best of where others have ended. It
    ends with the first plan of all data whose loss is at most `aim`, or with that of the smallest
    loss within the budget.
-
-Constants of this file decide which searches are made.
 """
 
 import math
@@ -27,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -34,34 +33,40 @@ import torch
 from jaxtyping import Float
 
 from gp_orff.data.dataset import Data, Dataset
+from gp_orff.data.patterns import GroupKey
 from gp_orff.features.assemble import expand
 from gp_orff.features.draws import GridWarning
-from gp_orff.features.grid import Auto, Grid
+from gp_orff.features.grid import Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.robust_em import has_weights, maximise
-from gp_orff.fitting.search import MOST_EVALUATIONS, Search, SearchWarning
-from gp_orff.fitting.trainer import SUBSET_VALUES, Trainer
+from gp_orff.fitting.search import Search, SearchWarning
+from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
-from gp_orff.inference.price import BUDGET, aim, cubic, loss_of_share
+from gp_orff.inference.price import (
+    BUDGET,
+    FINE_FACTOR,
+    MANY,
+    MOST_EVALUATIONS,
+    MOST_TRAINING,
+    NATS,
+    NEGLIGIBLE,
+    RATIO,
+    SHORT,
+    SUBSET_VALUES,
+    aim,
+    cubic,
+    loss_of_share,
+)
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
-    FINE_FACTOR,
+    COARSE_FEATURES,
     MOST_EXACT,
-    MOST_REPEATED,
     Representation,
 )
 
-UNLIKE = 10.0  # times the loss of rows that are like all others: it is often more
-GAIN = 2.0  # by which a plan on the way has to lower the loss
-RATIO = 8.0  # of the price of a plan over that of one on the way to it
+SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
 FEWEST = 2  # evaluations, that a plan has to be worth
-EVALUATIONS = 8  # that a search takes on a plan, about
-SUBSETS = 1200, 3600  # numbers, of subsets on the way
-ROUNDS = 20  # of grids of one plan, each for where the search has gone
-MANY_POINTS = 100_000  # of which a pass takes longer than an evaluation
-COARSE_BLOCKS, FINE_BLOCKS = 2000, 5000  # of the tracks of a group, on the way
-FEW_FEATURES = 1536  # of learned spectra, on the way
 
 
 @dataclass(eq=False)
@@ -71,16 +76,11 @@ class Plan(ABC):
     trainer: Trainer
     name: str
 
-    @property
-    def given(self) -> bool:
-        """Whether the user has chosen the columns, so that their loss is reported, and no reason to
-        take others."""
-        return False
-
-    @property
-    def reference(self) -> "OfAll | None":
-        """The plan of these data under the kernel itself; None if it is that, or cannot be."""
-        return None
+    of_all = True  # whether its rows are all data, or stand for them
+    given = False  # whether the user has chosen the columns: their loss is no reason for others
+    reference = None  # the plan of these data under the kernel itself, if it is another
+    keeps = False  # whether one pass over the data serves all lattices, and the posterior
+    loss = 0.0  # the nats of evidence that its optimum is expected to lack
 
     @property
     def refreshes(self) -> bool:
@@ -97,11 +97,6 @@ class Plan(ABC):
     def operations(self) -> float:
         """Of an evaluation of the evidence with its gradient; infinite if it cannot be built."""
 
-    @property
-    @abstractmethod
-    def loss(self) -> float:
-        """The nats of evidence that its optimum is expected to lack."""
-
     @abstractmethod
     def inference(self) -> Inference | None:
         """With which its evidence is computed; None if it cannot be built."""
@@ -110,6 +105,10 @@ class Plan(ABC):
     def search(self, search: Search, evaluations: int) -> None:
         """Go on with a search, for at most so many evaluations."""
 
+    def truncated(self, representation: Representation) -> dict[GroupKey, float]:
+        """What the learned noise contains, over the noise, that the posterior adds to the field."""
+        return {}
+
 
 @dataclass(eq=False)
 class OfSubset(Plan):
@@ -117,6 +116,7 @@ class OfSubset(Plan):
 
     numbers: int
     of: float  # all numbers
+    of_all = False
 
     @property
     def shape(self) -> tuple[float, int | None]:
@@ -142,7 +142,7 @@ class OfSubset(Plan):
         self.trainer.curves.end()
         label = f"{self.name}, {self.data.survey.num_points} points"
         parts = self.trainer, search, self.data, self.trainer.exact_inference, label
-        self.data = maximise(*parts, nats=0.1, evaluations=evaluations)
+        self.data = maximise(*parts, nats=NEGLIGIBLE * NATS, evaluations=evaluations)
 
 
 @dataclass(eq=False)
@@ -164,10 +164,6 @@ class OfAll(Plan):
     def operations(self) -> float:
         return cubic(self.size)
 
-    @property
-    def loss(self) -> float:
-        return 0.0
-
     def inference(self) -> Inference:
         return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
@@ -177,36 +173,35 @@ class OfAll(Plan):
         self.data = maximise(*parts, evaluations=evaluations)
 
 
+class ByFeatures(Plan):
+    """A plan whose columns are features."""
+
+    @property
+    def shape(self) -> tuple[float, int | None]:
+        inference = self.inference()
+        features = None if inference is None else inference.num_features(self.trainer.kernel)
+        return self.data.num_values, features
+
+    @property
+    def operations(self) -> float:
+        inference = self.inference()
+        return math.inf if inference is None else operations_on(inference, self.trainer)
+
+
 @dataclass(eq=False)
-class OnFeatures(Plan):
+class OnFeatures(ByFeatures):
     """All numbers, on the features of a rule that the user has chosen: it loses nothing that he
     could have."""
 
     features: FeatureInference
+    given = True
 
     @property
     def data(self) -> Data:
         return self.features.data
 
-    @property
-    def given(self) -> bool:
-        return True
-
     def inference(self) -> Inference:
         return self.features
-
-    @property
-    def shape(self) -> tuple[float, int | None]:
-        features = self.features.num_features(self.trainer.kernel)
-        return self.features.num_values, features
-
-    @cached_property
-    def operations(self) -> float:
-        return operations_on(self.features, self.trainer)
-
-    @property
-    def loss(self) -> float:
-        return 0.0
 
     def search(self, search: Search, evaluations: int) -> None:
         parts = self.trainer, search, self.features.data, self.features.of, self.name
@@ -214,14 +209,14 @@ class OnFeatures(Plan):
 
 
 @dataclass(eq=False)
-class OnLattice(Plan):
+class OnLattice(ByFeatures):
     """Numbers on lattices, each made for where the search has gone."""
 
     representation: Representation
     level: Callable[[Representation], Grid]
     factor: float  # by which frequencies may move on one lattice
     of: float  # all numbers
-    keeps: bool = False  # whether one pass over the data serves all lattices, and the posterior
+    keeps: bool = False
 
     @property
     def data(self) -> Data:
@@ -235,8 +230,7 @@ class OnLattice(Plan):
     def reference(self) -> "OfAll | None":
         data = self.data
         every = data.revisitable and data.num_values == self.of
-        exact = every and self.of <= MOST_REPEATED * MOST_EXACT
-        exact = exact and has_covariance(self.trainer.kernel, data)
+        exact = every and self.of <= MANY and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
@@ -245,17 +239,6 @@ class OnLattice(Plan):
             return self.representation.inference(self.level(self.representation))
         except GridBudgetError:
             return None
-
-    @property
-    def shape(self) -> tuple[float, int | None]:
-        inference = self.inference()
-        features = None if inference is None else inference.num_features(self.trainer.kernel)
-        return self.representation.data.num_values, features
-
-    @property
-    def operations(self) -> float:
-        inference = self.inference()
-        return math.inf if inference is None else operations_on(inference, self.trainer)
 
     @property
     def loss(self) -> float:
@@ -267,6 +250,11 @@ class OnLattice(Plan):
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
         self._follow(search, evaluations, self.level)
+
+    def truncated(self, representation: Representation) -> dict[GroupKey, float]:
+        if self.given or not representation.on_lattice:
+            return {}
+        return representation.training_cuts(self.level)
 
     def _keep(self) -> None:
         """The statistics of one pass, if they serve all lattices."""
@@ -283,7 +271,7 @@ class OnLattice(Plan):
         search: Search,
         evaluations: int,
         level: Callable[[Representation], Grid],
-        rounds: int = ROUNDS,
+        rounds: int = MOST_EVALUATIONS,
     ) -> int:
         """Search on one lattice after another until no lengthscale reaches the edge of its range;
         the evaluations that are left."""
@@ -316,7 +304,7 @@ class OfCurves(OnLattice):
 
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
-        few = partial(Representation.fine, most=FEW_FEATURES)
+        few = partial(Representation.fine, most=COARSE_FEATURES)
         evaluations = self._follow(search, evaluations, few)
         self._extrapolate(few)
         self.trainer.curves.end(continued=True)
@@ -349,7 +337,10 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
     """k/2 (M/m − 1), and more for data that differ from place to place."""
-    return UNLIKE * 0.5 * trainer.num_learned * max(of / numbers - 1.0, 0.0)
+    return 0.5 / NEGLIGIBLE * trainer.num_learned * max(of / numbers - 1.0, 0.0)
+
+
+price = attrgetter("operations")
 
 
 class Priced(NamedTuple):
@@ -380,21 +371,17 @@ def next_plan(
     # where the user has chosen the columns, there is one search on them whatever it costs or loses
     chosen = [each for each in priced if each.plan.given and not of_all]
     priced = [each for each in priced if FEWEST * each.operations <= budget or each in chosen]
-    better = [each for each in priced if each.loss < lost / GAIN and not of_all]
-    most = lost / GAIN if of_all else max(lost, aim(num_values))
-    targets = [each for each in priced if not isinstance(each.plan, OfSubset)]
+    better = [each for each in priced if 2 * each.loss < lost and not of_all]
+    most = 0.5 * lost if of_all else max(lost, aim(num_values))
+    targets = [each for each in priced if each.plan.of_all]
     targets = [each for each in targets if each.loss <= most or each in chosen]
     if not targets:
-        subsets = [each for each in better if isinstance(each.plan, OfSubset)]
+        subsets = [each for each in better if not each.plan.of_all]
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
     on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
     return min(on_the_way, key=price, default=target)
-
-
-def price(priced: Priced) -> float:
-    return priced.operations
 
 
 def lost_at_first(trainer: Trainer, num_values: float) -> float:
@@ -435,7 +422,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         budget -= (search.evaluations - before) * chosen.operations
         last, measured, lost = measured_loss(plan, num_values, budget)
         budget -= measured
-        of_all = of_all or not isinstance(plan, OfSubset)
+        of_all = of_all or plan.of_all
         trainer.journal.price(stages, chosen.operations, lost)
     if not of_all and lost > aim(num_values):
         trainer.journal.note(
@@ -469,7 +456,7 @@ def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
     for the information.
     """
     lost, most, reference = plan.loss, aim(num_values), plan.reference
-    unsure = most / UNLIKE < lost <= most and not plan.given
+    unsure = NEGLIGIBLE * most < lost <= most and not plan.given
     price = FEWEST * reference.operations if unsure and reference is not None else math.inf
     return Priced(plan, price, loss_by_gradient(plan)) if price <= budget else Priced(plan, 0, lost)
 
@@ -486,8 +473,8 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
             break
         chosen.append(planned)
         left.remove(planned.plan)
-        lost, budget = planned.loss, budget - EVALUATIONS * planned.operations
-        of_all = not isinstance(planned.plan, OfSubset)
+        lost, budget = planned.loss, budget - SHORT * planned.operations
+        of_all = planned.plan.of_all
     return chosen
 
 
@@ -503,28 +490,25 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
         return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
     # of weights, that others have found; of all of many data, for each of them
-    asks_much = plan.refreshes or (isinstance(plan, OnLattice) and plan.keeps)
-    if len(visited) > 1 and not asks_much:
+    if len(visited) > 1 and not (plan.refreshes or plan.keeps):
         search.coordinates.set(max(reversed(visited), key=value))
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
-    numbers, plans = data.num_values, []
-    exact = data.revisitable and has_covariance(trainer.kernel, data)
-    if exact:
-        subsets = [size for size in SUBSETS if GAIN * size <= numbers]
-        plans += [OfSubset(trainer, "exact kernel", size, numbers) for size in subsets]
+    numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
+    sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
+    plans = [OfSubset(trainer, "exact kernel", size, numbers) for size in sizes]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]
     if not representation.follows:
-        name = "given grid" if isinstance(rule, Grid) else repr(rule)
+        name = "given grid" if representation.grid else repr(rule)
         return [*plans, OnFeatures(trainer, name, representation.inference(rule))]
-    if exact and isinstance(representation.requested, Auto) and not data.tracks:
-        most = max(representation.requested.exact_values, rule.max_features or MOST_EXACT)
+    if exact and representation.auto and not data.tracks:
+        most = max(representation.auto.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)
-        if numbers <= MOST_REPEATED * most and under_kernel.size <= most:
+        if numbers <= MANY and under_kernel.size <= most:
             plans.append(under_kernel)
     return plans + lattices_of(trainer, representation)
 
@@ -539,16 +523,16 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY
     many = many and not has_weights(trainer, data)
-    sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_BLOCKS)
+    sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_FEATURES)
     coarse, fine = Representation.coarse, Representation.fine
     if representation.rule.max_features is not None:
         # what the posterior truncates is noise of the model too: the evidence is that of the model
         fine = partial(Representation.fine, returned=True)
     plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
     kind = OfCurves if trainer.curves else OnLattice
-    few = data.sampled(FINE_BLOCKS)
+    few = data.sampled(MOST_TRAINING)
     parts = fine, FINE_FACTOR, numbers
     plans.append(kind(trainer, "fine grid", of(few), *parts, keeps=many))
     if few is not data:

@@ -18,10 +18,20 @@ from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Tails
-from gp_orff.fitting.search import MOST_EVALUATIONS, Search, admissible
+from gp_orff.fitting.search import Search, set_trained
 from gp_orff.fitting.starting_values import start, starts
-from gp_orff.fitting.trainer import MOST_SEARCHED, SCREENED_VALUES, SUBSET_VALUES, Trainer
+from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference, Posterior
+from gp_orff.inference.price import (
+    FINALISTS,
+    MOST_EVALUATIONS,
+    MOST_TRAINING,
+    NATS,
+    NATS_OF_A_NUMBER,
+    NEGLIGIBLE,
+    SHORT,
+    SUBSET_VALUES,
+)
 from gp_orff.inference.pseudo_observations import Iterate, converge, learn
 from gp_orff.inference.representation import Representation
 from gp_orff.inference.robust import (
@@ -38,9 +48,6 @@ from gp_orff.kernels.base import FieldKernel
 # Sources that a search on few observations has lost.
 
 
-_LEAST = 0.01  # share of the largest variance
-
-
 @torch.no_grad()
 def restore(kernel: Kernel) -> None:
     """Give every depth of sources at least a hundredth of the largest variance of a depth.
@@ -49,12 +56,11 @@ def restore(kernel: Kernel) -> None:
     far that no gradient brings it back on more observations.
     """
     for part in kernel.modules():
-        if isinstance(part, FieldKernel) and getattr(part, f"raw_{part.amplitude}").requires_grad:
+        if isinstance(part, FieldKernel):
             variances = getattr(part, part.amplitude)
-            least = _LEAST * variances.max()
+            least = NEGLIGIBLE**2 * variances.max()
             if (variances < least).any():
-                constraint = getattr(part, f"raw_{part.amplitude}_constraint")
-                setattr(part, part.amplitude, admissible(constraint, variances.clamp_min(least)))
+                set_trained(part, part.amplitude, variances.clamp_min(least))
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.
@@ -73,15 +79,11 @@ def restore(kernel: Kernel) -> None:
 # all data are iterated to convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
 
 
-_ROUND = 1e-5  # nats per number: a round of EM that gains less ends it
-_EVALUATIONS, _OF_A_ROUND = 6, 0.1  # of the search in a round; nats, with which it ends
-_FIRST_ROUNDS, _FURTHER_ROUNDS = 2, 4  # of EM, from all starting values and from the best of them
-_FURTHER = 3  # starting values at least, and a third of all
-_MOST_ROUNDS = 100  # of EM, to converge
-_NEAR, _CONVERGED = 1e-3, 1e-9  # nats per number: gain of a step to extrapolate, and to end
-_IN_TURN = 1e-6  # of pseudo-observations in turn with what depends on them
-_SETTLED, _BETWEEN = 1e-12, 1e-5  # likewise, of pseudo-observations; between searches
-_MANY_CONVERGED = 1e-4  # of many numbers, each of whose steps takes many seconds
+_ROUND = NEGLIGIBLE * NATS_OF_A_NUMBER  # nats per number: a round that gains less ends EM
+_CONVERGED, _SETTLED = (
+    1e-9,
+    1e-12,
+)  # nats per number: of weights and of pseudo-observations, at last
 
 _START = "starting values, EM"  # a stage
 
@@ -136,7 +138,7 @@ class EStep:
     @property
     def limits(self) -> dict[str, float]:
         """Where the search of a round ends: weights lag behind by about a tenth of a nat."""
-        return {"nats": _OF_A_ROUND}
+        return {"nats": NEGLIGIBLE * NATS}
 
     @property
     def refreshes(self) -> bool:
@@ -227,8 +229,8 @@ class EStep:
             return elbo, torch.cat([tails.get().to(logs), logs])
 
         logs = torch.cat(list(data.all_weights())).log()
-        settled = _MANY_CONVERGED if plain.num_values > MOST_SEARCHED else _CONVERGED
-        near, gain = _NEAR * plain.num_values, settled * plain.num_values
+        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else _CONVERGED
+        near, gain = NATS_OF_A_NUMBER / NEGLIGIBLE * plain.num_values, settled * plain.num_values
         initial = torch.cat([tails.get().to(logs), logs])
         point, converged = climb(step, initial, near, gain, rounds)
         if not converged:
@@ -277,7 +279,7 @@ class RepresentationStep(EStep):
     def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
         """The data with pseudo-observations that have converged, and parameters of likelihoods that
         are likeliest under the posterior before."""
-        return self._converged(data, infer, _BETWEEN * data.num_values)
+        return self._converged(data, infer, _ROUND * data.num_values)
 
     def converged(
         self, representation: Representation, rounds: int = 300, learn: bool = False
@@ -287,10 +289,10 @@ class RepresentationStep(EStep):
         numbers, before = representation.data.num_values, np.inf
         for _ in range(rounds):
             inference = representation.now()
-            data = self._converged(representation.data, inference.of, _BETWEEN * numbers, learn)
+            data = self._converged(representation.data, inference.of, _ROUND * numbers, learn)
             representation = replace(representation, data=data)
             elbo = self._iterate(data, representation.now()).elbo
-            if abs(elbo - before) < _IN_TURN * numbers:
+            if abs(elbo - before) < _ROUND * numbers:
                 break
             before = elbo
         data = self._converged(data, representation.now().of, _SETTLED * numbers, learns=False)
@@ -304,8 +306,8 @@ class RepresentationStep(EStep):
 
         if learns:
             posterior = infer(data).posterior(self.kernel, self.noises, self.mean)
-            learn(data, posterior, self.likelihoods, _EVALUATIONS)
-        return converge(at, data, nats, _MOST_ROUNDS)
+            learn(data, posterior, self.likelihoods, SHORT)
+        return converge(at, data, nats, MOST_EVALUATIONS)
 
 
 def _is_pure(inference: Inference) -> bool:
@@ -364,11 +366,11 @@ def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
         tails.set(at_first)
         coordinates.set(first)
         start(kernel, likelihoods, subset.observations, distances, initial)
-        candidates.append(few_rounds(subset, trainer.new_search(), _FIRST_ROUNDS))
+        candidates.append(few_rounds(subset, trainer.new_search(), rounds=2))
     candidates.sort(key=lambda candidate: candidate.search.value, reverse=True)
-    for candidate in candidates[: max(_FURTHER, len(candidates) // 3)]:
+    for candidate in candidates[: max(FINALISTS, len(candidates) // 3)]:
         return_to(candidate)
-        further.append(few_rounds(candidate.data, candidate.search, _FURTHER_ROUNDS))
+        further.append(few_rounds(candidate.data, candidate.search, rounds=2 * 2))
     return_to(max(further, key=lambda candidate: candidate.search.value))
 
 
@@ -378,7 +380,7 @@ def maximise(
     data: Data,
     inference: Callable[[Data], Inference],
     name: str,
-    rounds: int = _MOST_ROUNDS,
+    rounds: int = MOST_EVALUATIONS,
     evaluations: int = MOST_EVALUATIONS,
     **options,
 ) -> Data:
@@ -405,7 +407,7 @@ def maximise(
         for _ in range(rounds):
             data = e_step.refreshed(data, inference)
             made, before = inference(data), search.evaluations
-            few = min(_EVALUATIONS, evaluations)
+            few = min(SHORT, evaluations)
             trainer.search(search, made, name, evaluations=few, **options)
             evaluations -= search.evaluations - before
             if not made.is_exact and made.stale(trainer.kernel, e_step.noises):

@@ -27,14 +27,16 @@ from gp_orff.data.likelihoods import KnownNoiseLikelihood, raw_deg_frees
 from gp_orff.data.noise import noise_of
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
+from gp_orff.fitting.noise import of_kind
 from gp_orff.fitting.starting_values import all_summands, mean_weight, moments
+from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 
 # A prior of the noise beside learned spectra, which may take its place.
 
 
-_SHARE, _WIDTH = 0.1, 3.0  # the median noise variance over that of the data; sd of its logarithm
+_WIDTH = 3.0  # the sd of the logarithm of the noise variance
 
 
 def log_prior_of_noise(
@@ -54,22 +56,17 @@ def log_prior_of_noise(
     """
     if not has_learned_spectrum(kernel):
         return 0.0
-    median = math.log(_SHARE * moments(join(survey.sample))[0])
+    median = math.log(NEGLIGIBLE * moments(join(survey.sample))[0])
     total = 0.0
-    for likelihood in likelihoods.values():
-        if isinstance(likelihood, GaussianLikelihood | MultitaskGaussianLikelihood):
-            size = 1 if isinstance(likelihood, GaussianLikelihood) else num_outputs(kernel)
-            variance = noise_of(likelihood, size).diagonal(dim1=-1, dim2=-2).mean()
-            total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
+    learned = of_kind(likelihoods, GaussianLikelihood | MultitaskGaussianLikelihood)
+    for likelihood in learned.values():
+        variance = noise_of(likelihood, num_outputs(kernel)).diagonal(dim1=-1, dim2=-2).mean()
+        total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
     return total
 
 
-_LENGTH = 0.4, 0.8  # the median over the extent, and the sd of the logarithm
-_SHAPE = 1.0, 1.0  # of α of rational quadratic kernels
-_FIELD, _SUMMAND = 0.8, 1.5  # the sd of the logarithm of the sd of the field, and of a summand
-_NOISE = 0.1, 1.2  # of the sd of the noise over that of the data
-_FACTOR = 1.0, 1.2  # of the sd of the noise over that which was given with the observations
-_TAILS = 0.1587, 0.8413  # the probabilities below −1 and 1 standard deviations
+_LENGTH = 0.4  # the median of lengthscales over the extent
+_KNOWN, _SUMMAND, _NOISE = 0.8, 1.5, 1.2  # sd of log lengths and log sd of fields, parts and noise
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
 _FEW = 120  # vectors, up to which predictions depend on what is left open of hyperparameters
@@ -236,7 +233,8 @@ def _candidates(
     variances = _variances(observations, heavy)
     yield from _lengths(kernel, survey)
     yield from _amplitudes(kernel, variances.mean())
-    for label, likelihood in likelihoods.items():
+    kinds = KnownNoiseLikelihood | GaussianLikelihood | MultitaskGaussianLikelihood
+    for label, likelihood in of_kind(likelihoods, kinds).items():
         weight = mean_weight([group for group in observations if group.key.label == label])
         yield from _of_noise(likelihood, weight * variances)
 
@@ -252,17 +250,17 @@ def _lengths(kernel: Kernel, survey: Survey) -> Iterator[tuple[nn.Parameter, Log
             longest = extents.max() if extents.max() > 0 else torch.ones_like(extents.max())
             extents = torch.where(extents > 0, extents, longest)
             extents = extents if leaf.kernel.ard_num_dims else longest
-            yield raw, _log_normal(extents, raw, *_LENGTH)
+            yield raw, _log_normal(extents, raw, _LENGTH, _KNOWN)
             if isinstance(leaf.kernel, RQKernel):
                 alpha = leaf.kernel.raw_alpha
-                yield alpha, _log_normal(torch.ones(()), alpha, *_SHAPE)
+                yield alpha, _log_normal(torch.ones(()), alpha, 1.0, 1.0)
 
 
 def _amplitudes(
     kernel: Kernel, variance: Float[Tensor, ""]
 ) -> Iterator[tuple[nn.Parameter, LogNormal]]:
     every = all_summands(kernel)
-    width = _FIELD if len(every) == 1 else _SUMMAND
+    width = _KNOWN if len(every) == 1 else _SUMMAND
     for number, summand in enumerate(every):
         for part in summand.modules():
             name = {ScaleKernel: "raw_outputscale", ConstantKernel: "raw_constant"}.get(type(part))
@@ -275,19 +273,14 @@ def _amplitudes(
 def _of_noise(
     likelihood: Likelihood, variances: Float[Tensor, "p"]
 ) -> Iterator[tuple[nn.Parameter, LogNormal]]:
-    if isinstance(likelihood, KnownNoiseLikelihood):
-        raw = likelihood.raw_noise_scale
-        yield raw, _log_normal(torch.ones(()), raw, _FACTOR[0] ** 2, 2 * _FACTOR[1])
-    elif isinstance(likelihood, GaussianLikelihood):
-        raw = likelihood.noise_covar.raw_noise
-        yield raw, _log_normal(variances.mean(), raw, _NOISE[0] ** 2, 2 * _NOISE[1])
-    elif isinstance(likelihood, MultitaskGaussianLikelihood):
-        if likelihood.has_global_noise:
-            raw = likelihood.raw_noise
-            yield raw, _log_normal(variances.mean(), raw, _NOISE[0] ** 2, 2 * _NOISE[1])
-        if likelihood.has_task_noise and not likelihood.rank:
-            raw = likelihood.raw_task_noises
-            yield raw, _log_normal(variances, raw, _NOISE[0] ** 2, 2 * _NOISE[1])
+    medians = {  # by the name of the parameter
+        "raw_noise_scale": torch.ones(()),
+        "raw_noise": NEGLIGIBLE**2 * variances.mean(),
+        "raw_task_noises": NEGLIGIBLE**2 * variances,
+    }
+    for name, raw in likelihood.named_parameters():
+        if (median := medians.get(name.split(".")[-1])) is not None:
+            yield raw, _log_normal(median, raw, 1.0, 2 * _NOISE)
 
 
 def _log_normal(size: Tensor, raw: nn.Parameter, median: float, width: float) -> LogNormal:
@@ -314,6 +307,6 @@ def _variances(observations: Sequence[Observations], heavy: bool) -> Float[Tenso
 def _variance(y: Float[Tensor, "n"], heavy: bool) -> float:
     if not heavy:
         return y.var(correction=0).item()
-    tails = torch.tensor(_TAILS, dtype=torch.float64, device=y.device)
+    tails = torch.special.ndtr(torch.tensor([-1.0, 1.0], dtype=torch.float64, device=y.device))
     low, high = torch.quantile(y.double(), tails)
     return ((high - low) / 2).square().item()

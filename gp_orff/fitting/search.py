@@ -16,12 +16,20 @@ from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from jaxtyping import Bool, Float, Int, Shaped
 from linear_operator.utils.warnings import NumericalWarning
+from scipy.special import gammainccinv
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.survey import Distances, Survey
-from gp_orff.inference.representation import MOST_BESIDE_WAVES, MOST_TRAINING
+from gp_orff.inference.price import (
+    LONGEST_STEP,
+    MANY,
+    MOST_EVALUATIONS,
+    MOST_TRAINING,
+    NATS,
+    NEGLIGIBLE,
+)
 from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
@@ -38,7 +46,9 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 #    their union (`Coordinate._limits`).
 
 
-_RESOLVED = 4.2  # the depth times |k| beyond which a hundredth of the variance lies
+_RESOLVED = 0.5 * gammainccinv(
+    3, NEGLIGIBLE**2
+)  # h|k| beyond which a hundredth of ∫k²e^{−2hk} lies
 _LONGEST = 3.0  # distances in the data: the longest lengthscale of a search
 
 
@@ -73,7 +83,7 @@ def _leaf_ranges(
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
     # field of sources at depth h decays like exp(−h|k|), so a lower limit of the depth bounds the
     # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `_LONGEST`.
-    if term.factor.decays and whole and whole.num_values > MOST_BESIDE_WAVES:
+    if term.factor.decays and whole and whole.num_values > MANY:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)
@@ -125,8 +135,8 @@ def _distance_ranges(
 # `Coordinate.gradient` therefore converts: ∂/∂u = ∂/∂raw · (∂value/∂raw)⁻¹ · ∂value/∂u.
 
 
-_FARTHEST = 16.0  # from its initial value, for a parameter without ranges
-_AT_BOUND = 1e-3  # a coordinate closer to its bound counts as at the bound
+_FARTHEST = -math.log(torch.finfo(torch.float64).eps) / 2  # without ranges: squares round away
+_AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
 
 
 @dataclass(frozen=True)
@@ -285,7 +295,7 @@ class Coordinate:
         return low if _finite(low) else None, high if _finite(high) else None
 
 
-def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
+def _admissible(constraint: Interval | None, value: Tensor) -> Tensor:
     """The nearest value that a constraint allows, away from its bounds."""
     if constraint is None:
         return value
@@ -296,6 +306,16 @@ def admissible(constraint: Interval | None, value: Tensor) -> Tensor:
     if _finite(high):
         return value.minimum(high - 1e-2 * high.abs())
     return value.maximum(low + 1e-2 * low.abs())
+
+
+def set_trained(module: Module, name: str, value: float | Tensor) -> bool:
+    """Set a parameter, if it is trained, to the nearest value that its constraint allows, away from
+    its bounds; whether it is trained."""
+    raw = getattr(module, f"raw_{name}")
+    if raw.requires_grad:
+        value = torch.as_tensor(value).to(raw).expand_as(raw)
+        setattr(module, name, _admissible(getattr(module, f"raw_{name}_constraint"), value))
+    return raw.requires_grad
 
 
 def _finite(bound: Tensor) -> bool:
@@ -469,16 +489,9 @@ def _coordinates(
 
 
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
-_NATS = 0.01  # in total: a step that promises less ends the search
-MOST_EVALUATIONS = 100  # of a run
-_MUCH = 1.0  # nats still promised at the end of a search, at which a warning is given
-_EDGE = 0.9  # of how far frequencies may move on a grid: beyond, the search needs another one
-_LONGEST_STEP = 2.0  # of a coordinate
+_LEAST = NEGLIGIBLE**2 * NATS  # what a step promises at least, and the least curvature of one
 _MOVED = 1.5  # of a coordinate, after which the information is computed again
-_FLAT = 1e-2  # the least curvature of a step
-_OF_NATS = 1.0  # the least curvature in what a step promises, and that of one not informed of
-_FIRST = 0.1  # nats per number, of a curvature of which nothing is known
-_DAMPING, _MOST_DAMPING = 1e-2, 1e8
+_MOST_DAMPING = 1 / torch.finfo(torch.float64).eps
 Report = Callable[[float], None]
 Information = Callable[[], Float[np.ndarray, "k k"] | None]
 
@@ -536,7 +549,7 @@ class Search:
         information: Information | None = None,
         of: object = None,
         trust_factor: float | None = None,
-        nats: float = _NATS,
+        nats: float = _LEAST,
         evaluations: int = MOST_EVALUATIONS,
         is_promising: Callable[["Search"], bool] = lambda search: True,
         report: Report = lambda value: None,
@@ -561,18 +574,18 @@ class Search:
         high = np.minimum(self.coordinates.high, start + reach)
         evaluate = partial(self._evaluate, objective, num_values, report)
         point = first = evaluate(start, may_fail=False)
-        left, damping, rise, longest = evaluations - 1, _DAMPING, 2.0, _LONGEST_STEP
+        left, damping, rise, longest = evaluations - 1, NEGLIGIBLE**2, 2.0, LONGEST_STEP
         curvature = None if self.curvature is None else self.curvature * num_values
         scaled = curvature is not None  # or its size follows from the first step
         if curvature is None:
-            curvature = _FIRST * num_values * np.eye(len(start))
+            curvature = NEGLIGIBLE * num_values * np.eye(len(start))
         learned = np.eye(len(start))  # from the changes of the gradient alone
         self.value = point.value / num_values
 
         def foresee() -> None:
             self.curvature = curvature / num_values
             known = learned if self.informed is None else curvature
-            foreseen = _newton_step(known, point, low, high, floor=_OF_NATS)
+            foreseen = _newton_step(known, point, low, high, floor=NATS)
             self.expected_gain = 0.5 * float(point.gradient @ foreseen)
             self.summit = point.u + _newton_step(curvature, point, low, high)
 
@@ -586,7 +599,7 @@ class Search:
                 else:
                     curvature, scaled, self.informed = anew, True, (of, point.u)
                 foresee()
-            at_edge = np.abs(point.u - start) > _EDGE * reach
+            at_edge = np.abs(point.u - start) > (1 - NEGLIGIBLE) * reach
             self.settled = not (at_edge & (self.coordinates.at_bounds(point.u) == 0)).any()
             if self.expected_gain < nats or not self.settled or left < 1:
                 break
@@ -605,7 +618,7 @@ class Search:
                 learned = _updated(learned, step, change)
                 ratio = gain / max(promised, gain) if np.isfinite(gain) else 1.0
                 damping *= max(1 / 3, 1 - (2 * ratio - 1) ** 3)
-                point, rise, longest = trial, 2.0, min(2 * longest, _LONGEST_STEP)
+                point, rise, longest = trial, 2.0, min(2 * longest, LONGEST_STEP)
                 self.value = point.value / num_values
             else:
                 damping, rise = max(damping, 1e-3) * rise, 2 * rise
@@ -679,7 +692,7 @@ class Search:
 
     def warn(self) -> None:
         """Warn if the last run ended away from a maximum."""
-        if self.expected_gain > _MUCH:
+        if self.expected_gain > NATS:
             warnings.warn(
                 f"the search for hyperparameters ended where another step promised "
                 f"{self.expected_gain:.2g} nats of log evidence; call fit again with "
@@ -710,7 +723,7 @@ def _newton_step(
     low: Float[np.ndarray, "k"],
     high: Float[np.ndarray, "k"],
     damping: float = 0.0,
-    floor: float = _FLAT,
+    floor: float = _LEAST,
 ) -> Float[np.ndarray, "k"]:
     """(B + λ diag B) s = g in the coordinates that are not held at their bounds, with eigenvalues
     of at least `floor`."""

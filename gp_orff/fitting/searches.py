@@ -15,24 +15,15 @@ from gp_orff.data.survey import warn_of_far_points
 from gp_orff.fitting.noise import Split, finalists, split_noise, splits
 from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import Start, start, starts
-from gp_orff.fitting.trainer import (
-    MANY_VALUES,
-    SCREENED_VALUES,
-    SHORT,
-    SUBSET_VALUES,
-    Trainer,
-)
+from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference
+from gp_orff.inference.price import FINALISTS, NATS, NEGLIGIBLE, SHORT, SUBSET_VALUES
 
 # Where searches begin: the best of many starting values, on subsets of the data.
 
 
 Candidate = tuple[Search, Float[np.ndarray, "k"], Split]
-_FINALISTS, _FEW = 3, 1  # starting values that are searched from on more data
-_CLOSE = 0.1  # nats promised at the end of these searches
-_UNSURE = 3.0  # times the gain that is foreseen far from a maximum: it is often more
-_JUDGED = 1200  # numbers in two dense parts of the data
-_NATS_OF_A_START = 2.0  # for each output: what two parts do not show of long lengthscales
+_CLOSE = NEGLIGIBLE * NATS  # promised at the end of these searches
 
 
 def best_start(trainer: Trainer) -> Search:
@@ -87,8 +78,7 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         search = trainer.new_search()
         trainer.search(search, small, name, evaluations=SHORT, is_promising=promises)
         candidates.append((search, search.coordinates.get(), pair[1]))
-    few = bool(trainer.tracks) and trainer.survey.num_values > MANY_VALUES  # of all blocks
-    chosen = finalists(_distinct(candidates, small.num_values), _FEW if few else _FINALISTS)
+    chosen = finalists(_distinct(candidates, small.num_values), FINALISTS)
     if spread.survey.num_points > small.data.survey.num_points:
         return _best_of(trainer, chosen, trainer.inference(spread), name)
     return _best_of(trainer, chosen, small, name, evaluated=True)
@@ -127,7 +117,7 @@ def _promises(best: Search | None, num_values: float, search: Search) -> bool:
     if best is None:
         return True
     lacks = (best.value - search.value) * num_values
-    foreseen = _UNSURE * search.expected_gain
+    foreseen = 2 * search.expected_gain
     return lacks < foreseen and not search.expects_the_maximum_of(best, num_values)
 
 
@@ -158,11 +148,11 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     gain -= trainer.value(dense)
     if gain <= len(u):
         return search
-    judge = trainer.inference(trainer.windows(_JUDGED, 2, seed=1))
+    judge = trainer.inference(trainer.windows(2 * SUBSET_VALUES, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):
         candidate.coordinates.set(at)
         trainer.search(candidate, judge, "dense parts", evaluations=SHORT)
-    if (other.value - search.value) * judge.num_values > _NATS_OF_A_START * trainer.num_outputs:
+    if (other.value - search.value) * judge.num_values > len(u):
         return trainer.new_search()  # from there, in the ranges of all data
     search.coordinates.set(u)
     return search

@@ -1,7 +1,7 @@
 """Starting values of hyperparameters, from the data."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
@@ -26,7 +26,8 @@ from torch.nn.functional import normalize
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.fitting.delays import Delay, starting_delays
-from gp_orff.fitting.search import admissible
+from gp_orff.fitting.search import set_trained
+from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.separable import SeparableKernel
@@ -60,12 +61,8 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 # noise is a tenth of it.
 
 
-_SHARES = (0.4, 0.15, 0.05), 3.0  # starting lengths over the bulk of the data; ratio of shorter
-_WIDE_SHARES = (0.15,), 9.0  # of learned spectra, which hold eight times longer and shorter ones
-_NEIGHBOURS = 2.0  # in distances of neighbours: the shortest starting lengthscale
+_SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
 _MAX_SHORTER = 5  # how many shorter lengthscales are added
-_MINOR = 0.01  # variance share of each other term of a sum, where one dominates
-_NOISE = 0.1  # share of the data's variance
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -92,14 +89,15 @@ def starts(
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
-    first, ratio = _WIDE_SHARES if wide else _SHARES
-    shares, most = list(first), len(first) + _MAX_SHORTER
+    # learned spectra have eight times longer and shorter lengths: every other start suffices
+    shares, ratio = ([_SHARES[1]], 9.0) if wide else ([*_SHARES], 3.0)
+    most = len(shares) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
     varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
     if varying:
         dims = max(varying, key=len)
         extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
-        shortest = _NEIGHBOURS * spacing
+        shortest = 2 * spacing
         while shares[-1] * extent > ratio * shortest > 0 and len(shares) < most:
             shares.append(shares[-1] / ratio)
     count = len(_varying_terms(kernel))
@@ -133,14 +131,16 @@ def start(
         for leaf in term.leaves:
             dims = list(leaf.active_dims or range(len(bulk)))
             lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
-            _set_scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
+            scales = _scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
+            for name, values in scales.items():
+                set_trained(leaf.kernel, name, values)
     _start_outputs(kernel, observations)
     for delay in where.delays:
         delay.set()
     varying = _varying_terms(kernel)
     shares = [1 / max(len(varying), 1)] * len(varying)
     if where.dominant is not None:
-        shares = [_MINOR] * len(varying)
+        shares = [NEGLIGIBLE**2] * len(varying)
         shares[where.dominant] = 1.0
     variances = {part: share * variance for part, share in zip(varying, shares, strict=True)}
     for part in all_summands(kernel):
@@ -148,7 +148,7 @@ def start(
         rescale(part, factor)
     for label, likelihood in likelihoods.items():
         groups = [group for group in observations if group.key.label == label]
-        start_noise(likelihood, _NOISE * variance * mean_weight(groups))
+        start_noise(likelihood, NEGLIGIBLE * variance * mean_weight(groups))
 
 
 def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
@@ -164,12 +164,10 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
             covariance = torch.eye(p, dtype=torch.float64)
         values, vectors = torch.linalg.eigh(covariance / covariance.trace() * p)
         order = (p - 1 - torch.arange(rank) - number * rank) % p  # the largest first
-        root = vectors[:, order] * values[order].clamp_min(_MINOR).sqrt()
+        root = vectors[:, order] * values[order].clamp_min(NEGLIGIBLE**2).sqrt()
         part.covar_factor.data.copy_(root.expand_as(part.covar_factor))
-        if part.raw_var.requires_grad:
-            rest = (covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)).to(root)
-            rest = rest.clamp_min(_NOISE).to(part.raw_var).expand_as(part.raw_var)
-            part.var = admissible(part.raw_var_constraint, rest)
+        rest = covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)
+        set_trained(part, "var", rest.clamp_min(NEGLIGIBLE))
 
 
 def moments(observations: Sequence[Observations]) -> tuple[float, float]:
@@ -197,17 +195,9 @@ def _axis_extents(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, 
     return torch.where((extent > 0) & (not isotropic), extent, largest)
 
 
-def _set_scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> None:
-    """Set lengthscales, one per axis or the largest; for a mixture, those of its components."""
-    for name, values in _scales(kernel, lengths).items():
-        if getattr(kernel, f"raw_{name}").requires_grad:
-            values = values.expand_as(getattr(kernel, name))
-            values = admissible(getattr(kernel, f"raw_{name}_constraint"), values)
-            setattr(kernel, name, values)
-
-
 @singledispatch
 def _scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
+    """Lengthscales, one per axis or the largest; for a mixture, those of its components."""
     if not kernel.has_lengthscale:
         return {}
     return {"lengthscale": lengths if kernel.ard_num_dims else lengths.amax()}
@@ -269,8 +259,7 @@ def _(kernel: MultitaskKernel, factor: float) -> bool:
     if not (tasks.covar_factor.requires_grad and tasks.raw_var.requires_grad):
         return rescale(kernel.data_covar_module, factor)
     tasks.covar_factor.data.mul_(math.sqrt(factor))
-    tasks.var = admissible(tasks.raw_var_constraint, tasks.var * factor)
-    return True
+    return _multiply(tasks, "var", factor)
 
 
 @rescale.register
@@ -280,11 +269,7 @@ def _(kernel: FieldKernel, factor: float) -> bool:
 
 def _multiply(kernel: Kernel, name: str, factor: float) -> bool:
     """Multiply a parameter of a kernel by a factor; whether it is trained, as it has to be."""
-    trained = getattr(kernel, f"raw_{name}").requires_grad
-    if trained:
-        constraint = getattr(kernel, f"raw_{name}_constraint")
-        setattr(kernel, name, admissible(constraint, getattr(kernel, name) * factor))
-    return trained
+    return set_trained(kernel, name, getattr(kernel, name) * factor)
 
 
 @rescale.register
@@ -312,11 +297,9 @@ def _(kernel: ProductKernel, factor: float) -> bool:
 
 @rescale.register
 def _(kernel: SpectralMixtureKernel, factor: float) -> bool:
-    if not kernel.raw_mixture_weights.requires_grad:
-        return False
-    power = 1 / kernel.ard_num_dims  # k(0) = (Σw)^d
-    kernel.mixture_weights = kernel.mixture_weights * factor**power
-    return True
+    return _multiply(
+        kernel, "mixture_weights", factor ** (1 / kernel.ard_num_dims)
+    )  # k(0) = (Σw)^d
 
 
 def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
@@ -361,16 +344,25 @@ def _(likelihood: GaussianLikelihood, factor: float) -> None:
 
 @scale_noise.register
 def _(likelihood: MultitaskGaussianLikelihood, factor: float) -> None:
-    with torch.no_grad():
-        if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
-            noise = factor * likelihood.noise
-            likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
-        if likelihood.has_task_noise and likelihood.rank:
-            if likelihood.task_noise_covar_factor.requires_grad:
-                likelihood.task_noise_covar_factor.mul_(factor**0.5)
-        elif likelihood.has_task_noise and likelihood.raw_task_noises.requires_grad:
-            noises = factor * likelihood.task_noises
-            likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
+    _set_noises(likelihood, lambda noise: factor * noise, lambda root: factor**0.5 * root)
+
+
+@torch.no_grad()
+def _set_noises(
+    likelihood: MultitaskGaussianLikelihood,
+    variances: Callable[[Tensor], float | Tensor],
+    roots: Callable[[Tensor], Tensor],
+) -> None:
+    """Change the variances of noise, and the root of a noise covariance, from their present values,
+    if they are trained."""
+    if likelihood.has_global_noise:
+        set_trained(likelihood, "noise", variances(likelihood.noise))
+    if likelihood.has_task_noise and not likelihood.rank:
+        set_trained(likelihood, "task_noises", variances(likelihood.task_noises))
+    if likelihood.has_task_noise and likelihood.rank:
+        root = likelihood.task_noise_covar_factor
+        if root.requires_grad:
+            root.copy_(roots(root))
 
 
 @singledispatch
@@ -380,23 +372,14 @@ def start_noise(likelihood: Likelihood, variance: float) -> None:
 
 @start_noise.register
 def _(likelihood: GaussianLikelihood, variance: float) -> None:
-    if likelihood.raw_noise.requires_grad:
-        noise = torch.full_like(likelihood.noise, variance)
-        likelihood.noise = admissible(likelihood.noise_covar.raw_noise_constraint, noise)
+    set_trained(likelihood.noise_covar, "noise", variance)
 
 
 @start_noise.register
 def _(likelihood: MultitaskGaussianLikelihood, variance: float) -> None:
-    parts = likelihood.has_global_noise + likelihood.has_task_noise
-    if likelihood.has_global_noise and likelihood.raw_noise.requires_grad:
-        noise = torch.full_like(likelihood.noise, variance / parts)
-        likelihood.noise = admissible(likelihood.raw_noise_constraint, noise)
-    if not likelihood.has_task_noise:
-        return
-    if not likelihood.rank and likelihood.raw_task_noises.requires_grad:
-        noises = torch.full_like(likelihood.task_noises, variance / parts)
-        likelihood.task_noises = admissible(likelihood.raw_task_noises_constraint, noises)
-    if likelihood.rank and likelihood.task_noise_covar_factor.requires_grad:
-        factor = likelihood.task_noise_covar_factor.data
-        root = shared_factor(*factor.shape[-2:]).to(factor)
-        factor.copy_((variance / parts) ** 0.5 * root)
+    each = variance / (likelihood.has_global_noise + likelihood.has_task_noise)
+
+    def root(present: Float[Tensor, "p r"]) -> Float[Tensor, "p r"]:
+        return each**0.5 * shared_factor(*present.shape[-2:]).to(present)
+
+    _set_noises(likelihood, lambda noise: each, root)

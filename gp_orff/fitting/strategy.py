@@ -16,7 +16,7 @@ from gp_orff.features.grid import Auto
 from gp_orff.fitting.curves import Curves
 from gp_orff.fitting.journal import History, Journal, Progress
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.plans import OnLattice, Plan, climb, plans_of
+from gp_orff.fitting.plans import Plan, climb, plans_of
 from gp_orff.fitting.robust_em import e_step_of, has_weights, settled, start_with_weights
 from gp_orff.fitting.scoring import WeakPriors, leave_much_open
 from gp_orff.fitting.search import Search
@@ -118,16 +118,12 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
     representation = replace(representation, data=_with_weights(trainer, representation.data, last))
     if not representation.follows:
         return representation
-    lattices = [plan.representation for plan in plans if isinstance(plan, OnLattice)]
-    with_statistics = (one for one in lattices if one.kept is not None)
-    representation = next(with_statistics, representation)
-    if isinstance(last, OnLattice) and representation.on_lattice and not last.given:
-        # the learned noise contains what lattices truncate, which the posterior adds to the field
-        ratios = representation.training_cuts(last.level)
-        for label, likelihood in trainer.likelihoods.items():
-            ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
-            if math.isfinite(ratio):
-                scale_noise(likelihood, max(1 - ratio, 0.5))
+    representation = next((plan.representation for plan in plans if plan.keeps), representation)
+    ratios = {} if last is None else last.truncated(representation)
+    for label, likelihood in trainer.likelihoods.items():
+        ratio = min((r for key, r in ratios.items() if key.label == label), default=0.0)
+        if 0 < ratio < math.inf:
+            scale_noise(likelihood, max(1 - ratio, 0.5))
     if representation.kept is None and (now := representation.again).rule is None:
         return now
     return representation

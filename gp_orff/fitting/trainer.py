@@ -32,13 +32,11 @@ from gp_orff.fitting.search import Search
 from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
-from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
+from gp_orff.inference.price import FINALISTS, MOST_TRAINING, NEGLIGIBLE, SUBSET_VALUES
+from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import share_mixing, terms
 
-SCREENED_VALUES, SUBSET_VALUES = 200, 600  # numbers whose exact evidence gives starting values
-MANY_VALUES = 6000  # numbers, of which dense parts are searched too
-MOST_SEARCHED = 4096  # numbers, of EM and of standard errors; with more, each takes many seconds
-SHORT = 6  # evaluations of a search from a starting value
+SCREENED_VALUES = SUBSET_VALUES // FINALISTS  # numbers whose exact evidence gives starting values
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
 _FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
 _FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
@@ -89,7 +87,7 @@ class Trainer:
     def has_many(self) -> bool:
         """Whether the data are so many that starting values are found on parts of them too, with
         the curves of learned spectra held."""
-        return self.survey.num_values > MANY_VALUES and not self.tracks
+        return self.survey.num_values > MOST_TRAINING and not self.tracks
 
     def restarted(self, search: Search) -> Search:
         """The search; with tracks a new one from where it is, because the few blocks of a subset
@@ -243,7 +241,7 @@ class Trainer:
     def warn_of_truncation(self, representation: Representation) -> None:
         """Warn if the grid of the posterior truncates much of the variance."""
         ratio = max(representation.cuts().values()) if representation.follows else 0.0
-        if ratio > MUCH_TRUNCATED:
+        if ratio > NEGLIGIBLE:
             remedy = "a smoother kernel, a smaller region or fewer observations"
             if representation.rule.max_features is not None:
                 remedy = "a larger max_features="

@@ -93,6 +93,8 @@ class Group(NamedTuple):
 class NormalEquations(ABC):
     """A and B of the feature weights: E[θ] = A⁻¹B [1; −c] under a constant mean c."""
 
+    sums: "Primal | None" = None  # these, if A follows from statistics alone
+
     @abstractmethod
     def evidence(self) -> Evidence:
         """The evidence: one factorisation, and one inverse for its gradient."""
@@ -360,8 +362,9 @@ class WeightEquations(NormalEquations):
 
     @cached_property
     def b(self) -> Float[Tensor, "*b F 1+p"]:
-        of_rows = sum(features.mT @ design for features, design, _ in self.whitened)
-        return right_hand_sides(self.general, self.groups) + of_rows if self.groups else of_rows
+        layers = self.general.layers if self.groups else ()
+        of_rows = [features.mT @ design for features, design, _ in self.whitened]
+        return sum([*(_right_hand_side(layer, self.groups) for layer in layers), *of_rows])
 
     def evidence_of(self, explained: Tensor, logdet: Tensor) -> Evidence:
         """The evidence from BᵀA⁻¹B and log|A|."""
@@ -372,6 +375,10 @@ class WeightEquations(NormalEquations):
 @dataclass(frozen=True)
 class Primal(WeightEquations):
     """The primal algebra, which factorises A."""
+
+    @property
+    def sums(self) -> "Primal | None":
+        return None if self.rows else self
 
     def evidence(self) -> Evidence:
         if self._products is None:
@@ -404,13 +411,6 @@ class Primal(WeightEquations):
         if not self.groups:
             return of_rows + torch.eye(len(of_rows)).to(of_rows)
         return information(self.general, self.groups) + of_rows
-
-
-def right_hand_sides(
-    expansion: FeatureExpansion, groups: Sequence[Group]
-) -> Float[Tensor, "*b F 1+p"]:
-    """B."""
-    return sum(_right_hand_side(layer, groups) for layer in expansion.layers)
 
 
 def _right_hand_side(

@@ -26,7 +26,6 @@ from gp_orff.data.observations import (
 )
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import Nodes, Scatter, SiteMeans, across_sites, merged_at, site_labels
-from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.equations import Whitened, dense_evidence, mean_and_response
 from gp_orff.inference.features import Inference, Posterior, Residuals
@@ -605,12 +604,7 @@ class ExactInference(Inference):
     def size(self) -> int:
         """M, the rows of the matrix: the numbers that decide the cost. Means of numbers along
         directions count as the whole vectors that are averaged."""
-        vectors = sum(part.num_averaged for part in self.data.tracks)
-        return vectors + sum(
-            len(part.values)
-            for part in self.observed
-            if not (isinstance(part, TrackObservations) and part.num_averaged)
-        )
+        return sum(part.num_averaged or len(part.values) for part in self.observed)
 
     @property
     def mean_change(self) -> float:

@@ -281,8 +281,7 @@ class FeatureInference(Inference):
         statistics = self._statistics_unless_dual(expansion)
         if statistics is None or self.data.tracks:
             return None
-        equations = self._equations(kernel, noises, expansion, delta, statistics)
-        return equations if isinstance(equations, Primal) and not equations.rows else None
+        return self._equations(kernel, noises, expansion, delta, statistics).sums
 
     def _with_scatter(
         self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None

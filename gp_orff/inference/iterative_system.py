@@ -439,7 +439,12 @@ def solve(
         if done >= enough and (least[active] <= permitted**2 * start).all():
             return Solution(x, count)
         if done >= most:
-            raise _error(most, (least[active] / start).sqrt().max().item(), permitted)
+            raise ConvergenceError(
+                f"expected conjugate gradients to reach a relative residual of {permitted:.1g}, "
+                f"got {(least[active] / start).sqrt().max():.1g} after {most} iterations: the "
+                "noise is very small against the signal that these features describe; use fewer "
+                "features, Grid(max_features=8192), which are solved directly, or a larger noise"
+            )
         product = a.product(d)
         step = size / (d * product).sum(-1)
         x[active] += step.unsqueeze(-1) * d
@@ -451,15 +456,6 @@ def solve(
         count[active] += 1
         done += 1
         going = size > tolerance**2 * start
-
-
-def _error(iterations: int, residual: float, tolerance: float) -> ConvergenceError:
-    return ConvergenceError(
-        f"expected conjugate gradients to reach a relative residual of {tolerance:.1g}, got "
-        f"{residual:.1g} after {iterations} iterations: the noise is very small against the signal "
-        "that these features describe; use fewer features, Grid(max_features=8192), which are "
-        "solved directly, or a larger noise"
-    )
 
 
 # Functions of B = R⁻¹AR⁻ᵀ by the Lanczos process, where P = R Rᵀ is a preconditioner of A.
@@ -503,25 +499,13 @@ def quadrature(
             continue
         # The change with twice as many iterations is compared with the standard error over the
         # random vectors: a quadrature more exact than the sampling would be of no use.
-        values = _gauss(function, torch.stack(diagonals, -1), torch.stack(besides, -1))
+        nodes, vectors = _eigen(diagonals, besides)
+        values = (vectors[:, 0].square() * function(nodes)).sum(-1)  # e₁ᵀ f(T) e₁
         error = values.std() / len(values) ** 0.5
         if ended or (last is not None and (values - last).mean().abs() <= error):
             return values
         last, count = values, 2 * count
     raise AssertionError("the Lanczos process does not end")
-
-
-def _gauss(
-    function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]],
-    diagonals: Float[Tensor, "k i"],
-    besides: Float[Tensor, "k i"],
-) -> Float[Tensor, "k"]:
-    """e₁ᵀ f(T) e₁ for every row."""
-    values = []
-    for diagonal, beside in zip(diagonals, besides[:, :-1], strict=True):
-        nodes, vectors = _eigen(diagonal, beside)
-        values.append((vectors[0].square() * function(nodes)).sum())
-    return torch.stack(values)
 
 
 class _Step(NamedTuple):
@@ -562,7 +546,8 @@ def inverse_root(
             basis.append(step.vector)
         if len(diagonals) % _BETWEEN_CHECKS and (step.beside > 0).any():
             continue
-        coefficients = _root_coefficients(torch.stack(diagonals, -1), torch.stack(besides, -1))
+        nodes, vectors = _eigen(diagonals, besides)
+        coefficients = (vectors * (vectors[:, :1] / nodes.sqrt().unsqueeze(1))).sum(-1)  # T^{−½}e₁
         # The coefficient of the newest basis vector, relative to all, serves as the residual.
         last = (coefficients[:, -1].abs() / coefficients.norm(dim=-1)).max().item()
         if last <= tolerance or not (step.beside > 0).any():
@@ -603,25 +588,15 @@ def _process(a: WeightPrecision, p: Preconditioner, z: Float[Tensor, "k F"]) -> 
         previous, vector = vector, w * torch.where(beside > 0, 1 / norm, 0.0).unsqueeze(-1)
 
 
-def _root_coefficients(
-    diagonals: Float[Tensor, "k i"], besides: Float[Tensor, "k i"]
-) -> Float[Tensor, "k i"]:
-    """T^{−½}e₁ for every row."""
-    rows = []
-    for diagonal, beside in zip(diagonals, besides[:, :-1], strict=True):
-        nodes, vectors = _eigen(diagonal, beside)
-        rows.append(vectors @ (vectors[0] / nodes.sqrt()))
-    return torch.stack(rows)
-
-
 def _eigen(
-    diagonal: Float[Tensor, "i"], beside: Float[Tensor, "i-1"]
-) -> tuple[Float[Tensor, "i"], Float[Tensor, "i i"]]:
-    """Eigenvalues, all positive, and eigenvectors of a tridiagonal matrix."""
-    matrix = torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
-    nodes, vectors = torch.linalg.eigh(matrix)
+    diagonals: Sequence[Float[Tensor, "k"]], besides: Sequence[Float[Tensor, "k"]]
+) -> tuple[Float[Tensor, "k i"], Float[Tensor, "k i i"]]:
+    """Eigenvalues, all positive, and eigenvectors of the tridiagonal matrix T of every row."""
+    beside = torch.stack(besides, -1)[:, :-1]
+    matrix = torch.diag_embed(torch.stack(diagonals, -1)) + torch.diag_embed(beside, -1)
+    nodes, vectors = torch.linalg.eigh(matrix)  # which reads the lower triangle
     # B is positive definite; rounding may still give an eigenvalue of T below zero.
-    return nodes.clamp_min(torch.finfo(nodes.dtype).eps * nodes[-1]), vectors
+    return torch.maximum(nodes, torch.finfo(nodes.dtype).eps * nodes[:, -1:]), vectors
 
 
 # A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹).

@@ -59,7 +59,7 @@ class Evidence(NamedTuple):
 
         Where the data say nothing of it, the one of smallest norm.
         """
-        basis, information = self._information(self.quad[..., 1:, 1:])
+        basis, information = self._information()
         y = basis.mT @ self.quad[..., 1:, :1]
         return (basis @ torch.linalg.solve(information, y)).squeeze(-1)
 
@@ -68,7 +68,7 @@ class Evidence(NamedTuple):
 
         Zero along directions of which the data say nothing.
         """
-        basis, information = self._information(self.quad[..., 1:, 1:])
+        basis, information = self._information()
         scaled, units = _with_unit_diagonal(information)
         values, vectors = torch.linalg.eigh(scaled)
         values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
@@ -82,11 +82,10 @@ class Evidence(NamedTuple):
         vectors, unknown = _directions(self.seen.detach())
         return vectors.mT[unknown]
 
-    def _information(
-        self, ones: Float[Tensor, "*b p p"]
-    ) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p p"]]:
+    def _information(self) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p p"]]:
         """Orthonormal directions that the data determine, as columns next to columns of zeros, and
         the information on the mean along them, with ones for the columns of zeros."""
+        ones = self.quad[..., 1:, 1:]
         if self.seen is None:
             return torch.eye(ones.shape[-1]).to(ones), ones
         vectors, unknown = _directions(self.seen.detach())
@@ -143,7 +142,7 @@ class Evidence(NamedTuple):
 
         along the q directions of c that the data determine.
         """
-        basis, information = self._information(self.quad[..., 1:, 1:])
+        basis, information = self._information()
         scaled, units = _with_unit_diagonal(information)
         values = torch.linalg.eigvalsh(scaled)
         values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative

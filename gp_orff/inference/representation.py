@@ -33,7 +33,16 @@ from gp_orff.inference.features import (
     feature_inference,
     most_factorised,
 )
-from gp_orff.inference.price import aim, loss_of_noise, loss_of_share
+from gp_orff.inference.price import (
+    FINE_FACTOR,
+    MANY,
+    MOST_ITERATIVE,
+    MOST_TRAINING,
+    NEGLIGIBLE,
+    aim,
+    loss_of_noise,
+    loss_of_share,
+)
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.learned import has_learned_spectrum
@@ -103,14 +112,10 @@ class Kept:
 # What the data resolve: the tolerances that their noise asks of grids, and the boxes of these.
 
 
-COARSE_TOLERANCE, COARSE_FEATURES = 1e-2, 2000
-MOST_TRAINING = 4096  # features, by default, of searches
-PERIOD_OF_LEARNED = 2.0  # of grids, in extents: some waves of a learned spectrum are always long
+COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
 _SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
-_SHARE_OF_POSTERIOR = 0.01  # the share of the posterior variance that a grid may truncate
-_SHARE_OF_LEARNED = 0.1  # of a learned spectrum, whose short waves the data do not tell of
 _SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
-_MARGIN_OF_LEARNED = 0.25  # instead of the lengthscale of a learned spectrum, in extents
+_MARGIN = 0.25  # of boxes, in extents or lengthscales
 
 
 @dataclass(frozen=True)
@@ -143,10 +148,10 @@ class Resolution:
         if not signal > 0:
             return rule.tolerance
         if not self.learns_spectrum:
-            return self._tolerance(rule, signal, COARSE_TOLERANCE, _SHARE_OF_POSTERIOR)
+            return self._tolerance(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2)
         # most of the variance may be that of few long waves: the features of all that is resolved
-        least = self._tolerance(rule, signal, COARSE_TOLERANCE, _SHARE_OF_LEARNED)
-        return self._tolerance(rule, signal, least, _SHARE_OF_LEARNED)
+        least = self._tolerance(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE)
+        return self._tolerance(rule, signal, least, NEGLIGIBLE)
 
     @property
     def signal(self) -> float:
@@ -193,19 +198,19 @@ class Resolution:
         if not self.learns_spectrum:
             return scales
         low, high = np.array(self.data.box).T
-        most = np.where(high > low, _MARGIN_OF_LEARNED * (high - low), np.inf)
+        most = np.where(high > low, _MARGIN * (high - low), np.inf)
         return np.minimum(scales, most)
 
     @property
     def rounded_box(self) -> Box:
         """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
-        return rounded(self.data.box, 0.25 * self.lengthscales)
+        return rounded(self.data.box, _MARGIN * self.lengthscales)
 
     @property
     def widened_box(self) -> Box:
         """The data's box and on each side a lengthscale, but at least a quarter of the extent."""
         low, high = np.array(self.data.box).T
-        margin = np.maximum(self.lengthscales, 0.25 * (high - low))
+        margin = np.maximum(self.lengthscales, _MARGIN * (high - low))
         return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
 
 
@@ -222,13 +227,15 @@ def grid_for(
     return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
 
 
+def _range(factor: float) -> tuple[float, float]:
+    """Lengthscales up to this factor shorter and longer."""
+    return 1 / factor, factor
+
+
 # The exact kernel instead of a grid: where it has few numbers, or few sites.
 
 
-MUCH_TRUNCATED = 0.1  # variance, over that of the noise, at which a warning is given
-MOST_REPEATED = 8  # repetitions of a position, up to which merging is tried
-_MOST_ON_SITES = 10**6  # numbers, of which sites are made
-MOST_BESIDE_WAVES = 2**16  # likewise, of observations that decaying waves cannot hold
+_MOST_ON_SITES = 10**6  # numbers, of which sites are made: with more, that takes many seconds
 _EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with observations; even ones leave none empty
 
 
@@ -268,7 +275,7 @@ def exact_instead(
     if enough or not has_covariance(kernel, data):
         return None
     once = most_factorised(next(kernel.parameters()).device)
-    if iterative and numbers <= MOST_REPEATED * once:
+    if iterative and numbers <= MANY:
         exact = ExactInference.merging(kernel, noises, data)
         if exact.size <= once:
             features = num_features(kernel, inference.draws)
@@ -277,7 +284,7 @@ def exact_instead(
                 f"factorisation, {features} features would take iterations"
             )
     waves = any(draw.decays for draw in inference.draws)
-    if not _merges(data) or numbers > (MOST_BESIDE_WAVES if waves else _MOST_ON_SITES):
+    if not _merges(data) or numbers > (MANY if waves else _MOST_ON_SITES):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
@@ -354,15 +361,9 @@ def _share_of_box(data: Dataset) -> float:
     return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]
 
 
-COARSE_FACTOR, FINE_FACTOR = 1.4, 1.2  # ranges of lengthscales of grids for a search
-_FEW_FEATURES = 1000  # their cost is negligible
-_SCARCE = 10.0  # acceptable tolerance over the requested one
-MOST_ITERATIVE = 2**15  # features, by default, of the posterior
+COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids for a search that begins
 MOST_EXACT = MOST_DENSE  # numbers, by default, likewise: an evaluation takes about 20 s
-_SERVED, _WIDER = (0.7, 1.4), 4  # lengthscales and budget of statistics that replace the data
-_KEPT = (0.8, 1.25)  # lengthscales of statistics that save passes
-_STEP = 4.0  # the ratio of successive tolerances
-_USELESS = 0.9  # the truncated share of the variance above which a grid is of no use
+_STEP = 4  # the ratio of successive tolerances, and of budgets of statistics that replace the data
 
 
 @dataclass(frozen=True)
@@ -389,21 +390,31 @@ class Representation:
         if data.repeats.width > 1:  # chosen at other hyperparameters
             data = replace(data, repeats=replace(data.repeats, width=1.0))
         representation = cls(kernel, likelihoods, requested, data, requested)
-        return representation._choose(requested) if isinstance(requested, Auto) else representation
+        return representation if representation.auto is None else representation._choose()
 
     @property
     def again(self) -> "Representation":
         """The choice at the present hyperparameters."""
         return self.of(self.kernel, self.likelihoods, self.requested, self.data)
 
-    def _choose(self, auto: Auto) -> "Representation":
+    @property
+    def auto(self) -> Auto | None:
+        """The request, if it leaves the choice open."""
+        return self.requested if isinstance(self.requested, Auto) else None
+
+    @property
+    def grid(self) -> Grid | None:
+        """The rule, if it is a grid."""
+        return self.rule if isinstance(self.rule, Grid) else None
+
+    def _choose(self) -> "Representation":
         """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
-        data = self.data
+        data, auto = self.data, self.auto
         if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        few = data.num_values <= MOST_REPEATED * most and has_covariance(self.kernel, data)
+        few = data.num_values <= MANY and has_covariance(self.kernel, data)
         size = self.inference(None).size if few else data.num_values
         exact = few and size <= most
         if exact and size <= auto.exact_values:
@@ -411,11 +422,12 @@ class Representation:
         budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
         if self._resolution.learns_spectrum and auto.longest_period is None:
-            trial = replace(trial, longest_period=PERIOD_OF_LEARNED)
+            trial = replace(trial, longest_period=2.0)  # some waves are always long
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
-        if isinstance(rule, Grid):  # without a budget, each use of the grid has its own
-            rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
         chosen = replace(self, rule=rule, reason=reason)
+        if chosen.grid:  # without a budget, each use of the grid has its own
+            own = replace(rule, domain=auto.domain, max_features=auto.max_features)
+            chosen = replace(chosen, rule=own)
         if exact and not chosen._grid_suffices(size):
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
@@ -427,10 +439,10 @@ class Representation:
             MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
         )  # weights change sums over all data
         costly = not self.on_lattice and size <= most and self.requested.exact_values
-        if not isinstance(self.rule, Grid) or costly:  # decaying waves cost more than their kernel
+        if self.grid is None or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
-        numbers, affordable = self.data.num_values, max(size, _FEW_FEATURES)
+        numbers, affordable = self.data.num_values, max(size, COARSE_FEATURES)
         lost = loss_of_share(self._misread_share(draws), numbers)
         return num_features(self.kernel, draws) <= affordable and lost <= aim(numbers)
 
@@ -439,8 +451,8 @@ class Representation:
         """The exact kernel instead of iterations, or on few sites, within which the field changes
         by less than what the grid truncates, where that is much; else the same. Statistics have no
         observations for a covariance."""
-        auto = self.requested
-        if not (isinstance(auto, Auto) and self.follows and self.data.revisitable):
+        auto = self.auto
+        if auto is None or not (self.follows and self.data.revisitable):
             return self
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
         found = exact_instead(self.now(), self.kernel, self._noises, most, weighs(self.likelihoods))
@@ -451,7 +463,7 @@ class Representation:
     @property
     def follows(self) -> bool:
         """Whether the rule is a grid that follows the hyperparameters, not one of given spacing."""
-        return isinstance(self.rule, Grid) and self.rule.spacing is None
+        return self.grid is not None and self.rule.spacing is None
 
     @property
     def on_lattice(self) -> bool:
@@ -477,7 +489,7 @@ class Representation:
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
         tolerance = self._resolution.tolerance(rule) / _STEP**2
-        grid = grid_for(rule, box, box, tolerance, _KEPT)
+        grid = grid_for(rule, box, box, tolerance, _range(FINE_FACTOR))
         grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
 
@@ -505,8 +517,8 @@ class Representation:
         most = MOST_DENSE if self.on_lattice else MOST_TRAINING
         grid = grid_for(rule, domain, box, tolerance, most=most)
         dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
-        if not dense and self._reached(self._restricted(grid)) > _SCARCE * tolerance:
-            grid = replace(grid, tolerance=_SCARCE * tolerance, max_features=MOST_ITERATIVE)
+        if not dense and self._reached(self._restricted(grid)) * NEGLIGIBLE > tolerance:
+            grid = replace(grid, tolerance=tolerance / NEGLIGIBLE, max_features=MOST_ITERATIVE)
         return self._restricted(grid)
 
     def fits(self, grid: Grid) -> bool:
@@ -545,8 +557,8 @@ class Representation:
         noise, the search would increase the lengthscales to make it small.
         """
         rule, box = self.rule, self.data.box
-        lengthscale_range = (1 / trust_factor, trust_factor)
-        grid = grid_for(rule, box, box, self._resolution.tolerance(rule), lengthscale_range, most)
+        tolerance = self._resolution.tolerance(rule)
+        grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
 
@@ -564,7 +576,7 @@ class Representation:
         except ValueError as error:  # no grid of this size within the budget
             raise ValueError(far_message(box, requested)) from error
         share = inference.truncated_share
-        if share > _USELESS and share > self.now().truncated_share:
+        if share > 1 - NEGLIGIBLE and share > self.now().truncated_share:
             raise ValueError(far_message(box, requested))
         return inference
 
@@ -588,13 +600,12 @@ class Representation:
             phi = phi.detached()
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
-            domain = (
-                rule.domain or self._resolution.widened_box
-            )  # new observations may be anywhere in it
-            rule = grid_for(
-                rule, domain, domain, self._resolution.tolerance(rule), _SERVED, MOST_DENSE
-            )
-            rule = replace(rule, max_features=_WIDER * rule.max_features, sum_constant=False)
+            # new observations may be anywhere in the domain
+            domain = rule.domain or self._resolution.widened_box
+            tolerance = self._resolution.tolerance(rule)
+            served = _range(COARSE_FACTOR), MOST_DENSE
+            rule = grid_for(rule, domain, domain, tolerance, *served)
+            rule = replace(rule, max_features=_STEP * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)
@@ -642,7 +653,7 @@ class Representation:
 
     @property
     def _resolution(self) -> Resolution:
-        costly = isinstance(self.requested, Auto) and not self.on_lattice
+        costly = self.auto is not None and not self.on_lattice
         return Resolution(self.kernel, self.data, self._noises, costly, self.counts, self.resolved)
 
     def _draw(self, rule: Rule) -> list[Draw]:

@@ -1,7 +1,7 @@
 """The algebra of separable kernels: blocks, evidence and posterior."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import torch
@@ -59,27 +59,17 @@ class Blocks(ABC):
     def width(self) -> int:
         """How many numbers `forms` needs in memory for each row."""
 
-    @abstractmethod
     def detach(self) -> "Blocks":
         """These blocks without a graph."""
+        return type(self)(*(getattr(self, one.name).detach() for one in fields(self)))
 
 
-class FactoredBlocks(Blocks):
-    """Blocks that know their determinant."""
-
-    @abstractmethod
-    def logdet(self) -> Float[Tensor, "*b"]:
-        """log|I + C⊗G| = −Σ_j log|P_j|."""
-
-    @abstractmethod
-    def logdet_gradients(
-        self, c: Float[Tensor, "*b n n"]
-    ) -> tuple[Float[Tensor, "*b n n"], Float[Tensor, "*b r"]]:
-        """The derivatives Σ_j λ_j P_j and tr(P_j C) of the log-determinant by C and by λ."""
+# Those of the primal algebra also have `logdet` = log|I + C⊗G| = −Σ_j log|P_j|, and its derivatives
+# Σ_j λ_j P_j and tr(P_j C) by C and by λ, `logdet_gradients`.
 
 
 @dataclass(frozen=True)
-class CholeskyBlocks(FactoredBlocks):
+class CholeskyBlocks(Blocks):
     """R_j = L_j⁻ᵀ, L_j L_jᵀ = I + λ_j C: r factors, differentiable."""
 
     eigenvalues: Float[Tensor, "*b r"]
@@ -109,12 +99,9 @@ class CholeskyBlocks(FactoredBlocks):
         weighted = (self.eigenvalues[..., None, None] * inverses).sum(-3)
         return weighted, (inverses * c.unsqueeze(-3)).sum((-1, -2))
 
-    def detach(self) -> "CholeskyBlocks":
-        return CholeskyBlocks(self.eigenvalues.detach(), self.factor.detach())
-
 
 @dataclass(frozen=True)
-class EigenBlocks(FactoredBlocks):
+class EigenBlocks(Blocks):
     """R_j = V diag(1 + λ_j μ)^{−½}, C = V diag(μ) Vᵀ: never r matrices of size n; no derivatives.
 
     Equal eigenvalues μ, such as those of directions without data, do no harm.
@@ -156,9 +143,6 @@ class EigenBlocks(FactoredBlocks):
         traces = (shrinkage @ self.mu.unsqueeze(-1)).squeeze(-1)
         return (self.v * weights) @ self.v.mT, traces
 
-    def detach(self) -> "EigenBlocks":
-        return self
-
 
 @dataclass(frozen=True)
 class DualBlocks(Blocks):
@@ -195,16 +179,15 @@ class DualBlocks(Blocks):
     def width(self) -> int:
         return sum(self._squares.shape[-2:]) + self.q.shape[-2]
 
-    def detach(self) -> "DualBlocks":
-        return self
-
 
 def _times(v: Float[Tensor, "*b r m n"], a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b r m n"]:
     """v_j a as one product: a batched one would copy `a` for every block."""
     return (v.flatten(-3, -2) @ a).unflatten(-2, v.shape[-3:-1])
 
 
-def blocks_of(c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]) -> FactoredBlocks:
+def blocks_of(
+    c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]
+) -> CholeskyBlocks | EigenBlocks:
     """The blocks in the cheaper algebra; with Cholesky factors where they are differentiated."""
     many = eigenvalues.shape[-1] >= _MANY
     differentiated = torch.is_grad_enabled() and c.requires_grad
@@ -328,7 +311,7 @@ class Solution:
     """A⁻¹B in the eigenvectors' basis, and what follows from it."""
 
     u: Float[Tensor, "*b r r"]
-    blocks: FactoredBlocks
+    blocks: CholeskyBlocks | EigenBlocks
     t: Float[Tensor, "*b r n"]
     p: Float[Tensor, "*b r n"]
     forms: Float[Tensor, "*b r 2 2"]  # of [(Z U)_j, s] under P_j
@@ -349,7 +332,7 @@ class Solution:
     def with_blocks(
         cls,
         u: Float[Tensor, "*b r r"],
-        blocks: FactoredBlocks,
+        blocks: CholeskyBlocks | EigenBlocks,
         z: Float[Tensor, "*b n r"],
         s: Float[Tensor, "*b n 1"],
     ) -> "Solution":

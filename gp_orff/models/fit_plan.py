@@ -13,10 +13,10 @@ from torch import Tensor
 from gp_orff.data.dataset import Data
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import Progress
-from gp_orff.fitting.plans import EVALUATIONS, OfSubset, Priced, plans_of, route
+from gp_orff.fitting.plans import OfSubset, Priced, plans_of, route
 from gp_orff.fitting.searches import best_start
 from gp_orff.fitting.strategy import trainer_of
-from gp_orff.fitting.trainer import SUBSET_VALUES
+from gp_orff.inference.price import SHORT, SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 
 _SIZE = 768  # of the matrix whose factorisation gives the speed of this machine
@@ -33,7 +33,7 @@ class PlannedSearch:
         rows: the observed numbers, or their means at sites, that the evidence is computed from.
         features: the features that stand for the kernel; None for the kernel itself.
         operations: floating-point operations of one evaluation of the evidence and its gradient.
-        seconds: for eight such evaluations on this machine.
+        seconds: for six such evaluations on this machine.
         mebibytes: of the matrices that are held at a time.
         loss: the nats of log evidence that its optimum is expected to lack, where the kernel itself
             and all data have none.
@@ -153,7 +153,7 @@ def _planned(priced: Priced, speed: float) -> PlannedSearch:
         rows,
         features,
         priced.operations,
-        EVALUATIONS * priced.operations / speed,
+        SHORT * priced.operations / speed,
         _MATRICES * _BYTES * size**2 / 2**20,
         priced.loss,
     )

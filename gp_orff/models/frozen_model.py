@@ -25,7 +25,8 @@ from gp_orff.features.grid import MOST_FEATURES, Grid
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, Inference, Posterior
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite
-from gp_orff.inference.representation import MUCH_TRUNCATED, Representation
+from gp_orff.inference.price import NEGLIGIBLE
+from gp_orff.inference.representation import Representation
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.fields import HelmholtzKernel, summands
@@ -54,7 +55,7 @@ def warn_of_features(
             stacklevel=2,
         )
     ratio = max(features.truncation_ratios(kernel, noises).values(), default=0.0)
-    if ratio > MUCH_TRUNCATED:
+    if ratio > NEGLIGIBLE:
         warnings.warn(
             f"{type(symbol).__name__} has no closed form under the exact kernel, and takes a "
             f"frequency grid, whose truncated variance is {ratio:.2g} times the noise variance: it "

@@ -30,8 +30,8 @@ from gp_orff.fitting.noise import Tails, search_coordinates
 from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
-from gp_orff.fitting.trainer import MOST_SEARCHED
 from gp_orff.inference.features import log_marginal_likelihood
+from gp_orff.inference.price import MOST_TRAINING
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
@@ -388,7 +388,7 @@ class Curvature:
     def _learned_elsewhere(self) -> bool:
         """Whether no search has seen the evidence of all numbers."""
         inference = self.snapshot.inference
-        return inference.is_exact and inference.size > MOST_SEARCHED
+        return inference.is_exact and inference.size > MOST_TRAINING
 
     @property
     def _likelihoods(self) -> Mapping[str, Likelihood]:

@@ -246,8 +246,8 @@ def test_bad_dates_and_labels():
 def test_searches_may_take_a_sample_of_many_blocks(monkeypatch):
     """About 150 and 300 of 960 blocks; all of them in the posterior."""
     x, y, label, times = readings((60,) * 16, seed=5)
-    monkeypatch.setattr(plans, "COARSE_BLOCKS", 150)
-    monkeypatch.setattr(plans, "FINE_BLOCKS", 300)
+    monkeypatch.setattr(plans, "COARSE_FEATURES", 150)
+    monkeypatch.setattr(plans, "MOST_TRAINING", 300)
     blocks, lattices_of = {}, plans.lattices_of
 
     def recorded(trainer, representation):

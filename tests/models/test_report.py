@@ -381,7 +381,7 @@ def test_hyperparameters_far_from_a_maximum_have_none(fit):
 
 def test_what_was_learned_on_subsets_has_none(fit, monkeypatch):
     """The evidence of all numbers is not at its maximum, and each evaluation takes seconds."""
-    monkeypatch.setattr(reports, "MOST_SEARCHED", 10)
+    monkeypatch.setattr(reports, "MOST_TRAINING", 10)
     curvature = Curvature(fit.state.snapshot(fit.mean), frozenset({"noise"}))
     assert curvature.evaluations == 0
     (remark,) = curvature.standard_errors.remarks
