@@ -39,7 +39,7 @@ from gp_orff.data.sources import Arrays, Chunks, InMemory, Reader, base_means, i
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.track_reading import check_repeated, require_none
-from gp_orff.features.draws import Rule
+from gp_orff.features.draws import Rule, check_rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
 from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
@@ -55,7 +55,7 @@ from gp_orff.inference.left_out import (
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 from gp_orff.kernels.fields import require_field_products
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.tree import checked_terms, space_of
 from gp_orff.models import storage
 from gp_orff.models.calibration import (
     calibration_of,
@@ -161,25 +161,11 @@ class VectorFieldGP(GP):
         frequencies: Rule | None = None,
     ):
         super().__init__()
-        if not isinstance(kernel, Kernel):
-            raise TypeError(
-                f"VectorFieldGP expects an instance of a gpytorch kernel, got {kernel!r}; for "
-                "instance VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))"
-            )
+        example = "VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))"
+        self.num_outputs = checked_terms(kernel, "VectorFieldGP", example)[0].num_outputs
         frequencies = Auto() if frequencies is None else frequencies
-        if isinstance(frequencies, type) or not hasattr(frequencies, "draw"):
-            raise TypeError(
-                f"VectorFieldGP expects a frequency rule, got {frequencies!r}; for instance "
-                "gp_orff.Auto()"
-            )
-        outputs = sorted({term.num_outputs for term in terms(kernel)})
-        if len(outputs) != 1:
-            raise ValueError(
-                f"VectorFieldGP expects terms with one number of outputs, got {outputs}; wrap "
-                "scalar kernels in gpytorch.kernels.MultitaskKernel"
-            )
+        check_rule(frequencies, "VectorFieldGP expects a frequency rule")
         require_field_products(kernel)
-        self.num_outputs = outputs[0]
         self.kernel = with_amplitude(kernel)
         if likelihood is None:
             likelihood = default_likelihood(self.num_outputs)
