@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -72,7 +72,6 @@ from gp_orff.models.report import FitReport
 from gp_orff.models.state import (
     ModelState,
     check_mean,
-    copied_if_small,
     default_mean,
     is_trained,
     is_trend,
@@ -704,7 +703,12 @@ class VectorFieldGP(GP):
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         weighted = list(state.weighted(data, state.data).visit())
         parts = snapshot.posterior, snapshot.noises
-        same = _are_all(weighted, state.data)
+        held = state.data.observations if state.data.revisitable else []
+        joined = join(weighted)
+        same = len(joined) == len(held) and all(
+            a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
+            for a, b in zip(joined, held, strict=True)
+        )
         sites = snapshot.inference.latent_of_sites(snapshot.posterior) if same else None
         pairs = zip(data.visit(), weighted, strict=True)
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts, sites)
@@ -944,21 +948,14 @@ class VectorFieldGP(GP):
                 stacklevel=2,
             )
             state_dict[key] = {"learned": state}
-        else:
-            self._take_likelihoods(state["likelihoods"])
+        else:  # have those of the state, whose values are loaded next
+            present, recipes = self._every_likelihood, state["likelihoods"]
+            every = {n: rebuilt(own, present.get(n), "likelihood") for n, own in recipes.items()}
+            self.likelihoods = NamedLikelihoods()
+            for label, likelihood in every.items():
+                likelihood = likelihood.to(next(self.kernel.parameters()))
+                self._set_likelihood(label, likelihood.train(self.training))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _take_likelihoods(self, recipes: Mapping[str, dict | None]) -> None:
-        """Have the likelihoods of a saved state, whose values are loaded next."""
-        present, groups = self._every_likelihood, NamedLikelihoods()
-        for label, recipe in recipes.items():
-            likelihood = rebuilt(recipe, present.get(label), "likelihood")
-            likelihood = likelihood.to(next(self.kernel.parameters())).train(self.training)
-            if label == DEFAULT:
-                self.likelihood = likelihood
-            else:
-                groups[label] = likelihood
-        self.likelihoods = groups
 
     # reading of arguments
 
@@ -1033,7 +1030,7 @@ class VectorFieldGP(GP):
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
         warn_of_values([part for part in data.survey.sample if part.represented is None])
-        return data if y is None else copied_if_small(data)
+        return data.copied() if y is not None and data.is_small else data
 
     def _counted_once(
         self, x: object, y: object, options: Options, learning: bool = False
@@ -1120,9 +1117,8 @@ class VectorFieldGP(GP):
         self, representation: Representation, notes: Sequence[str] = ()
     ) -> ModelState:
         """The state of a model that is conditioned at the present hyperparameters."""
-        history = History("conditioned") if self._assigned is None else self._assigned.history
         learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
-        history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
+        history = History("conditioned", weak_priors=learned).with_notes(notes)
         return ModelState.of(representation, self._fixed_mean, history)
 
     def _fit_state(
@@ -1141,8 +1137,7 @@ class VectorFieldGP(GP):
 
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if the coverage of held-out blocks is too low."""
-        calibrated = check_calibration.on() and state.data.varies
-        if not calibrated:
+        if not (check_calibration.on() and state.data.varies):
             return state
         calibration = calibration_of(state, self.mean)
         oscillation = oscillation_along_tracks(state, self.mean)
@@ -1162,13 +1157,16 @@ class VectorFieldGP(GP):
                 mean.initialize(constant=value)
         return snapshot if marginalize is None else self.state.snapshot(self.mean, marginalize)
 
+    def _set_likelihood(self, label: str, likelihood: Likelihood) -> None:
+        if label == DEFAULT:
+            self.likelihood = likelihood
+        else:
+            self.likelihoods[label] = likelihood
+
     def _assign(self, state: ModelState) -> "VectorFieldGP":
         """Assign a new state, the last step of a call."""
         for label, likelihood in state.likelihoods.items():
-            if label == DEFAULT:
-                self.likelihood = likelihood
-            else:
-                self.likelihoods[label] = likelihood
+            self._set_likelihood(label, likelihood)
         self._assigned, self._trend = state, trend_of(self.mean)
         self.eval()
         self._learned = self._hyperparameters() if state.history.weak_priors else None
@@ -1210,15 +1208,6 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
         "that is known, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,
-    )
-
-
-def _are_all(read: Sequence[Observations], data: Data) -> bool:
-    """Whether the observations are all of the data, in their order."""
-    held, read = data.observations if data.revisitable else [], join(read)
-    return len(read) == len(held) and all(
-        a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
-        for a, b in zip(read, held, strict=True)
     )
 
 
