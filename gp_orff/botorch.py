@@ -278,8 +278,8 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     @property
     def _mean_noise(self) -> Float[Tensor, "p"] | None:
         """The mean of the known variances of the data."""
-        noise = getattr(self.likelihood, "noise", None)
-        if not isinstance(self.likelihood, KnownNoiseLikelihood) or noise is None:
+        noise = _given_noise(self.likelihood)
+        if noise is None:
             return None
         if noise.dim() == 3:
             noise = noise.diagonal(dim1=1, dim2=2)
@@ -311,14 +311,17 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
         """The observations (n, p) and their known variances, as `load_state_dict` transforms them
         again."""
-        if isinstance(self.likelihood, KnownNoiseLikelihood):
-            return self.train_targets, self.likelihood.noise
-        return self.train_targets, None
+        return self.train_targets, _given_noise(self.likelihood)
 
     def _restore_targets_and_noise(self, Y: Tensor, Yvar: Tensor | None, strict: bool) -> None:
         self.set_train_data(targets=Y, strict=strict)
         if Yvar is not None:
             self.likelihood.noise = Yvar
+
+
+def _given_noise(likelihood: Likelihood | None) -> Tensor | None:
+    """The noise of each observation, if it is known."""
+    return likelihood.noise if isinstance(likelihood, KnownNoiseLikelihood) else None
 
 
 def _check_noise(
@@ -327,8 +330,7 @@ def _check_noise(
     """Raise unless the noise of the data has one source, in a scale that is known."""
     if variances is not None and likelihood is not None:
         raise ValueError("expected train_Yvar or a likelihood, got both; leave one of them out")
-    given = likelihood.noise if isinstance(likelihood, KnownNoiseLikelihood) else None
-    if given is not None and transform is not None:
+    if _given_noise(likelihood) is not None and transform is not None:
         raise ValueError(
             "expected train_Yvar=, variances in the units of train_Y, which are transformed "
             "together with it, got noise in a KnownNoiseLikelihood; for covariances (n, p, p) "

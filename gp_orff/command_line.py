@@ -137,13 +137,12 @@ def opened(path: Path) -> "xarray.Dataset":
     if path.suffix.lower() in TABLES:
         return table(path)
     try:
-        dataset = xarray.load_dataset(path)
+        return xarray.load_dataset(path)
     except ValueError as error:
         raise ValueError(
             f"expected a table ({', '.join(TABLES)}) or a netCDF file, got {str(path)!r}, which "
             "xarray cannot open; rename a table, or install netcdf4 for netCDF-4"
         ) from error
-    return dataset
 
 
 def table(path: Path) -> "xarray.Dataset":
@@ -159,20 +158,12 @@ def table(path: Path) -> "xarray.Dataset":
         raise ValueError(
             f"expected a line of names and lines of numbers, got none in {str(path)!r}"
         )
-    if all(is_number(name) for name in columns.columns):
+    if pandas.to_numeric(pandas.Series(columns.columns), errors="coerce").notna().all():
         raise ValueError(
             f"expected the names of the columns in the first line of {str(path)!r}, got numbers; "
             "add a line such as lon,lat,u,v"
         )
     return columns.rename(columns=str.strip).to_xarray().drop_vars("index")
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def selected(dataset: "xarray.Dataset", choices: Iterable[str]) -> "xarray.Dataset":

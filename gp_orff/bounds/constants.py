@@ -29,6 +29,7 @@ from gp_orff.kernels.tree import (
     Solenoidal,
     SpectralMatrix,
     Term,
+    checked_terms,
     infer_num_dims,
     input_columns,
     terms,
@@ -836,11 +837,7 @@ class Problem:
                 unknown measure.
             NotImplementedError: terms that share their frequencies.
         """
-        if not isinstance(kernel, Kernel):
-            raise TypeError(
-                f"{name} expects an instance of a gpytorch kernel, got {kernel!r}; use, for "
-                "instance, gp_orff.CurlFreeKernel(num_dims=2)"
-            )
+        checked_terms(kernel, name, "gp_orff.CurlFreeKernel(num_dims=2)")
         if kernel.batch_shape:
             raise ValueError(
                 f"{name} expects one kernel, got a batch of shape {tuple(kernel.batch_shape)}; "
@@ -849,12 +846,6 @@ class Problem:
         measure = as_measure(measure, name)
         kernel = deepcopy(kernel).double().cpu()
         summands = terms(kernel)
-        outputs = sorted({term.num_outputs for term in summands})
-        if len(outputs) > 1:
-            raise ValueError(
-                f"{name} expects terms with one number of outputs, got {outputs}; wrap scalar "
-                "kernels in gpytorch.kernels.MultitaskKernel"
-            )
         if domain is not None:
             domain = as_box(domain, "domain", name)
         num_dims = infer_num_dims(summands, num_dims)

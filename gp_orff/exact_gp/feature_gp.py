@@ -127,10 +127,8 @@ class WeightVariationalStrategy(_VariationalStrategy):
         covariance = variational_inducing_covar
         if covariance is None:
             root = phi.new_zeros(*phi.shape[:-1], 1)
-        elif isinstance(covariance, RootLinearOperator):
-            root = phi @ covariance.root.to_dense()
         else:
-            root = phi @ covariance.cholesky().to_dense()
+            root = phi @ covariance.root_decomposition(method="cholesky").root.to_dense()
         if diag and self.training:
             root = root.unflatten(-2, (-1, p))
             blocks = root @ root.mT

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from functools import singledispatch
 
 import linear_operator.settings
 import torch
@@ -223,10 +224,10 @@ def of_each(blocks: Float[Tensor, "*b m p p"], count: int) -> Float[Tensor, "*b 
     return blocks.expand(*blocks.shape[:-3], count, -1, -1)
 
 
-def sum_of_noises(a: Float[Tensor, "*b k*p p"], b: Float[Tensor, "*b m*p p"]) -> Tensor:
-    """The sum, where either may have one block for all points."""
-    p = a.shape[-1]
-    return (a.unflatten(-2, (-1, p)) + b.unflatten(-2, (-1, p))).flatten(-3, -2)
+def sum_of_noises(*noises: Float[Tensor, "*b m*p p"]) -> Float[Tensor, "*b m*p p"]:
+    """The sum, where any may have one block for all points."""
+    p = noises[0].shape[-1]
+    return sum(noise.unflatten(-2, (-1, p)) for noise in noises).flatten(-3, -2)
 
 
 def noise_covariance(
@@ -239,18 +240,8 @@ def noise_covariance(
         ValueError: noise for another number of points or outputs.
     """
     p = covariance.num_outputs
-    if isinstance(other, ConstantDiagLinearOperator):
-        noise = other.diag_values.unsqueeze(-1) * torch.eye(p).to(other.diag_values)
-    elif isinstance(other, BlockDiagLinearOperator):
-        noise = other.base_linear_op.to_dense().flatten(-3, -2)
-    elif type(other) is DiagLinearOperator and other.shape[-1] % p == 0:
-        noise = torch.diag_embed(other._diag.unflatten(-1, (-1, p))).flatten(-3, -2)
-    elif isinstance(other, KroneckerProductLinearOperator | KroneckerProductDiagLinearOperator):
-        points, *outputs = other.linear_ops
-        if not isinstance(points, ConstantDiagLinearOperator) or len(outputs) != 1:
-            return None
-        noise = points.diag_values.unsqueeze(-1) * outputs[0].to_dense()
-    else:
+    noise = _noise_blocks(other, p)
+    if noise is None:
         return None
     if noise.shape[-1] != p or other.shape[-1] != covariance.shape[-1]:
         raise ValueError(
@@ -259,6 +250,37 @@ def noise_covariance(
         )
     batch = torch.broadcast_shapes(covariance.batch_shape, noise.shape[:-2])
     return noise.expand(*batch, -1, -1)
+
+
+@singledispatch
+def _noise_blocks(noise: object, p: int) -> Float[Tensor, "*b m*q q"] | None:
+    return None
+
+
+@_noise_blocks.register
+def _(noise: DiagLinearOperator, p):
+    if noise.shape[-1] % p:
+        return None
+    return torch.diag_embed(noise._diag.unflatten(-1, (-1, p))).flatten(-3, -2)
+
+
+@_noise_blocks.register
+def _(noise: ConstantDiagLinearOperator, p):
+    return noise.diag_values.unsqueeze(-1) * torch.eye(p).to(noise.diag_values)
+
+
+@_noise_blocks.register
+def _(noise: BlockDiagLinearOperator, p):
+    return noise.base_linear_op.to_dense().flatten(-3, -2)
+
+
+@_noise_blocks.register(KroneckerProductLinearOperator)
+@_noise_blocks.register(KroneckerProductDiagLinearOperator)
+def _(noise, p):
+    points, *outputs = noise.linear_ops
+    if len(outputs) != 1 or not isinstance(points, ConstantDiagLinearOperator):
+        return None
+    return points.diag_values.unsqueeze(-1) * outputs[0].to_dense()
 
 
 class PaddedRoot(LinearOperator):
@@ -353,7 +375,27 @@ class Transposed(LinearOperator):
 # Prior covariances of features, with and without noise.
 
 
-class FeatureCovariance(RootedOperator):
+class OfFeatures(PointwiseOperator):
+    """Features, with white noise or without; sums with other features at the same points, and with
+    noise that is independent from point to point, have this form too."""
+
+    parts: "tuple[FeatureCovariance, Float[Tensor, '*b m*p p'] | None]"  # without noise, and noise
+
+    def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
+        latent, noise = self.parts
+        if isinstance(other, OfFeatures):
+            further, more = other.parts
+            latent = latent.with_features(further)
+        else:
+            more = noise_covariance(self, other) if latent.symmetric else None
+            latent = None if more is None else latent
+        if latent is None:
+            return _unstructured_sum(self, other, super().__add__)
+        noises = [own for own in (noise, more) if own is not None]
+        return NoisyFeatureCovariance.of(latent, sum_of_noises(*noises)) if noises else latent
+
+
+class FeatureCovariance(OfFeatures, RootedOperator):
     """K(x₁, x₂) = Φ(x₁) Φ(x₂)ᵀ of one expansion; made by `FeatureCovariance.of`."""
 
     def __init__(self, x1: Tensor, x2: Tensor, *tensors: Tensor, rebuild: Callable[..., Expansion]):
@@ -370,8 +412,19 @@ class FeatureCovariance(RootedOperator):
         return cls(first, first if x1 is x2 else second, *tensors, rebuild=expansion.rebuild)
 
     @property
+    def parts(self) -> tuple["FeatureCovariance", None]:
+        return self, None
+
+    @property
     def symmetric(self) -> bool:
         return _same(self.x1, self.x2)
+
+    def with_features(self, other: "FeatureCovariance") -> "FeatureCovariance | None":
+        """The sum with other features, if these are at the same points."""
+        if not (_same(self.x1, other.x1) and _same(self.x2, other.x2)):
+            return None
+        merged = merge([self.expansion, other.expansion])
+        return FeatureCovariance.of(self.x1, self.x2, merged)
 
     def _size(self) -> torch.Size:
         p = self.num_outputs
@@ -415,21 +468,8 @@ class FeatureCovariance(RootedOperator):
             return super()._mul_constant(other)
         return FeatureCovariance.of(self.x1, self.x2, self.expansion.scaled(other))
 
-    def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
-        if isinstance(other, FeatureCovariance):
-            if _same(self.x1, other.x1) and _same(self.x2, other.x2):
-                merged = merge([self.expansion, other.expansion])
-                return FeatureCovariance.of(self.x1, self.x2, merged)
-        elif isinstance(other, NoisyFeatureCovariance):
-            return other + self
-        elif self.symmetric:
-            noise = noise_covariance(self, other)
-            if noise is not None:
-                return NoisyFeatureCovariance.of(self, noise)
-        return _unstructured_sum(self, other, super().__add__)
 
-
-class NoisyFeatureCovariance(WithWhiteNoise):
+class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
     """K(x, x) + I⊗Σ, or with known noise, by the algebra of `inference`; no N·p square matrix
     unless it is small."""
 
@@ -454,17 +494,9 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         parts = with_one_batch(latent.x1, noise, *latent.expansion.tensors)
         return cls(*parts, rebuild=latent.expansion.rebuild)
 
-    def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
-        if isinstance(other, FeatureCovariance | NoisyFeatureCovariance):
-            noisy = isinstance(other, NoisyFeatureCovariance)
-            latent = self.latent + (other.latent if noisy else other)
-            if isinstance(latent, FeatureCovariance):
-                noise = sum_of_noises(self.noise, other.noise) if noisy else self.noise
-                return NoisyFeatureCovariance.of(latent, noise)
-        noise = noise_covariance(self, other)
-        if noise is not None:
-            return NoisyFeatureCovariance.of(self.latent, sum_of_noises(self.noise, noise))
-        return _unstructured_sum(self, other, super().__add__)
+    @property
+    def parts(self) -> tuple[FeatureCovariance, Tensor]:
+        return self.latent, self.noise
 
     @property
     def prefers_dual(self) -> bool:
@@ -476,11 +508,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         """Whether the posterior follows from sums over the data."""
         return self._is_shared and not self.prefers_dual
 
-    def posterior(
-        self, y: Float[Tensor, "*b N*p"], expansion: Expansion | None = None
-    ) -> WeightPosterior:
-        """The posterior of the weights given y, of these features or of another expansion."""
-        expansion = self.latent.expansion if expansion is None else expansion
+    def posterior(self, y: Float[Tensor, "*b N*p"], expansion: Expansion) -> WeightPosterior:
+        """The posterior of the weights of an expansion given y."""
         return self._equations(y, expansion).posterior(self._zero_mean)[0]
 
     def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
@@ -522,7 +551,8 @@ class NoisyFeatureCovariance(WithWhiteNoise):
     ) -> tuple[Tensor, Tensor]:
         zero = torch.zeros([], dtype=self.dtype, device=self.device)
         if inv_quad_rhs is None:
-            return zero.new_empty(0), self.logdet() if logdet else zero
+            log_determinant = self._evidence(self._zeros()).logdet if logdet else zero
+            return zero.new_empty(0), log_determinant.to(self.dtype)
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
         # gpytorch's marginal likelihood asks for both at once.
         if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
@@ -535,9 +565,6 @@ class NoisyFeatureCovariance(WithWhiteNoise):
 
     def inv_quad(self, inv_quad_rhs: Tensor, reduce_inv_quad: bool = True) -> Tensor:
         return self.inv_quad_logdet(inv_quad_rhs, False, reduce_inv_quad)[0]
-
-    def logdet(self) -> Float[Tensor, "*b"]:
-        return self._evidence(self._zeros()).logdet.to(self.dtype)
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
         """(K + I⊗Σ)⁻¹v = Σ⁻¹v − Σ⁻¹Φ Cov[θ] ΦᵀΣ⁻¹v."""
@@ -555,7 +582,7 @@ class NoisyFeatureCovariance(WithWhiteNoise):
         if self.prefers_dual:
             return self._equations(self._zeros(), latent.expansion).solve(rhs)
         precision = Noise.of(self._blocks).precision
-        posterior = self.posterior(self._zeros())
+        posterior = self.posterior(self._zeros(), latent.expansion)
         expansion = posterior.expansion
 
         def whiten(v: Tensor) -> Tensor:  # Σ⁻¹v

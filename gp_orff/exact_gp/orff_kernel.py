@@ -11,14 +11,20 @@ from torch import Tensor, nn
 
 from gp_orff.exact_gp.operators import FeatureCovariance, FeatureOperator, NoisyFeatureCovariance
 from gp_orff.features.assemble import check_domain, draw, expand
-from gp_orff.features.draws import Draw, GridWarning, Rule
+from gp_orff.features.draws import Draw, GridWarning, Rule, check_rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import MOST_DENSE, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.truncation import GridAccuracy, SampleAccuracy, accuracy, truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
 from gp_orff.kernels.spectra import Spectrum
-from gp_orff.kernels.tree import infer_num_dims, input_columns, spectra_of, terms
+from gp_orff.kernels.tree import (
+    checked_terms,
+    infer_num_dims,
+    input_columns,
+    spectra_of,
+    terms,
+)
 from gp_orff.symbols.base import Identity
 
 
@@ -73,26 +79,11 @@ class ORFFKernel(WrapperKernel):
 
     def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
         super().__init__()
-        if not isinstance(kernel, Kernel):
-            raise TypeError(
-                f"ORFFKernel expects an instance of a gpytorch kernel first, got {kernel!r}; use, "
-                "for instance, ORFFKernel(gpytorch.kernels.RBFKernel(), "
-                "gp_orff.MonteCarlo(256), num_dims=2)"
-            )
-        if isinstance(frequencies, type) or not hasattr(frequencies, "draw"):
-            raise TypeError(
-                f"ORFFKernel expects a frequency rule second, got {frequencies!r}; use, for "
-                "instance, gp_orff.MonteCarlo(256)"
-            )
-        summands = terms(kernel)
+        example = "ORFFKernel(gpytorch.kernels.RBFKernel(), gp_orff.MonteCarlo(256), num_dims=2)"
+        summands = checked_terms(kernel, "ORFFKernel", example)
+        check_rule(frequencies, "ORFFKernel expects a frequency rule second")
         num_dims = infer_num_dims(summands, num_dims)
-        outputs = sorted({term.num_outputs for term in summands})
-        if len(outputs) != 1:
-            raise ValueError(
-                f"ORFFKernel expects terms with one number of outputs, got {outputs}; wrap scalar "
-                "kernels in gpytorch.kernels.MultitaskKernel"
-            )
-        self.num_outputs = outputs[0]
+        self.num_outputs = summands[0].num_outputs
         self.base_kernel = kernel
         self.rule, self._num_dims = frequencies, num_dims
         self.frequencies = nn.ModuleList(draw(kernel, frequencies, num_dims))

@@ -2,7 +2,7 @@
 
 import warnings
 from copy import deepcopy
-from functools import wraps
+from functools import singledispatch, wraps
 
 import torch
 from gpytorch import settings
@@ -23,8 +23,8 @@ from gp_orff.data.observations import Observations, PointObservations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.data.statistics import Statistics
 from gp_orff.exact_gp.operators import (
-    FeatureCovariance,
     NoisyFeatureCovariance,
+    OfFeatures,
     PointwiseOperator,
     posterior_covariance,
 )
@@ -93,9 +93,8 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
         test_test_covar: LinearOperator,
         test_train_covar: LinearOperator,
     ) -> tuple[Tensor, LinearOperator]:
-        if not isinstance(test_test_covar, LazyEvaluatedKernelTensor):
-            return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
-        if not self.serves_many_points:  # covariances that are evaluated where they are needed
+        lazy = isinstance(test_test_covar, LazyEvaluatedKernelTensor)
+        if not (lazy and self.serves_many_points):
             covariances = test_test_covar.evaluate_kernel(), test_train_covar.evaluate_kernel()
             return super().exact_prediction(test_mean, *covariances)
         x, posterior = test_test_covar.x1, self._posterior
@@ -200,14 +199,11 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         test_test_covar: LinearOperator,
         test_train_covar: LinearOperator,
     ) -> tuple[Tensor, LinearOperator]:
-        if isinstance(test_test_covar, LazyEvaluatedKernelTensor):
-            test_test_covar = test_test_covar.evaluate_kernel()
-            test_train_covar = test_train_covar.evaluate_kernel()
-        latent, delta = test_test_covar, None
-        if isinstance(latent, NoisyFeatureCovariance):  # with the variance that a grid truncates
-            latent, delta = latent.latent, latent.noise
-        if not (self._structured and isinstance(latent, FeatureCovariance)):
-            return super().exact_prediction(test_mean, test_test_covar, test_train_covar)
+        covariance = test_test_covar.evaluate_kernel()
+        if not (self._structured and isinstance(covariance, OfFeatures)):
+            cross = test_train_covar.evaluate_kernel()
+            return super().exact_prediction(test_mean, covariance, cross)
+        latent, delta = covariance.parts  # with the variance that a grid truncates
         x, posterior = latent.x1, self.weight_posterior
         mean = test_mean + posterior.mean(x).flatten(-2).to(test_mean.dtype)
         if settings.skip_posterior_variances.on():
@@ -227,13 +223,25 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
 # are not affected: each replacement first looks for one, and otherwise does what gpytorch does.
 
 
+@singledispatch
 def _is_features(kernel: Kernel) -> bool:
     """Whether a kernel consists of `ORFFKernel`s, up to sums and scales."""
-    if isinstance(kernel, AdditiveKernel):
-        return all(_is_features(term) for term in kernel.kernels)
-    if isinstance(kernel, ScaleKernel):
-        return _is_features(kernel.base_kernel)
-    return isinstance(kernel, ORFFKernel)
+    return False
+
+
+@_is_features.register
+def _(kernel: ORFFKernel) -> bool:
+    return True
+
+
+@_is_features.register
+def _(kernel: ScaleKernel) -> bool:
+    return _is_features(kernel.base_kernel)
+
+
+@_is_features.register
+def _(kernel: AdditiveKernel) -> bool:
+    return all(map(_is_features, kernel.kernels))
 
 
 def _is_field(kernel: object) -> bool:
@@ -329,7 +337,7 @@ def _prior_at_tests(self: ExactGP, train_inputs, test_inputs, **kwargs: object) 
     for it. Under an exact kernel of fields it is left as it is where there are many points.
     """
     strategy = self.prediction_strategy
-    if isinstance(strategy, ExactFieldPredictionStrategy) and strategy.serves_many_points:
+    if strategy.serves_many_points:
         prior = self.forward(*test_inputs, **kwargs)
         covariance = prior.lazy_covariance_matrix
         many = covariance.shape[-1] + strategy.num_train > settings.max_eager_kernel_size.value()
@@ -346,3 +354,4 @@ Kernel.__mul__ = _product
 LazyEvaluatedKernelTensor._mul_matrix = _mul_matrix
 ExactGP.__init__, ExactGP.__call__ = _init, _call
 ExactGP._get_test_prior_mean_and_covariances = _prior_at_tests
+DefaultPredictionStrategy.serves_many_points = False

@@ -204,6 +204,12 @@ class Rule(Protocol):
         """The frequencies of every term of a kernel tree, in order."""
 
 
+def check_rule(rule: object, expected: str) -> None:
+    """Raise TypeError, with words on what is `expected`, unless `rule` is an instance of a rule."""
+    if isinstance(rule, type) or not hasattr(rule, "draw"):
+        raise TypeError(f"{expected}, got {rule!r}; use, for instance, gp_orff.Auto()")
+
+
 # Inputs that are constant: on a lattice, the frequencies along them are summed.
 #
 # Where the input a is the same at all points, columns do not depend on ω_a. The kernel of a field

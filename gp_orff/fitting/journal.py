@@ -195,11 +195,6 @@ class History:
         """The history with another last action, of whose data the coverage is not known."""
         return replace(self, action=action, coverage=None)
 
-    @property
-    def conditioned(self) -> "History":
-        """The history of a model that is conditioned again."""
-        return History("conditioned")
-
     def with_duration(self, seconds: float, threads: Threads) -> "History":
         """The history of a fit that has ended, with its wall time and threads."""
         busy = [f"used {threads}"] if threads.busy else []

@@ -372,6 +372,28 @@ def num_outputs(kernel: Kernel) -> int:
     return kernel.num_outputs_per_input(point, point)
 
 
+def checked_terms(kernel: object, owner: str, example: str) -> list[Term]:
+    """The terms of the kernel that `owner` was given, which have one number of outputs.
+
+    Raises:
+        TypeError: it is not a kernel; the message has the example.
+        ValueError: the terms have different numbers of outputs.
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"{owner} expects an instance of a gpytorch kernel first, got {kernel!r}; use, for "
+            f"instance, {example}"
+        )
+    summands = terms(kernel)
+    outputs = sorted({term.num_outputs for term in summands})
+    if len(outputs) != 1:
+        raise ValueError(
+            f"{owner} expects terms with one number of outputs, got {outputs}; wrap scalar kernels "
+            "in gpytorch.kernels.MultitaskKernel"
+        )
+    return summands
+
+
 def spectra_of(term: Term) -> list[Spectrum]:
     """The spectrum of every leaf of a term, at its present hyperparameters."""
     return [leaf.spectrum for leaf in term.leaves]

@@ -30,7 +30,6 @@ from gp_orff.inference.along_tracks import (
     residual_of_blocks,
 )
 from gp_orff.inference.exact import ExactInference, has_covariance
-from gp_orff.inference.features import Inference
 from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.lines import inputs_of_lines
@@ -128,9 +127,12 @@ def left_out_of_surroundings(
             learned = Dataset.in_memory(_nearest(parts, place))
             inference = ExactInference.merging(kernel, noises, learned)
             posterior = inference.posterior(kernel, noises, constant)
-            tested = Dataset.in_memory(_tested_readings(data.survey.sample, block))
+            chosen = block.tested.split([len(part) for part in data.survey.sample])
+            pairs = zip(data.survey.sample, chosen, strict=True)
+            parts = [part.take(torch.nonzero(rows)[:, 0].to(part.x.device)) for part, rows in pairs]
+            tested = [replace(part, index=torch.arange(len(part))) for part in parts if len(part)]
             every = block._replace(tested=torch.ones_like(block.tested))
-            yield predicted(tested, every, posterior.field(fixed=True))
+            yield predicted(Dataset.in_memory(tested), every, posterior.field(fixed=True))
 
 
 def _place(
@@ -158,14 +160,6 @@ def _nearest(parts: Sequence[Observations], place: Place) -> list[Observations]:
         for own, part in zip(distance, parts, strict=True)
     ]
     return [part for part in near if len(part)]
-
-
-def _tested_readings(sample: Sequence[Observations], block: Block) -> list[Observations]:
-    """The tested observations of a block, whose rows are those of the sample."""
-    chosen = block.tested.split([len(part) for part in sample])
-    pairs = zip(sample, chosen, strict=True)
-    parts = [part.take(torch.nonzero(rows)[:, 0].to(part.x.device)) for part, rows in pairs]
-    return [replace(part, index=torch.arange(len(part))) for part in parts if len(part)]
 
 
 # A cheap look at a few left-out blocks after a fit: whether error bars hold.
@@ -401,11 +395,21 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 
 def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
     """A few blocks of two lengthscales."""
-    inference = _indexed(state.inference)
-    predictor, data = Predictor(inference, state.e_step, prior_mean), inference.data
+    inference, parts, first = state.inference, [], 0
+    for part in inference.data.unweighted().visit():
+        index = torch.arange(first, first + len(part), device=part.x.device)
+        parts.append(replace(part, index=index))
+        first += len(part)
+    data = replace(inference.data, sources=(InMemory(parts),))
+    of_data = {"data": data}
+    if not inference.is_exact and inference.draws[0].shared_columns() is not None:
+        of_data["known"] = inference.statistics
+    predictor = Predictor(replace(inference, **of_data), state.e_step, prior_mean)
     x = torch.cat([part.x for part in data.visit()]).cpu()
     usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
-    for parts in predictor.left_out(_blocks(x, usual, _half_widths(state), count, _most(data))):
+    for parts in predictor.left_out(
+        _blocks(x, usual, _half_widths(state), count, _most_tested(data.survey.sample[0].key))
+    ):
         yield (_tested(predictor, part) for part in parts)
 
 
@@ -419,7 +423,7 @@ def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[I
     if data.weights is not None:
         weights = data.stored_weights(Dataset.in_memory(data.survey.sample))
         usual = torch.cat(list(weights)).cpu() > _OUTLIER
-    blocks = _blocks(x, usual, half, _FEW_BLOCKS, _most(data))
+    blocks = _blocks(x, usual, half, _FEW_BLOCKS, _most_tested(data.survey.sample[0].key))
     predictor = Predictor(state.inference, state.e_step, prior_mean)
     constant = state.snapshot(prior_mean).constant
     for parts in left_out_of_surroundings(state, data, constant, blocks, half):
@@ -442,18 +446,14 @@ def _left_out_tracks(
         slow, variance = noises.slow.get(part.key.label), covariance.diagonal()
         if slow is not None:
             more = slow.matched(variance - noises.tracks[part.key.label].slow) - variance
-            covariance = covariance + _shared(part, more.clamp_min(0))
+            root = more.clamp_min(0).sqrt()
+            sizes = torch.tensor([len(track.y) for track in part.tracks]).to(root.device)
+            track = torch.arange(len(sizes)).to(sizes).repeat_interleave(sizes)
+            same = (track.unsqueeze(-1) == track).to(root)  # what the numbers of a track share
+            shared = in_components(same, part.y.shape[-1]) * root.unsqueeze(-1) * root
+            covariance = covariance + shared
         sd = covariance.diagonal().sqrt()
         yield [(residual / sd, _correlations(covariance, sd))]
-
-
-def _shared(part: TrackObservations, variance: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
-    """The covariance of what the numbers of each track share, from its variance."""
-    sizes = torch.tensor([len(track.y) for track in part.tracks]).to(variance.device)
-    track = torch.arange(len(sizes)).to(sizes).repeat_interleave(sizes)
-    same = in_components((track.unsqueeze(-1) == track).to(variance), part.y.shape[-1])
-    root = variance.sqrt()
-    return same * root.unsqueeze(-1) * root
 
 
 def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
@@ -655,23 +655,19 @@ def _correlation(
         part = part.take(rows.to(part.x.device))
         mean = snapshot.field().distribution.mean(part.x)
         residual = (part.y - part.apply(mean)).cpu().numpy()
+        if len(part) < 2:
+            continue
         scaled = part.x[:, axes].cpu().numpy() / extents[axes].clip(min=_TINY)
-        first, second = _neighbours(scaled)
+        # pairs of points, of which one is the nearest to the other, each once
+        nearest = scipy.spatial.cKDTree(scaled).query(scaled, k=2)[1][:, 1]
+        pairs = np.stack([np.arange(len(part)), nearest], axis=-1)
+        first, second = np.unique(np.sort(pairs, axis=-1), axis=0).T
         ranks = residual.argsort(0).argsort(0)  # as quantiles of a standard normal distribution
         scores = scipy.special.ndtri((ranks + 0.5) / len(ranks))
         products.append((scores[first] * scores[second]).ravel())
-    every = np.concatenate(products)
+    every = np.concatenate([np.empty(0), *products])
     significant = every.sum() > _CORRELATED * math.sqrt(max(len(every), 1))
     return float(every.mean()) if significant else None
-
-
-def _neighbours(x: Float[np.ndarray, "n d"]) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of points, of which one is the nearest to the other, each once."""
-    if len(x) < 2:
-        return np.empty(0, dtype=int), np.empty(0, dtype=int)
-    nearest = scipy.spatial.cKDTree(x).query(x, k=2)[1][:, 1]
-    pairs = np.unique(np.sort(np.stack([np.arange(len(x)), nearest], axis=-1), axis=-1), axis=0)
-    return pairs[:, 0], pairs[:, 1]
 
 
 def _rows(state: ModelState) -> float:
@@ -687,19 +683,6 @@ def _in_memory(data: Dataset) -> bool:
     return all(isinstance(source, InMemory | Arrays) for source in data.sources)
 
 
-def _indexed(inference: Inference) -> Inference:
-    """Inference with data in memory whose observations have an `index`."""
-    parts, first = [], 0
-    for part in inference.data.unweighted().visit():
-        index = torch.arange(first, first + len(part), device=part.x.device)
-        parts.append(replace(part, index=index))
-        first += len(part)
-    indexed = replace(inference.data, sources=(InMemory(parts),))
-    if not inference.is_exact and inference.draws[0].shared_columns() is not None:
-        return replace(inference, data=indexed, known=inference.statistics)
-    return replace(inference, data=indexed)
-
-
 def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservations:
     """Blocks of a few tracks drawn at random, a fifth of all at most."""
     generator, few = torch.Generator().manual_seed(seed), int(_SHARE * len(held.tracks))
@@ -712,10 +695,6 @@ def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservatio
 
 def _most_tested(key: GroupKey) -> int:
     return min(_TESTED, max(1, _NUMBERS // key.pattern.num_outputs))
-
-
-def _most(data: Dataset) -> int:
-    return _most_tested(data.survey.sample[0].key)
 
 
 def _half_widths(state: ModelState) -> Float[Tensor, "d"]:

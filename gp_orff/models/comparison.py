@@ -82,39 +82,34 @@ class KernelComparison:
         return self.standard_errors.get(name, 0.0)
 
     def __str__(self) -> str:
-        return self._by_blocks if self.cross_validations else self._by_evidence
-
-    @property
-    def _by_blocks(self) -> str:
-        best, rows = next(iter(self.cross_validations.values())), []
-        for name, result in self.cross_validations.items():
-            behind, error = best.gain_over(result)
-            scores = f"{result.nlpd:.4f}", f"{behind:.4f}", f"{error:.4f}", f"{result.rmse:.4g}"
-            rows.append((name, *scores, f"{result.coverage:.3f}"))
-        header = ("kernel", "NLPD", "behind", "error", "RMSE", "inside 95 %")
-        lines = table([header, *rows])
-        names = list(self.cross_validations)
+        header, *rows = self._by_blocks if self.cross_validations else self._by_evidence
+        names = list(self.models)
         tied = [False, False, *(self.tied(a, b) for a, b in pairwise(names))]
+        lines = table([header, *rows])
         return "\n".join(
             line + "  tied with the kernel above" * same
             for line, same in zip(lines, tied, strict=True)
         )
 
     @property
-    def _by_evidence(self) -> str:
-        names, best_nats = list(self.evidence), next(iter(self.evidence.values()))
-        width, estimated = max(map(len, names)), any(self.standard_errors.values())
-        points = self.num_values / self.models[names[0]].num_outputs
-        lines = [f"{'kernel':<{width}}  {'nats':>12}  {'nats/point':>10}  {'behind':>8}"]
-        lines[0] += f"  {'error':>8}" if estimated else ""
-        for above, (name, nats) in zip([None, *names[:-1]], self.evidence.items(), strict=True):
-            line = f"{name:<{width}}  {nats:>12.1f}  {nats / points:>10.4f}"
-            line += f"  {(nats - best_nats) / points:>8.4f}"
-            if estimated:
-                line += f"  {self._error(name) / points:>8.4f}"
-            tied = above is not None and self.tied(above, name)
-            lines.append(line + "  tied with the kernel above" * tied)
-        return "\n".join(lines)
+    def _by_blocks(self) -> list[tuple[str, ...]]:
+        rows = [("kernel", "NLPD", "behind", "error", "RMSE", "inside 95 %")]
+        best = next(iter(self.cross_validations.values()))
+        for name, result in self.cross_validations.items():
+            behind, error = best.gain_over(result)
+            scores = f"{result.nlpd:.4f}", f"{behind:.4f}", f"{error:.4f}", f"{result.rmse:.4g}"
+            rows.append((name, *scores, f"{result.coverage:.3f}"))
+        return rows
+
+    @property
+    def _by_evidence(self) -> list[tuple[str, ...]]:
+        best = next(iter(self.models))
+        points = self.num_values / self.models[best].num_outputs
+        rows = [("kernel", "nats", "nats/point", "behind", "error")]
+        for name, nats in self.evidence.items():
+            of_point = nats, nats - self.evidence[best], self._error(name)
+            rows.append((name, f"{nats:.1f}", *(f"{value / points:.4f}" for value in of_point)))
+        return rows if any(self.standard_errors.values()) else [row[:-1] for row in rows]
 
 
 def compare_kernels(

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
-from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from gp_orff.data.dataset import varying_mean
 from gp_orff.data.noise import GroupNoise, group_noise
-from gp_orff.data.observations import Observations
 from gp_orff.data.passes import Work, fold, shares
 from gp_orff.data.pointwise import likelihood_of
 from gp_orff.data.reading import Options
@@ -58,15 +56,6 @@ class Blocks(NamedTuple):
     """All blocks, as they serve several models."""
 
     members: tuple[Block, ...]
-
-
-class Splitter(Protocol):
-    """A splitter of scikit-learn."""
-
-    def split(
-        self, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
-    ) -> Iterable[tuple[Int[np.ndarray, "r"], Int[np.ndarray, "t"]]]:
-        """Rows to learn from, and rows to predict."""
 
 
 def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
@@ -137,7 +126,7 @@ def _of_labels(labels: object, count: int) -> list[Block]:
 
 
 def _of_splitter(
-    splitter: Splitter, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
+    splitter: Any, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
 ) -> list[Block]:
     """A block for each split: what it learns from may be less than all but the tested
     observations."""
@@ -365,7 +354,12 @@ class CrossValidation:
                 "expected cross-validations of the same blocks of the same observations, got "
                 "others; give both models the same data and blocks"
             )
-        return _mean_of_blocks(self.log_density - other.log_density, self.block)
+        gains = self.log_density - other.log_density
+        mean, count = gains.mean(), len(self)
+        sums = torch.zeros(count).to(gains).index_add(0, self.block, gains - mean)
+        # if blocks are independent of each other
+        error = (count / max(count - 1, 1) * sums.square().sum()).sqrt() / len(gains)
+        return mean.item(), error.item()
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with a row for each block, and a last row "all".
@@ -375,11 +369,14 @@ class CrossValidation:
         Raises:
             ImportError: pandas is not installed; `pip install pandas`.
         """
-        frame = _pandas().DataFrame(
-            [part._row for part in (*self.blocks.values(), self)], columns=list(_COLUMNS)
-        )
-        frame.index = [*self.names, "all"]
-        return frame
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError(
+                "to_dataframe needs pandas, which is not installed; pip install pandas"
+            ) from error
+        rows = [part._row for part in (*self.blocks.values(), self)]
+        return pandas.DataFrame(rows, [*self.names, "all"], list(_COLUMNS))
 
     @property
     def _row(self) -> tuple[int, float, float, float, float]:
@@ -390,18 +387,13 @@ class CrossValidation:
         if len(shown) > _SHOWN:
             shown = sorted(shown, key=lambda pair: -pair[1].nlpd)[:_SHOWN]
         rows = [("block", *_COLUMNS.values())]
-        rows += [(str(name), *_in_words(part._row)) for name, part in (*shown, ("all", self))]
+        for name, part in (*shown, ("all", self)):
+            numbers, *scores = part._row
+            formats = zip(scores, (".4g", ".3f", ".4g", ".3f"), strict=True)
+            rows.append((str(name), str(numbers), *(format(*pair) for pair in formats)))
         left = len(self) - len(shown)
         notes = [f"the blocks of largest NLPD; {left} others are not shown"] if left else []
         return "\n".join([*table(rows), *notes])
-
-
-def _mean_of_blocks(values: Float[Tensor, "M"], block: Int[Tensor, "M"]) -> tuple[float, float]:
-    """The mean of values, and its standard error if blocks are independent of each other."""
-    mean, count = values.mean(), int(block.max()) + 1
-    sums = torch.zeros(count).to(values).index_add(0, block, values - mean)
-    error = (count / max(count - 1, 1) * sums.square().sum()).sqrt() / len(values)
-    return mean.item(), error.item()
 
 
 _COLUMNS = {
@@ -411,21 +403,6 @@ _COLUMNS = {
     "crps": "CRPS",
     "coverage": f"inside {100 * LEVEL:.0f} %",
 }
-
-
-def _in_words(row: Sequence[float]) -> list[str]:
-    numbers, rmse, nlpd, crps, coverage = row
-    return [str(numbers), f"{rmse:.4g}", f"{nlpd:.3f}", f"{crps:.4g}", f"{coverage:.3f}"]
-
-
-def _pandas() -> ModuleType:
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(
-            "to_dataframe needs pandas, which is not installed; pip install pandas"
-        ) from error
-    return pandas
 
 
 # Scores of predictions whose distribution is a mixture of Gaussians of one mean.
@@ -553,7 +530,7 @@ def _pairs(
 # Predict left-out observations, block by block, and score the predictions.
 #
 # Blocks are divided into shares for the workers of a call, each share is predicted and scored where
-# it runs (`ScoresOfBlocks`), and the results are joined in the order of the blocks. The
+# it runs (`_scores_of_blocks`), and the results are joined in the order of the blocks. The
 # hyperparameters are those of all data: only the field is conditioned again.
 
 
@@ -580,7 +557,11 @@ class Predictor:
         blocks = [block.to(device) for block in blocks]
         observed = [part.observations for part in self.along] or list(self.inference.data.visit())
         for block in blocks:
-            _require_rest(observed, block)
+            if all(block.left_out[part.index].all() for part in observed):
+                raise ValueError(
+                    "expected blocks that leave observations to learn from, got block "
+                    f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
+                )
         parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
         if self.along:
             return left_out_of_tracks(self.inference, self.along, *parts, blocks)
@@ -597,7 +578,7 @@ class Predictor:
         Raises:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
-        work = Work(tuple, ScoresOfBlocks(self), len)
+        work = Work(tuple, partial(_scores_of_blocks, self), len)
         scored = fold(work, self._name, shares(blocks)) or []
         if not scored:
             raise ValueError(
@@ -682,28 +663,16 @@ class Predictor:
         ]
 
 
-@dataclass(frozen=True)
-class ScoresOfBlocks:
+@torch.no_grad()
+def _scores_of_blocks(
+    predictor: Predictor, blocks: Sequence[Block], number: int
+) -> list[tuple[Hashable, list[Tensor]]]:
     """The name of every block with observations, and its scores in the order of their rows."""
-
-    predictor: Predictor
-
-    @torch.no_grad()
-    def __call__(self, blocks: Sequence[Block], number: int) -> list[tuple[Hashable, list[Tensor]]]:
-        found = []
-        for block, parts in zip(blocks, self.predictor.left_out(blocks), strict=True):
-            scores = [self.predictor.scores(part) for part in parts]
-            if scores:
-                values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
-                order = torch.argsort(values[0], stable=True)
-                found.append((block.name, [column[order] for column in values]))
-        return found
-
-
-def _require_rest(observed: Iterable[Observations], block: Block) -> None:
-    """Raise if a block contains all observations."""
-    if all(block.left_out[part.index].all() for part in observed):
-        raise ValueError(
-            f"expected blocks that leave observations to learn from, got block {block.name!r} with "
-            "all of them; give smaller blocks, or blocks='auto'"
-        )
+    found = []
+    for block, parts in zip(blocks, predictor.left_out(blocks), strict=True):
+        scores = [predictor.scores(part) for part in parts]
+        if scores:
+            values = [torch.cat(column).cpu() for column in zip(*scores, strict=True)]
+            order = torch.argsort(values[0], stable=True)
+            found.append((block.name, [column[order] for column in values]))
+    return found

@@ -1,7 +1,6 @@
 """Symbols by name, normal distributions of a field, and heights of harmonic kernels."""
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import gpytorch
@@ -38,30 +37,9 @@ _ZERO = 1e-12  # of the multiplier of a symbol of the kernel's fields
 # Symbols of a field as methods.
 
 
-class NamedSymbols(ABC):
-    """Methods for the symbols of a field, from its distribution under any of them."""
-
-    space: tuple[int, ...]
-    num_outputs: int
-    units: tuple[str | None, ...]  # of the columns of points, as far as they are known
-
-    @abstractmethod
-    def __call__(
-        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
-    ) -> MultitaskMultivariateNormal | MultivariateNormal:
-        """The joint distribution of the field, or of a symbol of it, at n points."""
-
-    @abstractmethod
-    def mean(
-        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
-    ) -> Float[Tensor, "n q"] | Float[Tensor, "n"]:
-        """The mean of the field, or of a symbol of it."""
-
-    @abstractmethod
-    def pointwise_covariance(
-        self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
-    ) -> Float[Tensor, "n q q"]:
-        """The covariance of its components at each point."""
+class NamedSymbols:
+    """Methods for the symbols of a field, of a class whose objects `self(x, symbol)` return the
+    distribution at n points of the field, or of a symbol of it."""
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
         """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""

@@ -102,7 +102,7 @@ class Side:
 
     core: WeightPosterior | ExactPosterior  # given the mean
     x: Float[Tensor, "n d"]
-    rows: Tensor  # features (n·q, F), or L⁻¹ Cov[H f, t(x)], (M, n·q)
+    rows: Tensor  # features (n·q, F), or Cov[t(x), H f] L⁻ᵀ (n·q, M)
     effect: Float[Tensor, "n*q k"]  # of the unknown constant mean
 
     @classmethod
@@ -115,24 +115,18 @@ class Side:
             inner = inner.distribution
         core, rows = _given(inner, x)
         if effect is None:  # the mean is known
-            effect = x.new_zeros(rows.shape[_along(core)], 0)
+            effect = x.new_zeros(len(rows), 0)
         return cls(core, x, rows, effect)
 
     def take(self, points: Int[Tensor, "k"]) -> "Side":
         """Some of the points."""
         q = len(self.effect) // len(self.x)
         rows = (points.unsqueeze(-1) * q + torch.arange(q).to(points)).flatten()
-        chosen = self.rows.index_select(_along(self.core), rows)
-        return replace(self, x=self.x[points], rows=chosen, effect=self.effect[rows])
+        return replace(self, x=self.x[points], rows=self.rows[rows], effect=self.effect[rows])
 
     def covariance(self, other: "Side") -> Float[Tensor, "n*q m*r"]:
         """Cov[t(x), s(z)] given the data."""
         return _between(self.core, self, other) + self.effect @ other.effect.mT
-
-
-def _along(core: WeightPosterior | ExactPosterior) -> int:
-    """The dimension of the points in `Side.rows`."""
-    return 1 if isinstance(core, ExactPosterior) else 0
 
 
 Given = tuple[WeightPosterior | ExactPosterior, Tensor]
@@ -160,7 +154,8 @@ def _(distribution: SymbolPosterior, x):
 @_given.register
 def _(distribution: ExactPosterior, x):
     cross = distribution.cross(x)
-    return distribution, torch.linalg.solve_triangular(distribution.factor, cross, upper=False)
+    whitened = torch.linalg.solve_triangular(distribution.factor, cross, upper=False)
+    return distribution, whitened.mT
 
 
 @singledispatch
@@ -184,7 +179,7 @@ def _(distribution: ExactPosterior, a, b):
     prior = prior_covariance(
         distribution.kernel, distribution.symbol, a.x, b.core.symbol, b.x, space
     )
-    return prior - a.rows.mT @ b.rows
+    return prior - a.rows @ b.rows.mT
 
 
 # What to measure next.
@@ -210,7 +205,13 @@ def design(
     field, image = _field_and_target(snapshot, x, r, target)
     goal = Side.of(image.distribution, r)
     every = _candidates(snapshot, field, x, directions, noise)
-    prices = torch.ones_like(x[:, 0]) if cost is None else _prices(cost, len(x)).to(x)
+    cost = torch.ones_like(x[:, 0]) if cost is None else cost
+    prices = as_real_tensor(cost, "cost", dtype=torch.float64).to(x)
+    if prices.shape != (len(x),) or not (prices > 0).all():
+        raise ValueError(
+            f"expected cost as {len(x)} positive numbers, one for each candidate, got shape "
+            f"{tuple(prices.shape)}, with {int((~(prices > 0)).sum())} others"
+        )
     chosen, decreases, first = _greedy(every, goal, count, prices)
     indices = torch.tensor(chosen)
     variance = image.distribution.variance(r).sum(-1).mean().item()
@@ -315,16 +316,6 @@ def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
             "to another; give a variance"
         )
     return snapshot.noises[label] / weights.mean
-
-
-def _prices(cost: object, count: int) -> Float[Tensor, "C"]:
-    prices = as_real_tensor(cost, "cost", dtype=torch.float64)
-    if prices.shape != (count,) or not (prices > 0).all():
-        raise ValueError(
-            f"expected cost as {count} positive numbers, one for each candidate, got shape "
-            f"{tuple(prices.shape)}, with {int((~(prices > 0)).sum())} others"
-        )
-    return prices
 
 
 def _greedy(

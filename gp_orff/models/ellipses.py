@@ -140,22 +140,15 @@ def ellipses(
     generator = torch.Generator().manual_seed(seed)
     samples = []
     for points in as_points(torch.as_tensor(x), len(box) - 1).double().split(_TOGETHER):
-        joint = tide(_at_times(points, time, times))
+        copies = points.repeat(len(times), 1)
+        moments = times.repeat_interleave(len(points)).unsqueeze(-1).to(copies)
+        joint = tide(torch.cat([copies[:, :time], moments, copies[:, time:]], dim=-1))
         root = cholesky(joint.covariance_matrix.double().cpu())
         normal = torch.randn(num_samples, len(root), generator=generator, dtype=torch.float64)
         drawn = joint.mean.double().cpu().flatten() + normal @ root.mT
         samples.append(drawn.unflatten(-1, (2, len(points), 2)))
     cosine, sine = torch.cat(samples, dim=2).unbind(1)
     return TidalEllipses.of(cosine, sine, level)
-
-
-def _at_times(
-    points: Float[Tensor, "n k"], column: int, times: Float[Tensor, "m"]
-) -> Float[Tensor, "m*n d"]:
-    """The points at each time, which becomes an input column."""
-    copies = points.double().repeat(len(times), 1)
-    moments = times.repeat_interleave(len(points)).unsqueeze(-1).to(copies)
-    return torch.cat([copies[:, :column], moments, copies[:, column:]], dim=-1)
 
 
 def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, list[Kernel]]:

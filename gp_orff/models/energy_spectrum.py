@@ -14,7 +14,6 @@ from torch import Tensor
 from gp_orff.data.checks import entries_in_units, in_column_units, plain_unit
 from gp_orff.data.units import Unit, units_of_columns
 from gp_orff.data.validation import as_real
-from gp_orff.inference.posteriors import WeightPosterior
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.labelled.attributes import since_epoch
 from gp_orff.models.frozen_model import Snapshot
@@ -248,10 +247,9 @@ def _checked(
 
 def _cut_off(snapshot: Snapshot) -> float:
     """The highest wavenumber of a grid, along every direction of space; infinite without one."""
-    distribution = snapshot.field().distribution.split()[0].given_mean
-    if not isinstance(distribution, WeightPosterior):
+    if snapshot.inference.is_exact:
         return math.inf
-    phi = distribution.expansion.phi
+    phi = snapshot.field().distribution.split()[0].given_mean.expansion.phi
     if not phi.on_lattice:
         return math.inf
     largest = phi.indices.abs().amax(0).to(phi.spacing) * phi.spacing

@@ -178,9 +178,8 @@ class FieldPosterior(NamedSymbols):
                 kernel, such as a derivative of a field that is not differentiable.
         """
         points, distribution = self._at(x, symbol)
-        points = points.to(_dtype(x))
-        covariance = posterior_covariance(points, distribution)
-        mean = self.mean(x, symbol).to(points)
+        mean = self.mean(x, symbol).to(points.device)
+        covariance = posterior_covariance(points.to(mean.dtype), distribution)
         if not len(mean):
             covariance = mean.new_zeros(0, 0)
         if mean.shape[-1] == 1:
@@ -196,7 +195,7 @@ class FieldPosterior(NamedSymbols):
             return self._exported_mean(x, symbol)
         points, distribution = self._at(x, symbol)
         mean = distribution.mean(points) + self._snapshot.trend(points, symbol)
-        return mean[: len(x)].to(_device(x), _dtype(x))
+        return _like(x, mean[: len(x)])
 
     def _exported_mean(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
@@ -218,7 +217,7 @@ class FieldPosterior(NamedSymbols):
         if is_transformed():
             return pointwise(partial(self.variance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
-        return distribution.variance(points)[: len(x)].to(_device(x), _dtype(x))
+        return _like(x, distribution.variance(points)[: len(x)])
 
     @chosen_threads()
     def pointwise_covariance(
@@ -229,7 +228,7 @@ class FieldPosterior(NamedSymbols):
         if is_transformed():
             return pointwise(partial(self.pointwise_covariance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
-        return distribution.blocks(points)[: len(x)].to(_device(x), _dtype(x))
+        return _like(x, distribution.blocks(points)[: len(x)])
 
     def quantile(
         self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
@@ -268,8 +267,7 @@ class FieldPosterior(NamedSymbols):
         """
         if isinstance(level, Symbol):
             raise TypeError(f"expected a level such as 0.95, got {level}; give a symbol by symbol=")
-        low, high = self._quantiles(x, (0.5 - 0.5 * level, 0.5 + 0.5 * level), symbol)
-        return low, high
+        return tuple(self._quantiles(x, (0.5 - 0.5 * level, 0.5 + 0.5 * level), symbol))
 
     @chosen_threads()
     def _quantiles(
@@ -279,8 +277,7 @@ class FieldPosterior(NamedSymbols):
             raise ValueError(f"expected probabilities between 0 and 1, got {probabilities}")
         weights, means, blocks = self._normals(x, symbol)
         sds = blocks.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-        found = (mixture_quantile(weights, means, sds, share) for share in probabilities)
-        return [values.to(_device(x), _dtype(x)) for values in found]
+        return [_like(x, mixture_quantile(weights, means, sds, share)) for share in probabilities]
 
     @chosen_threads()
     def log_density(
@@ -312,7 +309,7 @@ class FieldPosterior(NamedSymbols):
             -1
         )
         logs = logs - 0.5 * values.shape[-1] * math.log(2 * math.pi)
-        return torch.logsumexp(weights.log()[:, None] + logs, 0).to(_device(x), _dtype(x))
+        return _like(x, torch.logsumexp(weights.log()[:, None] + logs, 0))
 
     def _normals(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
@@ -671,10 +668,7 @@ class FieldPosterior(NamedSymbols):
         return points, last[2].distribution
 
 
-def _device(x: object) -> torch.device:
-    return x.device if isinstance(x, Tensor) else torch.device("cpu")
-
-
-def _dtype(x: object) -> torch.dtype:
-    floating = isinstance(x, Tensor) and x.is_floating_point()
-    return x.dtype if floating else torch.float64
+def _like(x: object, values: Tensor) -> Tensor:
+    """Values on the device of points, and in their precision; float64 for arrays and integers."""
+    given = x if isinstance(x, Tensor) else torch.empty(0, dtype=torch.float64)
+    return values.to(given.device, given.dtype if given.is_floating_point() else torch.float64)

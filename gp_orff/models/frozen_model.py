@@ -206,6 +206,10 @@ class Snapshot(KernelOfField, ABC):
         if not self.inference.in_domain(self.kernel, points):
             self.inference.draws[0].shared.check(points)
 
+    def with_part(self, kernel: Kernel, indices: Sequence[int]) -> "PartSnapshot":
+        """The part of the terms of these numbers, whose sum is `kernel`."""
+        return PartSnapshot(self, kernel, tuple(indices))
+
     def feature_inference(self, points: Float[Tensor, "n d"]) -> Inference | None:
         """Inference by features, for symbols whose covariance has no closed form; None: none."""
         return None
@@ -262,12 +266,9 @@ class ExactGPSnapshot(Snapshot):
         covariance, mean = (
             deepcopy(getattr(model, name, None)) for name in ("covar_module", "mean_module")
         )
-        has_features = isinstance(covariance, ORFFKernel)
-        if (
-            mean is None
-            or not isinstance(covariance, Kernel)
-            or any(isinstance(inner, ORFFKernel) for inner in list(covariance.modules())[1:])
-        ):
+        parts = list(covariance.modules()) if isinstance(covariance, Kernel) else []
+        has_features, *inside = [isinstance(part, ORFFKernel) for part in parts] or [False]
+        if mean is None or not parts or any(inside):
             raise TypeError(
                 "expected a model with mean_module and covar_module, the latter an ORFFKernel or "
                 f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
@@ -328,9 +329,7 @@ class PartSnapshot(Snapshot):
         """The sum of some summands, or halves of a Helmholtz kernel, or the whole kernel."""
         kernel = parts[0] if len(parts) == 1 else AdditiveKernel(*parts)
         indices = [index for part in parts for index in cls._indices(total.kernel, part)]
-        if isinstance(total, PartSnapshot):
-            return cls(total.total, kernel, tuple(total.term_indices[i] for i in indices))
-        return cls(total, kernel, tuple(indices))
+        return total.with_part(kernel, indices)
 
     @staticmethod
     def _indices(total: Kernel, part: Kernel) -> range:
@@ -347,6 +346,9 @@ class PartSnapshot(Snapshot):
                 break
             start += len(terms(kernel))
         return range(start, start + len(terms(part)))
+
+    def with_part(self, kernel, indices):
+        return PartSnapshot(self.total, kernel, tuple(self.term_indices[i] for i in indices))
 
     @property
     def inference(self) -> Inference:

@@ -1,12 +1,11 @@
 """`FitReport`: what a fit learned, how, and how well features serve."""
 
-import math
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
-from numbers import Real
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from gpytorch.means import Mean
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from gp_orff.data.dataset import Data, is_constant
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
@@ -32,8 +30,8 @@ from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.inference.price import MOST_TRAINING
+from gp_orff.models.few_readings import Draws
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
-from gp_orff.models.importance import Draws
 from gp_orff.threads import chosen_threads
 
 # Which features represent the kernel, and how accurate they are.
@@ -99,20 +97,6 @@ class Approximation:
 Numbers = float | Float[np.ndarray, "..."]
 _SIGNS = {AdditiveKernel: " + ", ProductKernel: " * "}
 _DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
-
-
-def data_attributes(data: Data) -> dict[str, object]:
-    """The attributes of `FitReport` that describe the data."""
-    observed: Counter[str] = Counter()
-    for part in data.symbol_data:
-        observed[type(part.symbol).__name__] += part.num_values
-    return {
-        "points": data.survey.num_points,
-        "numbers": data.num_values,
-        "held": "data" if data.revisitable else "statistics",
-        "observed": dict(observed),
-        "skipped": data.survey.skipped,
-    }
 
 
 def noise_variances(noises: Noises) -> dict[str, Numbers]:
@@ -183,20 +167,19 @@ def mean_values(mean: Mean) -> dict[str, Numbers]:
 
 
 @torch.no_grad()
-def constant_mean(snapshot: ModelSnapshot) -> tuple[Numbers, Numbers]:
-    """The constant mean (p,) and its standard error √((1ᵀK⁻¹1)⁻¹)_ii by generalised least squares,
-    which is NaN for a fixed mean and where the data do not determine it."""
+def constant_mean(snapshot: ModelSnapshot) -> "Estimate":
+    """The constant mean (p,), with the standard error √((1ᵀK⁻¹1)⁻¹)_ii of generalised least squares
+    unless it is fixed or not determined."""
     value, evidence = as_numbers(snapshot.constant), snapshot.posterior.evidence
     if snapshot.fixed_mean is not None or len(evidence.unknown_means()):
-        return value, as_numbers(torch.full_like(snapshot.constant, torch.nan))
-    return value, as_numbers(evidence.mean_root().square().sum(-1).sqrt())
+        return Estimate(value)
+    error = as_numbers(evidence.mean_root().square().sum(-1).sqrt())
+    return Estimate(value, partial(as_numbers, error))
 
 
 def as_numbers(values: Tensor | Float[np.ndarray, "..."]) -> Numbers:
     """Convert to a float, or to an array without axes of length 1."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().double().numpy()
-    values = np.squeeze(values).copy()
+    values = np.squeeze(torch.as_tensor(values).detach().cpu().double().numpy()).copy()
     return values if values.ndim else float(values)
 
 
@@ -243,21 +226,6 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def plain(value: object) -> object:
-    """Convert to values that JSON has: dicts, lists, strings, numbers; not finite becomes None."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Iterable):
-        return [plain(part) for part in value]
-    raise TypeError(f"expected numbers, strings, mappings or sequences, got {type(value).__name__}")
 
 
 # Standard errors of hyperparameters, from the curvature of the evidence.
@@ -319,16 +287,16 @@ class Curvature:
         """Whether the standard errors have been computed."""
         return "standard_errors" in vars(self)
 
+    def error_of(self, name: str) -> Float[np.ndarray, "..."] | None:
+        """The standard error of a hyperparameter; None without one."""
+        return self.standard_errors.values.get(name)
+
     @cached_property
+    @chosen_threads()
     def standard_errors(self) -> StandardErrors:
         """The standard errors of the trained hyperparameters, computed at the first access."""
         if not self.trained:
             return StandardErrors()
-        with chosen_threads():
-            return self.compute()
-
-    def compute(self) -> StandardErrors:
-        """Compute the standard errors of the trained hyperparameters."""
         if self.snapshot.log_marginal_likelihood_error > 0:
             return StandardErrors(remarks=(_ESTIMATED,))
         if self._learned_elsewhere:
@@ -361,7 +329,11 @@ class Curvature:
         errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
         for parameter in rotating(names):
             errors.pop(parameter, None)
-        errors.update(self._of_tails(kernel, likelihoods))
+        data = self.snapshot.representation.data
+        if data.revisitable and data.weights and data.is_small:  # of degrees of freedom
+            found = EStep(kernel, likelihoods, None).stored(data)
+            of_tails = Tails(likelihoods, scaled=True).standard_errors(found)
+            errors |= {parameter: np.array([error]) for parameter, error in of_tails.items()}
         if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
                 "standard errors treat the Student-t weights of the observations as known, and are "
@@ -372,17 +344,6 @@ class Curvature:
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
-
-    def _of_tails(
-        self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
-    ) -> dict[nn.Parameter, Float[np.ndarray, "1"]]:
-        """Those of degrees of freedom, from the weights of observations in memory."""
-        data = self.snapshot.representation.data
-        if not (data.revisitable and data.weights and data.is_small):
-            return {}
-        found = EStep(kernel, likelihoods, None).stored(data)
-        errors = Tails(likelihoods, scaled=True).standard_errors(found)
-        return {parameter: np.array([error]) for parameter, error in errors.items()}
 
     @property
     def _learned_elsewhere(self) -> bool:
@@ -483,7 +444,7 @@ class Estimate:
     """
 
     value: Numbers
-    _error: Callable[[], Numbers] = field(repr=False)
+    _error: Callable[[], Numbers | None] | None = field(default=None, repr=False)
 
     @property
     def standard_error(self) -> Numbers:
@@ -491,7 +452,8 @@ class Estimate:
 
         It is computed at the first access.
         """
-        return self._error()
+        error = None if self._error is None else self._error()
+        return as_numbers(np.full_like(self.value, np.nan) if error is None else error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -631,33 +593,37 @@ class FitReport:
         curvature = Curvature(snapshot, learned, history.weak_priors)
         values = hyperparameter_values(snapshot.kernel, representation.likelihoods, labels)
         estimates = {
-            name: Estimate(value, partial(_curvature_error, curvature, name, value))
+            name: Estimate(value, partial(curvature.error_of, name))
             for name, value in values.items()
         }
-        constant, error = constant_mean(snapshot)
+        means = {name: Estimate(value) for name, value in mean_values(snapshot.prior_mean).items()}
         noises = {label: noise for label, noise in snapshot.noises.items() if label in labels}
+        data, observed = representation.data, Counter[str]()
+        for part in data.symbol_data:
+            observed[type(part.symbol).__name__] += part.num_values
         return cls(
-            **_fields_of(history),
-            **asdict(Approximation.of(snapshot)),
-            **data_attributes(representation.data),
+            **vars(history),
+            **vars(Approximation.of(snapshot)),
             **_of_draws(snapshot.sample.draws),
+            points=data.survey.num_points,
+            numbers=data.num_values,
+            held="data" if data.revisitable else "statistics",
+            observed=dict(observed),
+            skipped=data.survey.skipped,
             evidence=snapshot.log_marginal_likelihood,
             evidence_error=snapshot.log_marginal_likelihood_error,
             noise=noise_variances(noises),
-            hyperparameters={
-                **estimates,
-                **_without_error(mean_values(snapshot.prior_mean)),
-                "mean": Estimate(constant, partial(_constant_error, error)),
-            },
+            hyperparameters={**estimates, **means, "mean": constant_mean(snapshot)},
             _curvature=curvature,
         )
 
     @classmethod
     def without_data(cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "FitReport":
         """The report of a model without data: `kernel`, and `likelihoods` by group."""
+        values = hyperparameter_values(kernel, likelihoods, likelihoods)
         return cls(
-            **_fields_of(History("not fitted")),
-            **asdict(Approximation("none")),
+            **vars(History("not fitted")),
+            **vars(Approximation("none")),
             points=0,
             numbers=0,
             held="nothing",
@@ -667,7 +633,7 @@ class FitReport:
             evidence=float("nan"),
             evidence_error=0.0,
             noise=noise_variances(noises_of(kernel, likelihoods)),
-            hyperparameters=_without_error(hyperparameter_values(kernel, likelihoods, likelihoods)),
+            hyperparameters={name: Estimate(value) for name, value in values.items()},
         )
 
     def standard_errors(self) -> dict[str, Numbers]:
@@ -691,14 +657,15 @@ class FitReport:
         The keys are the names of the attributes. Values are dicts, lists, strings and numbers, with
         None instead of NaN. Standard errors are computed, which may take long.
         """
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        del values["_curvature"]
+        values = {name: own for name, own in vars(self).items() if name != "_curvature"}
         values["hyperparameters"] = {
             name: {"value": estimate.value, "standard_error": estimate.standard_error}
             for name, estimate in self.hyperparameters.items()
         }
         values["stages"] = [asdict(stage) for stage in self.stages]
-        return plain({**values, "remarks": self.remarks})
+        values = {**values, "remarks": self.remarks}
+        text = json.dumps(values, default=lambda value: value.tolist())  # of numpy
+        return json.loads(text, parse_constant=lambda _: None)
 
     def __str__(self) -> str:
         """The report as text: a summary, the stages, the hyperparameters and the notes."""
@@ -711,12 +678,16 @@ class FitReport:
     def _summary(self) -> list[str]:
         """The last action, and a table of data, kernel and evidence."""
         parts = {entry.name: getattr(self, entry.name) for entry in fields(Approximation)}
+        error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
         rows = [
             ("data", self._data),
             *Approximation(**parts).rows,
-            ("log marginal likelihood", f"{self._evidence} nats"),
-            *([("hyperparameters", self._draws)] if self.effective_draws is not None else []),
+            ("log marginal likelihood", f"{self.evidence:.2f}{error} nats"),
         ]
+        if self.effective_draws is not None:
+            k = "" if self.pareto_k is None else f", Pareto k = {self.pareto_k:.2f}"
+            draws = f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
+            rows.append(("hyperparameters", draws))
         return [self._action, *table(rows, left=2)]
 
     @property
@@ -738,18 +709,6 @@ class FitReport:
         one = "a chunk without a valid observation was skipped"
         skipped = f"; {one if self.skipped == 1 else plural}" if self.skipped else ""
         return f"{self.points} points, {numbers}{kept}{skipped}"
-
-    @property
-    def _evidence(self) -> str:
-        """The evidence, with its standard error if it is an estimate."""
-        error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
-        return f"{self.evidence:.2f}{error}"
-
-    @property
-    def _draws(self) -> str:
-        """How the posterior integrates the hyperparameters."""
-        k = "" if self.pareto_k is None else f", Pareto k = {self.pareto_k:.2f}"
-        return f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
 
     @property
     def _stages(self) -> list[str]:
@@ -777,7 +736,12 @@ class FitReport:
         ]
         errors = any("±" in value for _, value in rows)
         header = ("hyperparameter", "value ± standard error" if errors else "value")
-        return [*table([header, *rows], left=2), *(self.remarks if shown else [self._invitation])]
+        if shown:
+            return [*table([header, *rows], left=2), *self.remarks]
+        seconds = self._seconds_of_errors
+        duration = f", which takes about {seconds:.0f} s" if np.isfinite(seconds) else ""
+        invitation = f"for standard errors call report.standard_errors(){duration}"
+        return [*table([header, *rows], left=2), invitation]
 
     @property
     def _seconds_of_errors(self) -> float:
@@ -790,17 +754,6 @@ class FitReport:
         last = self.stages[-1]
         return curvature.evaluations * last.seconds / max(last.evaluations, 1)
 
-    @property
-    def _invitation(self) -> str:
-        """How to get standard errors that are not shown."""
-        seconds = self._seconds_of_errors
-        duration = f", which takes about {seconds:.0f} s" if np.isfinite(seconds) else ""
-        return f"for standard errors call report.standard_errors(){duration}"
-
-
-def _fields_of(history: History) -> dict[str, object]:
-    return {entry.name: getattr(history, entry.name) for entry in fields(History)}
-
 
 def _of_draws(draws: Draws | None) -> dict[str, float | None]:
     """The effective number of draws of hyperparameters, and the shape of the tail of weights."""
@@ -808,20 +761,3 @@ def _of_draws(draws: Draws | None) -> dict[str, float | None]:
         return {"effective_draws": None, "pareto_k": None}
     k = None if np.isnan(draws.pareto_k) else float(draws.pareto_k)
     return {"effective_draws": draws.effective, "pareto_k": k}
-
-
-def _without_error(values: Mapping[str, Numbers]) -> dict[str, Estimate]:
-    return {name: Estimate(value, partial(_nan_like, value)) for name, value in values.items()}
-
-
-def _constant_error(error: Numbers) -> Numbers:
-    return error
-
-
-def _nan_like(value: Numbers) -> Numbers:
-    return as_numbers(np.full_like(value, np.nan))
-
-
-def _curvature_error(curvature: Curvature, name: str, value: Numbers) -> Numbers:
-    error = curvature.standard_errors.values.get(name)
-    return _nan_like(value) if error is None else as_numbers(error)

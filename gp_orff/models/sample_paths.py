@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, singledispatch
 
 import numpy as np
 import torch
@@ -190,11 +190,6 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     distribution, _ = field.distribution.split()
     if isinstance(distribution, Mixture):
         return _mixed(distribution, field, snapshot, count, seed)
-    if isinstance(snapshot, PartSnapshot) and isinstance(distribution.given_mean, ExactPosterior):
-        raise NotImplementedError(
-            "sample paths of a part of an exact model are not known: expected features, such as "
-            + _BY_FEATURES
-        )
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -227,6 +222,7 @@ def _mixed(
     return JoinedPaths(groups)
 
 
+@singledispatch
 def paths_of(
     distribution: FieldDistribution,
     snapshot: Snapshot,
@@ -235,18 +231,28 @@ def paths_of(
     normal: Callable[..., Tensor],
 ) -> Paths:
     """Draw `count` functions given the constant mean, by random numbers of a shape."""
-    if isinstance(distribution, WeightPosterior):
-        theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
-        return WeightPaths(distribution.expansion, distribution.theta + theta)
-    if not isinstance(distribution, ExactPosterior):
-        raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
+    raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
+
+
+@paths_of.register
+def _(distribution: WeightPosterior, snapshot, count, seed, normal) -> WeightPaths:
+    theta = distribution.weight_root(normal(distribution.expansion.num_features, count))
+    return WeightPaths(distribution.expansion, distribution.theta + theta)
+
+
+@paths_of.register
+def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePaths:
+    if isinstance(snapshot, PartSnapshot):
+        raise NotImplementedError(
+            "sample paths of a part of an exact model are not known: expected features, such as "
+            + _BY_FEATURES
+        )
     rule = _prior_rule(distribution.kernel, snapshot.inference.data.box, seed)
     draws = [
         term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
     ]
     expansion = expand(distribution.kernel, draws, snapshot.num_inputs).double()
     prior = WeightPaths(expansion, normal(expansion.num_features, count))
-
     rows = [
         part.rows(prior.apply(part.symbol, part.space)(part.points).movedim(0, -1).flatten(0, 1))
         for part in distribution.observed
@@ -332,8 +338,8 @@ class SamplePaths:
                 f"expected points (n, d), or (S, n, d) for each of {len(self)} paths, got shape "
                 f"{tuple(points.shape)}"
             )
-        if not points.numel():
-            return self._of_no_points(symbol, points.to(dtype))
+        if not points.numel():  # of the right shape, from the values at one point of the data
+            return self(snapshot.data_point, symbol)[:, :0].to(points.to(dtype))
         shape = points.shape[:2] if per_path else points.shape[:1]
         flat = as_points(points.flatten(0, 1) if per_path else points, snapshot.num_inputs)
         flat = flat.to(snapshot.device)
@@ -346,10 +352,6 @@ class SamplePaths:
             paths = paths.apply(decided(symbol, snapshot.kernel), snapshot.space)
         trend = snapshot.trend(flat, symbol).unflatten(0, shape)
         return (paths(flat.unflatten(0, shape)) + trend).to(device, dtype)
-
-    def _of_no_points(self, symbol: Symbol | None, like: Tensor) -> Float[Tensor, "S 0 q"]:
-        """An empty result of the right shape, from the values at one point of the data."""
-        return self(self._snapshot.data_point, symbol)[:, :0].to(like)
 
     def __len__(self) -> int:
         """S, the number of paths."""
@@ -476,17 +478,15 @@ def _drawn(
     decays = any(term.factor.decays for term in terms(kernel))
     if decays and box is None:
         raise ValueError("expected domain= for a kernel whose waves decay with height, got None")
-    if box is None or num_inputs > GRID_INPUTS:
-        return draw(kernel, rule, num_inputs), None
-    grid = Grid(domain=box, tolerance=_TOLERANCE, lengthscale_range=(1.0, 1.0), max_features=_MOST)
-    try:
-        draws = draw(kernel, grid, num_inputs)
-    except (ValueError, NotImplementedError):
-        if decays:
-            raise
-        return draw(kernel, rule, num_inputs), None
-    if decays or draws[0].shared.tolerance.item() <= 10 * _TOLERANCE:
-        return draws, box
+    if box is not None and num_inputs <= GRID_INPUTS:
+        own = {"tolerance": _TOLERANCE, "lengthscale_range": (1.0, 1.0), "max_features": _MOST}
+        try:
+            draws = draw(kernel, Grid(domain=box, **own), num_inputs)
+            if decays or draws[0].shared.tolerance.item() <= 10 * _TOLERANCE:
+                return draws, box
+        except (ValueError, NotImplementedError):
+            if decays:
+                raise
     return draw(kernel, rule, num_inputs), None
 
 

@@ -1,6 +1,7 @@
 """The state of a model: immutable values, replaced as the last step of a call."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -80,10 +81,9 @@ class ModelState:
     inference: Inference
     mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
-    snapshots: Memo = field(default_factory=Memo, compare=False, repr=False)
-    others: Memo = field(default_factory=Memo, compare=False, repr=False)
-    reports: Memo = field(default_factory=Memo, compare=False, repr=False)
-    statistics: Memo = field(default_factory=Memo, compare=False, repr=False)
+    results: dict[str, Memo] = field(
+        default_factory=partial(defaultdict, Memo), compare=False, repr=False
+    )
     weighted_at: tuple[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -137,10 +137,6 @@ class ModelState:
         return ModelState.of(e_step.converged(self.representation), self.mean, self.history)
 
     @property
-    def _no_results(self) -> dict[str, Memo]:
-        return {name: Memo() for name in ("snapshots", "others", "reports", "statistics")}
-
-    @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
         """What weights and pseudo-observations depend on, but for the data: the kinds of likelihood
         of their groups, raw parameters, and a fixed mean."""
@@ -176,19 +172,20 @@ class ModelState:
     ) -> "ModelState":
         """The state for the present kernel and likelihoods of the model, and its fixed mean."""
         if self.mean is not None and mean is not None and (self.mean != mean.to(self.mean)).any():
-            changed = replace(self, mean=mean.to(self.mean), **self._no_results)
+            changed = replace(self, mean=mean.to(self.mean), results=defaultdict(Memo))
             return changed.current(kernel, likelihoods, mean)
         if kernel is not self.kernel:  # another one was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
-            return ModelState.of(representation, self.mean, self.history.conditioned).converged
+            return ModelState.of(representation, self.mean, History("conditioned")).converged
         state = replace(self, representation=replace(self.representation, likelihoods=likelihoods))
         if self.inference.stale(kernel, noises_of(kernel, likelihoods)):
             rule, inference = _inference(state.representation)
             state = replace(state, rule=rule, inference=inference)
-        if not state.e_step.refreshes or _are_equal(state._hyperparameters, self.weighted_at):
+        if not state.e_step.refreshes:
             return state
-        return state.converged
+        (kinds, values), (before, at) = state._hyperparameters, self.weighted_at
+        return state if kinds == before and torch.equal(values, at) else state.converged
 
     def following(
         self, before: Sequence[Mean], after: Mean, mean: Float[Tensor, "p"] | None
@@ -230,9 +227,12 @@ class ModelState:
         """The state after an update without a valid observation, which is counted."""
         survey = replace(self.data.survey, skipped=self.data.survey.skipped + 1)
         data = replace(self.data, survey=survey)
-        representation = replace(self.representation, data=data)
-        history = self.history.then("updated")
-        return replace(self, representation=representation, history=history, **self._no_results)
+        return replace(
+            self,
+            representation=replace(self.representation, data=data),
+            history=self.history.then("updated"),
+            results=defaultdict(Memo),
+        )
 
     def updated(self, new: Dataset) -> "ModelState":
         """The state with new observations too."""
@@ -292,7 +292,7 @@ class ModelState:
     @chosen_threads()
     def statistics_only(self) -> StatisticsOnly:
         """The data as statistics only."""
-        return self.statistics.get(self.representation.statistics_only, self._modules)
+        return self.results["statistics"].get(self.representation.statistics_only, self._modules)
 
     def checked(self, statistics: FieldStatistics) -> FieldStatistics:
         """Statistics, if they belong to the frequencies of this model; raises otherwise."""
@@ -329,7 +329,7 @@ class ModelState:
             require_gaussian(self.likelihoods, "marginalize=True", "marginalize=False")
         # Two memories, so that asking for the other kind of posterior once does not discard the
         # usual one.
-        memo = self.snapshots if sampled == default else self.others
+        memo = self.results["snapshots" if sampled == default else "others"]
         key = sampled, trained_names(self.kernel, self.likelihoods)
         snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
         if marginalize:
@@ -395,11 +395,11 @@ class ModelState:
     def report(self, prior_mean: Mean) -> FitReport:
         """The report: one object while hyperparameters stay, so that it keeps standard errors."""
         trained = trained_names(self.kernel, self.likelihoods)
-
-        def make() -> FitReport:
-            return FitReport.of(self.snapshot(prior_mean), self.history, trained)
-
-        return self.reports.get(make, self._modules, (self.history, trained))
+        return self.results["reports"].get(
+            lambda: FitReport.of(self.snapshot(prior_mean), self.history, trained),
+            self._modules,
+            (self.history, trained),
+        )
 
     @property
     def _leaves_much_open(self) -> bool:
@@ -422,15 +422,6 @@ def raw_parameters(modules: Iterable[torch.nn.Module]) -> Float[Tensor, "k"]:
     """The raw parameters of modules, on the CPU."""
     values = [p.detach().flatten().double() for module in modules for p in module.parameters()]
     return torch.cat(values).cpu()
-
-
-def _are_equal(now: tuple[str, Tensor], before: tuple[str, Tensor]) -> bool:
-    return now[0] == before[0] and torch.equal(now[1], before[1])
-
-
-def copied_if_small(data: Dataset) -> Dataset:
-    """Small data as a copy, which the caller cannot change; larger data as they are."""
-    return data.copied() if data.is_small else data
 
 
 def with_groups(

@@ -6,8 +6,8 @@ import os
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from inspect import Parameter, signature
+from functools import partial, singledispatch
+from inspect import Parameter, getmembers, isclass, signature
 from zipfile import BadZipFile
 
 import gpytorch
@@ -104,20 +104,30 @@ def _checksum(content: object) -> str:
     return digest.hexdigest()
 
 
+@singledispatch
 def _serialize(value: object) -> Iterator[bytes]:
     """The bytes of a tree of plain values."""
-    if isinstance(value, Tensor):
-        yield f"{value.dtype} {tuple(value.shape)}".encode()
-        yield np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield str(name).encode()
-            yield from _serialize(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _serialize(item)
-    else:
-        yield repr(value).encode()
+    yield repr(value).encode()
+
+
+@_serialize.register
+def _(value: Tensor):
+    yield f"{value.dtype} {tuple(value.shape)}".encode()
+    yield np.ascontiguousarray(value.detach().cpu().numpy()).tobytes()
+
+
+@_serialize.register
+def _(value: Mapping):
+    for name, item in value.items():
+        yield str(name).encode()
+        yield from _serialize(item)
+
+
+@_serialize.register(list)
+@_serialize.register(tuple)
+def _(value):
+    for item in value:
+        yield from _serialize(item)
 
 
 # Kernels, likelihoods, means, symbols and frequency rules as plain values, and back.
@@ -147,8 +157,8 @@ _CLASSES = {
         *(gpytorch.kernels, gpytorch.likelihoods, gpytorch.means, likelihoods),
         *(dot_product, fields, harmonic, learned, lines, scalar, separable),
     )
-    for name, cls in vars(place).items()
-    if isinstance(cls, type) and issubclass(cls, Module) and cls is not RelatedSpectrumKernel
+    for name, cls in getmembers(place, isclass)
+    if issubclass(cls, Module) and cls is not RelatedSpectrumKernel
 }
 
 
@@ -199,7 +209,7 @@ def _captured(module: Module) -> dict[str, object]:
         if parameter.kind is not Parameter.VAR_KEYWORD and not re.search(_ELSEWHERE, name)
     }
     values = {name: getattr(module, name) for name in kinds if hasattr(module, name)}
-    if isinstance(dims := values.get("active_dims"), Tensor):
+    if (dims := values.get("active_dims")) is not None:
         values["active_dims"] = dims.tolist()
     values |= _ARGUMENTS[type(module)](module) if type(module) in _ARGUMENTS else {}
     _require(all(parameters[name].default is None for name in kinds.keys() - values.keys()))
@@ -234,7 +244,8 @@ def describe(module: Module) -> dict:
         ValueError: a spectral matrix that is a plain function, whose values are in no state.
     """
     for part in module.modules():
-        if isinstance(part, SpectralMatrixKernel) and not isinstance(part.amplitude, nn.Module):
+        amplitude_in_state = "amplitude" in dict(part.named_children())
+        if isinstance(part, SpectralMatrixKernel) and not amplitude_in_state:
             raise ValueError(
                 "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
                 f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
@@ -314,7 +325,8 @@ def _recipe(module: Module) -> dict:
         _require(type(constraint).__name__ in _CONSTRAINTS and constraint.enforced)
         bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
         default = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
-        _require(_same_function(constraint._transform, default._transform))
+        own, usual = constraint._transform, default._transform  # functions, or equal modules
+        _require(type(own) is type(usual) and repr(own) == repr(usual))
         constraints[name] = [type(constraint).__name__, *bounds]
     dims = getattr(module, "active_dims", None)
     return {
@@ -398,16 +410,6 @@ def build_symbol(description: Mapping) -> Symbol:
     return getattr(symbols, description["class"])(**values)
 
 
-def _same_function(one: object, other: object) -> bool:
-    """Whether both are one object, or equal modules, such as two `torch.nn.Softplus`."""
-    # gpytorch has functions and modules as transforms; two Softplus modules are equal but not
-    # identical.
-    equal = (
-        isinstance(one, torch.nn.Module) and type(one) is type(other) and repr(one) == repr(other)
-    )
-    return one is other or equal
-
-
 def describe_rule(rule: Rule) -> dict | None:
     """A rule of this package as plain values; None for another rule.
 
@@ -456,11 +458,7 @@ _TENSORS = ("x", "clock", "block", "y", "squares", "direction", "given")
 def pack_tracks(part: TrackObservations) -> dict:
     """Pack the block means of a group."""
     tracks = [
-        {
-            "label": track.label,
-            "degrees": track.degrees,
-            **{name: _plain(getattr(track, name)) for name in _TENSORS},
-        }
+        {"label": track.label, "degrees": track.degrees, **_tensors(track, *_TENSORS)}
         for track in part.tracks
     ]
     return {**pack_key(part.key), "tracks": tracks, "timed": part.timed, "span": part.span}
@@ -469,10 +467,13 @@ def pack_tracks(part: TrackObservations) -> dict:
 def unpack_tracks(content: Mapping) -> TrackObservations:
     """The block means of a group from what `pack_tracks` wrote."""
     key = unpack_key(content)
+    key = GroupKey(key.label, means_of(key.pattern))
     tracks = tuple(Track(**track) for track in content["tracks"])
-    return TrackObservations(
-        GroupKey(key.label, means_of(key.pattern)), tracks, content["timed"], content["span"]
-    )
+    return TrackObservations(key, tracks, content["timed"], content["span"])
+
+
+def _tensors(part: object, *names: str) -> dict[str, Tensor | None]:
+    return {name: _plain(getattr(part, name)) for name in names}
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
@@ -524,11 +525,8 @@ def _pack_data_or_statistics(state: ModelState) -> dict:
 
 
 def _num_bytes(content: object) -> int:
-    """The bytes of all tensors in a tree of plain values."""
-    if isinstance(content, Tensor):
-        return content.nbytes
-    parts = content.values() if isinstance(content, Mapping) else content
-    return sum(map(_num_bytes, parts)) if isinstance(content, Mapping | list | tuple) else 0
+    """The bytes of a tree of plain values."""
+    return sum(map(len, _serialize(content)))
 
 
 def unpack_state(
@@ -603,19 +601,15 @@ def unpack_data(content: Mapping) -> Data:
     sample = [_unpack_observations(part) for part in content["sample"]]
     statistics = FieldStatistics.from_plain(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
-    box = tuple(map(tuple, content["box"]))
+    box, domain = _tuples(content["box"]), _tuples(content["domain"])
     weights = {key: group.weights for key, group in statistics.groups.items()}
-    survey = Survey(box, content["num_points"], content["num_values"], weights, sample, ranks)
-    survey = dataclasses.replace(survey, skipped=skipped)
-    domain = content["domain"]
-    domain = None if domain is None else tuple(map(tuple, domain))
+    sizes = content["num_points"], content["num_values"]
+    survey = Survey(box, *sizes, weights, sample, ranks, skipped=skipped)
     return StatisticsOnly(statistics, domain, survey, symbol_data)
 
 
 def _pack_symbol_data(part: SymbolObservations) -> dict:
-    tensors = {name: getattr(part, name).cpu().clone() for name in ("x", "y", "noise")}
-    if part.direction is not None:
-        tensors["direction"] = part.direction.cpu().clone()
+    tensors = _tensors(part, "x", "y", "noise", "direction")
     return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
 
 
@@ -626,8 +620,7 @@ def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
 
 
 def _pack_observations(part: Observations) -> dict:
-    tensors = {"x": part.x, "y": part.y, "weight": part.weight, "direction": part.direction}
-    plain = {name: _plain(tensor) for name, tensor in tensors.items()}
+    plain = _tensors(part, "x", "y", "weight", "direction")
     if part.represented is not None:
         plain["represented"] = list(map(_plain, part.represented))
     return {**pack_key(part.key), **plain}

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, replace
@@ -46,7 +46,7 @@ from gp_orff.data.sites import Repeats
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning, NoObservations
 from gp_orff.data.tracks import check_repeated, require_none
-from gp_orff.features.draws import Rule
+from gp_orff.features.draws import Rule, check_rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
 from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
@@ -62,7 +62,7 @@ from gp_orff.inference.left_out import (
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 from gp_orff.kernels.fields import require_field_products
-from gp_orff.kernels.tree import space_of, terms
+from gp_orff.kernels.tree import checked_terms, space_of
 from gp_orff.models import storage
 from gp_orff.models.calibration import (
     calibration_of,
@@ -79,7 +79,6 @@ from gp_orff.models.report import FitReport
 from gp_orff.models.state import (
     ModelState,
     check_mean,
-    copied_if_small,
     default_mean,
     is_trained,
     is_trend,
@@ -168,25 +167,11 @@ class VectorFieldGP(GP):
         frequencies: Rule | None = None,
     ):
         super().__init__()
-        if not isinstance(kernel, Kernel):
-            raise TypeError(
-                f"VectorFieldGP expects an instance of a gpytorch kernel, got {kernel!r}; for "
-                "instance VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))"
-            )
+        example = "VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))"
+        self.num_outputs = checked_terms(kernel, "VectorFieldGP", example)[0].num_outputs
         frequencies = Auto() if frequencies is None else frequencies
-        if isinstance(frequencies, type) or not hasattr(frequencies, "draw"):
-            raise TypeError(
-                f"VectorFieldGP expects a frequency rule, got {frequencies!r}; for instance "
-                "gp_orff.Auto()"
-            )
-        outputs = sorted({term.num_outputs for term in terms(kernel)})
-        if len(outputs) != 1:
-            raise ValueError(
-                f"VectorFieldGP expects terms with one number of outputs, got {outputs}; wrap "
-                "scalar kernels in gpytorch.kernels.MultitaskKernel"
-            )
+        check_rule(frequencies, "VectorFieldGP expects a frequency rule")
         require_field_products(kernel)
-        self.num_outputs = outputs[0]
         self.kernel = with_amplitude(kernel)
         if likelihood is None:
             likelihood = default_likelihood(self.num_outputs)
@@ -725,7 +710,12 @@ class VectorFieldGP(GP):
             return leave_one_out_of_tracks(representation.now(), along, *parts)
         weighted = list(state.weighted(data, state.data).visit())
         parts = snapshot.posterior, snapshot.noises
-        same = _are_all(weighted, state.data)
+        held = state.data.observations if state.data.revisitable else []
+        joined = join(weighted)
+        same = len(joined) == len(held) and all(
+            a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
+            for a, b in zip(joined, held, strict=True)
+        )
         sites = snapshot.inference.latent_of_sites(snapshot.posterior) if same else None
         pairs = zip(data.visit(), weighted, strict=True)
         return leave_one_out(pairs, len(x), state.e_step.heavy_tailed, *parts, sites)
@@ -965,21 +955,14 @@ class VectorFieldGP(GP):
                 stacklevel=2,
             )
             state_dict[key] = {"learned": state}
-        else:
-            self._take_likelihoods(state["likelihoods"])
+        else:  # have those of the state, whose values are loaded next
+            present, recipes = self._every_likelihood, state["likelihoods"]
+            every = {n: rebuilt(own, present.get(n), "likelihood") for n, own in recipes.items()}
+            self.likelihoods = NamedLikelihoods()
+            for label, likelihood in every.items():
+                likelihood = likelihood.to(next(self.kernel.parameters()))
+                self._set_likelihood(label, likelihood.train(self.training))
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _take_likelihoods(self, recipes: Mapping[str, dict | None]) -> None:
-        """Have the likelihoods of a saved state, whose values are loaded next."""
-        present, groups = self._every_likelihood, NamedLikelihoods()
-        for label, recipe in recipes.items():
-            likelihood = rebuilt(recipe, present.get(label), "likelihood")
-            likelihood = likelihood.to(next(self.kernel.parameters())).train(self.training)
-            if label == DEFAULT:
-                self.likelihood = likelihood
-            else:
-                groups[label] = likelihood
-        self.likelihoods = groups
 
     # reading of arguments
 
@@ -1054,7 +1037,7 @@ class VectorFieldGP(GP):
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
         warn_of_values([part for part in data.survey.sample if part.represented is None])
-        return data if y is None else copied_if_small(data)
+        return data.copied() if y is not None and data.is_small else data
 
     def _counted_once(
         self, x: object, y: object, options: Options, learning: bool = False
@@ -1141,9 +1124,8 @@ class VectorFieldGP(GP):
         self, representation: Representation, notes: Sequence[str] = ()
     ) -> ModelState:
         """The state of a model that is conditioned at the present hyperparameters."""
-        history = History("conditioned") if self._assigned is None else self._assigned.history
         learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
-        history = replace(history.conditioned, weak_priors=learned).with_notes(notes)
+        history = History("conditioned", weak_priors=learned).with_notes(notes)
         return ModelState.of(representation, self._fixed_mean, history)
 
     def _fit_state(
@@ -1162,8 +1144,7 @@ class VectorFieldGP(GP):
 
     def _checked(self, state: ModelState) -> ModelState:
         """The state, with a note and a warning if the coverage of held-out blocks is too low."""
-        calibrated = check_calibration.on() and state.data.varies
-        if not calibrated:
+        if not (check_calibration.on() and state.data.varies):
             return state
         calibration = calibration_of(state, self.mean)
         oscillation = oscillation_along_tracks(state, self.mean)
@@ -1183,13 +1164,16 @@ class VectorFieldGP(GP):
                 mean.initialize(constant=value)
         return snapshot if marginalize is None else self.state.snapshot(self.mean, marginalize)
 
+    def _set_likelihood(self, label: str, likelihood: Likelihood) -> None:
+        if label == DEFAULT:
+            self.likelihood = likelihood
+        else:
+            self.likelihoods[label] = likelihood
+
     def _assign(self, state: ModelState) -> "VectorFieldGP":
         """Assign a new state, the last step of a call."""
         for label, likelihood in state.likelihoods.items():
-            if label == DEFAULT:
-                self.likelihood = likelihood
-            else:
-                self.likelihoods[label] = likelihood
+            self._set_likelihood(label, likelihood)
         self._assigned, self._trend = state, trend_of(self.mean)
         self.eval()
         self._learned = self._hyperparameters() if state.history.weak_priors else None
@@ -1231,15 +1215,6 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
         "that is known, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,
-    )
-
-
-def _are_all(read: Sequence[Observations], data: Data) -> bool:
-    """Whether the observations are all of the data, in their order."""
-    held, read = data.observations if data.revisitable else [], join(read)
-    return len(read) == len(held) and all(
-        a.key == b.key and torch.equal(a.x, b.x) and torch.equal(a.y, b.y)
-        for a, b in zip(read, held, strict=True)
     )
 
 

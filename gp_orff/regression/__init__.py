@@ -1,8 +1,13 @@
 """Ridge regression of vectors, semi-supervised and multi-view learning, and classification."""
 
-from gp_orff.regression.exact import OVKRidge
 from gp_orff.regression.laplacian import graph_laplacian, view_disagreement
-from gp_orff.regression.ridge import ORFFRidge, ORFFRidgeClassifier, ORFFRidgeCV, simplex_codes
+from gp_orff.regression.ridge import (
+    ORFFRidge,
+    ORFFRidgeClassifier,
+    ORFFRidgeCV,
+    OVKRidge,
+    simplex_codes,
+)
 
 __all__ = [
     "ORFFRidge",

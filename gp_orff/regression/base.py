@@ -1,20 +1,16 @@
-"""What the estimators of ridge regression share: data, features, the problem, solvers."""
+"""What the estimators of ridge regression share: arguments, features, a fitted field."""
 
 import copy
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from numbers import Integral, Real
 
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel, RBFKernel
 from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike
-from scipy import sparse
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import (
@@ -34,56 +30,9 @@ from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
-from gp_orff.regression.laplacian import check_laplacian, graph_laplacian
+from gp_orff.regression.laplacian import Matrix, check_laplacian, graph_laplacian
+from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined, is_number
 from gp_orff.threads import chosen_threads
-
-# The learning problem min_θ Σ ‖C f(x_i) − y_i‖² + α‖θ‖² + w fᵀMf.
-#
-# The sum is over labelled points; f = Φθ stands for the field at all of them. It is Equation 67 of
-# Minh 2016 with the square loss, times the number of labelled points.
-
-
-Matrix = sparse.csr_array | np.ndarray
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Points, targets and penalties, under an expansion of the field f with p outputs."""
-
-    expansion: Expansion | None  # None for an exact kernel
-    x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N q"]  # NaN in the rows without a label
-    alpha: float
-    combination: Float[Tensor, "q p"] | None = None  # C; None: the identity
-    laplacian: Matrix | None = None  # w M, (N, N) or (N·p, N·p); None: zero
-
-    @cached_property
-    def labelled(self) -> Bool[Tensor, "N"]:
-        """The points with a label."""
-        return ~self.y.isnan().any(-1)
-
-    @property
-    def labels(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, "l q"]]:
-        """The points with a label, and the labels."""
-        if self.labelled.all():
-            return self.x, self.y
-        return self.x[self.labelled], self.y[self.labelled]
-
-    @property
-    def observed(self) -> Expansion:
-        """The features of C f."""
-        return combined(self.expansion, self.combination)
-
-
-def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> Expansion:
-    """The features of C f from those of f."""
-    if combination is None:
-        return expansion
-    if expansion.is_kronecker:
-        return replace(expansion, mixing=combination @ expansion.mixing)
-    full = expansion.general()
-    return replace(full, directions=full.directions @ combination.mT)
-
 
 # Arguments of estimators as checked tensors, by scikit-learn's conventions.
 
@@ -109,42 +58,10 @@ def read_points(estimator: BaseEstimator, X: ArrayLike, reset: bool = False) -> 
     return _tensor(validate_data(estimator, _array(X), dtype=np.float64, reset=reset))
 
 
-def read_data(
-    estimator: BaseEstimator, X: ArrayLike, y: ArrayLike, reset: bool, needs_label: bool
-) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"], bool]:
-    """X, y as a matrix, and whether y was a vector. Rows of NaN in y are unlabelled.
-
-    Raises:
-        ValueError: as `read_points`; no y, or one of another length; infinite numbers; rows that
-            are NaN in part; no row that has a label, if it `needs_label`.
-    """
-    if y is None:
-        validate_data(estimator, X, y)  # raises, in the words of scikit-learn
-    x = read_points(estimator, X, reset).clone()  # kept, while the caller may change X
-    y = check_array(
-        _array(y), dtype=np.float64, ensure_2d=False, ensure_all_finite="allow-nan", input_name="y"
-    )
-    check_consistent_length(x, y)
-    targets = _tensor(y).clone()
-    is_vector = targets.dim() == 1
-    targets = targets.unsqueeze(-1) if is_vector else targets
-    missing = targets.isnan()
-    partial = missing.any(-1) & ~missing.all(-1)
-    if partial.any():
-        raise ValueError(
-            "expected rows of y that are numbers, or all NaN where there is no label, got "
-            f"{int(partial.sum())} rows that are NaN in part; drop them, or use "
-            "gp_orff.VectorFieldGP with missing='mask'"
-        )
-    if needs_label and missing.all():
-        raise ValueError(f"expected a row of y with a label, got {len(y)} rows of NaN")
-    return x, targets, is_vector
-
-
-def labelled_rows(y: ArrayLike) -> Bool[np.ndarray, "N"]:
-    """Which rows of y are not NaN."""
-    y = check_array(_array(y), dtype=np.float64, ensure_2d=False, ensure_all_finite="allow-nan")
-    return ~np.isnan(y.reshape(len(y), -1)).any(-1)
+def read_targets(y: ArrayLike) -> Float[np.ndarray, "N *q"]:
+    """y as an array, whose rows may be NaN."""
+    how = {"ensure_2d": False, "ensure_all_finite": "allow-nan", "input_name": "y"}
+    return check_array(_array(y), dtype=np.float64, **how)
 
 
 def checked_number(estimator: BaseEstimator, name: str) -> float:
@@ -154,7 +71,7 @@ def checked_number(estimator: BaseEstimator, name: str) -> float:
         ValueError: it is not.
     """
     value = getattr(estimator, name)
-    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(
             f"{type(estimator).__name__} expects {name}, a finite number >= 0, got {value!r}"
         )
@@ -256,11 +173,6 @@ class FeatureMap:
         orff = orff.double().requires_grad_(False)
         return cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
 
-    @property
-    def adaptive(self) -> bool:
-        """Whether the rule takes its domain from the data."""
-        return resolved(self.rule, self.box) is not self.rule
-
     @torch.no_grad()
     def check(self, x: Float[Tensor, "n d"]) -> None:
         """Check that the features represent the kernel at these points.
@@ -268,12 +180,8 @@ class FeatureMap:
         Raises:
             ValueError: they are outside the domain of the rule.
         """
-        check_domain(self.kernel.base_kernel, self.kernel.frequencies, self._ends, x)
-
-    @cached_property
-    def _ends(self) -> Float[Tensor, "2 d"]:
-        """The lowest and the highest corner of the box."""
-        return torch.tensor(self.box, dtype=torch.float64).mT
+        corners = torch.tensor(self.box, dtype=torch.float64).mT
+        check_domain(self.kernel.base_kernel, self.kernel.frequencies, corners, x)
 
     def covered(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
         """Which of the points these features serve; `widened` ones serve the others.
@@ -281,14 +189,10 @@ class FeatureMap:
         Raises:
             ValueError: some are outside the domain that the rule was given.
         """
-        if self._lattice is None or not self.adaptive:
+        if self._lattice is None or resolved(self.rule, self.box) is self.rule:
             self.check(x)
             return torch.ones(len(x), dtype=torch.bool)
         return ~self._lattice.outside(x)
-
-    def box_with(self, x: Float[Tensor, "n d"]) -> Box:
-        """The smallest box that contains the points served and these."""
-        return union(self.box, box_of(x))
 
     @torch.no_grad()
     def widened(self, box: Box) -> "FeatureMap":
@@ -357,87 +261,6 @@ def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
     return kernel
 
 
-# The protocol of solvers.
-
-
-@dataclass(frozen=True)
-class Options:
-    """The settings of iterative solvers.
-
-    Raises:
-        ValueError: one of them has no meaning.
-    """
-
-    max_iter: int | None = None
-    tol: float | None = None
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        valid = {
-            "max_iter a positive integer or None": self.max_iter is None
-            or (isinstance(self.max_iter, Integral) and self.max_iter >= 1),
-            "tol a number >= 0 or None": self.tol is None
-            or (isinstance(self.tol, Real) and self.tol >= 0),
-            "loss a function such as torch.nn.HuberLoss() or None": self.loss is None
-            or callable(self.loss),
-            "seed an integer >= 0": isinstance(self.seed, Integral) and self.seed >= 0,
-        }
-        for words, holds in valid.items():
-            if not holds:
-                value = getattr(self, words.split()[0])
-                raise ValueError(f"expected {words}, got {value!r}")
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The weights of the features, (F, q) for a scalar kernel, else (F, 1)."""
-
-    theta: Float[Tensor, "F _"]
-    num_iterations: int = 1
-    state: object = None  # what `partial` goes on from
-
-
-class Solver(ABC):
-    """A way to solve a `Problem`."""
-
-    name: str
-
-    @abstractmethod
-    def solve(self, problem: Problem, options: Options) -> Solution:
-        """The minimiser."""
-
-    def partial(
-        self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
-    ) -> Solution:
-        """The solution for the data of `problem` and all earlier data.
-
-        Raises:
-            ValueError: this solver needs all data at once; the earlier solution is of another one.
-        """
-        raise ValueError(
-            "partial_fit expects a solver that takes data in chunks, got "
-            f"solver={self.name!r}; use 'cholesky' or 'sgd', or fit"
-        )
-
-
-def refuse_laplacian(name: str, problem: Problem) -> None:
-    """Raise ValueError if the problem has a Laplacian, which this solver does not take."""
-    if problem.laplacian is not None:
-        raise ValueError(
-            f"solver={name!r} expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
-        )
-
-
-def refuse_loss(name: str, options: Options) -> None:
-    """Raise ValueError if there is a loss other than the square."""
-    if options.loss is not None:
-        raise ValueError(
-            f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
-            "solver='sgd'"
-        )
-
-
 # What the regressions share: a fitted field, prediction and score.
 
 
@@ -480,7 +303,7 @@ class Fitted:
                 f"got some in {in_words(box_of(x))}: data that came in chunks are not held; start "
                 "again with frequencies=gp_orff.Auto(domain=...)"
             )
-        box = self.features.box_with(x)
+        box = union(self.features.box, box_of(x))
         if not self.wider or self.wider[0].features.box != box:
             features = self.features.widened(box)
             problem = replace(self.problem, expansion=features.expansion)
@@ -516,7 +339,8 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
             X, y: points and vectors.
             sample_weight: weights (n,) of the points; equal if None.
         """
-        rows = labelled_rows(y)
+        y = read_targets(y)
+        rows = ~np.isnan(y.reshape(len(y), -1)).any(-1)
         if not rows.any():
             raise ValueError(
                 f"expected a row of y with a label, got {len(rows)} rows of NaN; in "
@@ -524,7 +348,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 "training set"
             )
         weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
-        return r2_score(np.asarray(y)[rows], self.predict(X)[rows], sample_weight=weights)
+        return r2_score(y[rows], self.predict(X)[rows], sample_weight=weights)
 
     def _values(
         self, X: ArrayLike, combination: Float[Tensor, "q p"] | None
@@ -536,13 +360,29 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _read(
         self, X: ArrayLike, y: ArrayLike, reset: bool, needs_label: bool = True
     ) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"]]:
-        """X and y as tensors."""
-        x, targets, is_vector = read_data(self, X, y, reset, needs_label)
+        """X as a tensor, and y as a matrix; rows of NaN in y are unlabelled."""
+        if y is None:
+            validate_data(self, X, y)  # raises, in the words of scikit-learn
+        x = read_points(self, X, reset).clone()  # kept, while the caller may change X
+        targets = _tensor(read_targets(y)).clone()
+        check_consistent_length(x, targets)
+        self._is_vector = targets.dim() == 1
+        targets = targets.reshape(len(targets), -1)
+        missing = targets.isnan()
+        partial = missing.any(-1) & ~missing.all(-1)
+        if partial.any():
+            raise ValueError(
+                "expected rows of y that are numbers, or all NaN where there is no label, got "
+                f"{int(partial.sum())} rows that are NaN in part; drop them, or use "
+                "gp_orff.VectorFieldGP with missing='mask'"
+            )
+        if needs_label and missing.all():
+            raise ValueError(f"expected a row of y with a label, got {len(x)} rows of NaN")
         if not reset and targets.shape[-1] != self._num_targets:
             raise ValueError(
                 f"expected y with {self._num_targets} columns, as before, got {targets.shape[-1]}"
             )
-        self._num_targets, self._is_vector = targets.shape[-1], is_vector
+        self._num_targets = targets.shape[-1]
         every = GroupKey(DEFAULT, Components.every(self._num_targets))
         warn_of_sentinels([Observations(every, x, targets)])
         return x, targets

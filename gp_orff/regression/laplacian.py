@@ -20,6 +20,8 @@ from gp_orff.data.validation import as_points
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
 
+Matrix = sp.csr_array | np.ndarray
+
 _BLOCK_BYTES = 256 * 2**20  # of the values of a block of features at all points
 _ROUNDING = 1e-9  # of M, relative to its largest entry
 _LARGE = 2000  # rows of a sparse matrix that is not factorised
@@ -130,9 +132,7 @@ def view_disagreement(num_points: int, num_views: int, num_outputs: int = 1) -> 
 #    Laplacians are, so that large ones need no factorisation.
 # 3. Dense matrices and small sparse ones have a Cholesky factor after a shift by the rounding.
 # 4. For other sparse matrices Lanczos estimates the smallest eigenvalue.
-def check_laplacian(
-    laplacian: object, num_points: int, num_outputs: int
-) -> sp.csr_array | np.ndarray:
+def check_laplacian(laplacian: object, num_points: int, num_outputs: int) -> Matrix:
     """M as a float64 matrix, sparse if it was; (N, N), which stands for M ⊗ I_p, or (N·p, N·p).
 
     Eigenvalues above −10⁻⁹ times its largest entry count as positive. Of sparse matrices of more
@@ -173,7 +173,7 @@ def check_laplacian(
     return matrix
 
 
-def _as_matrix(values: object) -> sp.csr_array | np.ndarray:
+def _as_matrix(values: object) -> Matrix:
     """A matrix of any kind as a float64 matrix, sparse if it is sparse."""
     if sp.issparse(values) and values.dtype.kind in "fiu":
         return sp.csr_array(values, dtype=np.float64)
@@ -186,44 +186,25 @@ def _as_matrix(values: object) -> sp.csr_array | np.ndarray:
     return array.astype(np.float64)
 
 
-def _is_positive(matrix: sp.csr_array | np.ndarray, rounding: float) -> bool:
+def _is_positive(matrix: Matrix, rounding: float) -> bool:
     """Whether no eigenvalue is below −`rounding`; of a large sparse matrix, by an estimate."""
-    if _dominated_by_diagonal(matrix, rounding):
+    sums, diagonal = np.asarray(abs(matrix).sum(1)).ravel(), matrix.diagonal()
+    if (diagonal - (sums - abs(diagonal)) >= -rounding).all():
         return True
     if sp.issparse(matrix) and matrix.shape[0] > _LARGE:
-        return _smallest_eigenvalue(matrix) >= -rounding
-    return _has_cholesky_factor(matrix.toarray() if sp.issparse(matrix) else matrix, rounding)
-
-
-def _dominated_by_diagonal(matrix: sp.csr_array | np.ndarray, rounding: float) -> bool:
-    """Whether M_nn ≥ Σ_{m≠n} |M_nm|, which bounds all eigenvalues from below by 0."""
-    diagonal = matrix.diagonal()
-    rest = np.asarray(abs(matrix).sum(1)).ravel() - abs(diagonal)
-    return bool((diagonal - rest >= -rounding).all())
-
-
-def _has_cholesky_factor(matrix: np.ndarray, rounding: float) -> bool:
-    """Whether M + `rounding` I has one."""
-    try:
-        np.linalg.cholesky(matrix + rounding * np.eye(len(matrix)))
-    except np.linalg.LinAlgError:
-        return False
-    return True
-
-
-def _smallest_eigenvalue(matrix: sp.csr_array) -> float:
-    """An upper bound of it, by Lanczos; about 10⁻⁵ of the norm above it."""
-    bound = abs(matrix).sum(1).max()
-    start = np.random.default_rng(0).standard_normal(matrix.shape[0])
-    # Lanczos converges to the largest eigenvalue first. The bound is the largest sum of absolute
-    # values in a row, thus at least the largest eigenvalue, and the shifted matrix is positive.
-    shifted = bound * sp.eye_array(matrix.shape[0]) - matrix
-    return bound - eigsh(shifted, k=1, v0=start, tol=1e-4, return_eigenvectors=False).item()
+        # Lanczos converges to the largest eigenvalue first. The largest sum of absolute values in a
+        # row is at least the largest eigenvalue, and the shifted matrix is positive.
+        start = np.random.default_rng(0).standard_normal(matrix.shape[0])
+        shifted = sums.max() * sp.eye_array(matrix.shape[0]) - matrix
+        found = eigsh(shifted, k=1, v0=start, tol=1e-4, return_eigenvectors=False)
+        return sums.max() - found.item() >= -rounding
+    dense = torch.from_numpy(matrix.toarray() if sp.issparse(matrix) else matrix)
+    return not torch.linalg.cholesky_ex(dense + rounding * torch.eye(len(dense))).info
 
 
 @torch.no_grad()
 def penalty(
-    expansion: Expansion, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
+    expansion: Expansion, x: Float[Tensor, "N d"], laplacian: Matrix
 ) -> Float[Tensor, "F F"]:
     """ΦᵀMΦ of the features at all points, for a checked M (N, N) or (N·p, N·p).
 
@@ -235,7 +216,7 @@ def penalty(
 
     def product(theta: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
         f = expansion.apply(x, theta).reshape(-1, theta.shape[-1])  # Φθ (N·p, k)
-        image = _times(laplacian, f).reshape(len(x), -1)
+        image = torch.from_numpy(laplacian @ f.numpy()).reshape(len(x), -1)
         return expansion.adjoint(x, image)
 
     return _in_blocks(product, expansion.num_features, laplacian)
@@ -243,19 +224,19 @@ def penalty(
 
 @torch.no_grad()
 def column_penalty(
-    phi: Columns, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
+    phi: Columns, x: Float[Tensor, "N d"], laplacian: Matrix
 ) -> Float[Tensor, "M M"]:
     """φᵀMφ of the columns at all points, for M (N, N)."""
 
     def product(w: Float[Tensor, "M k"]) -> Float[Tensor, "M k"]:
-        return phi.adjoint(x, _times(laplacian, phi.apply(x, w)))
+        return phi.adjoint(x, torch.from_numpy(laplacian @ phi.apply(x, w).numpy()))
 
     return _in_blocks(product, phi.num_columns, laplacian)
 
 
 @singledispatch
 def _same_for_all_outputs(
-    expansion: Expansion, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
+    expansion: Expansion, x: Float[Tensor, "N d"], laplacian: Matrix
 ) -> Float[Tensor, "F F"]:
     """Φᵀ(M ⊗ I_p)Φ = φᵀMφ[c, c] ∘ (m mᵀ) for the columns c of the features."""
     expansion = expansion.general()
@@ -273,20 +254,16 @@ def _(expansion: KroneckerExpansion, x, laplacian):
 
 @torch.no_grad()
 def scaled_column_penalty(
-    expansion: KroneckerExpansion, x: Float[Tensor, "N d"], laplacian: sp.csr_array | np.ndarray
+    expansion: KroneckerExpansion, x: Float[Tensor, "N d"], laplacian: Matrix
 ) -> Float[Tensor, "M M"]:
     """ψᵀMψ of the scaled columns ψ = φ · scales of a separable kernel, for M (N, N)."""
     return expansion.scales * column_penalty(expansion.phi, x, laplacian) * expansion.scales.mT
 
 
-def _times(matrix: sp.csr_array | np.ndarray, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    return torch.from_numpy(matrix @ f.numpy())
-
-
 def _in_blocks(
     product: Callable[[Float[Tensor, "F k"]], Float[Tensor, "F k"]],
     size: int,
-    laplacian: sp.csr_array | np.ndarray,
+    laplacian: Matrix,
 ) -> Float[Tensor, "F F"]:
     """The symmetric matrix that `product` multiplies by, from blocks of unit vectors."""
     block = max(1, _BLOCK_BYTES // (8 * laplacian.shape[0]))

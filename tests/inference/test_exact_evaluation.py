@@ -23,7 +23,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.inference import tiles
 from gp_orff.inference.exact import ExactInference
 from gp_orff.kernels.pairs import Rows, in_closed_form, row_covariance
-from gp_orff.models.importance import with_parameters
+from gp_orff.models.few_readings import with_parameters
 from tests.support import oracles
 from tests.support.fields import draw, uniform
 from tests.support.registry import CASES, SMOOTH, base

@@ -24,13 +24,15 @@ from gp_orff.models import few_readings
 from gp_orff.models.few_readings import (
     Member,
     Mixture,
+    adaptive_draws,
     drawn_errors,
     leaves_spectra_open,
+    pareto,
     sample_of_hyperparameters,
+    smoothed_logs,
     truncated_weights,
     with_drawn_weights,
 )
-from gp_orff.models.importance import adaptive_draws, pareto, smoothed_logs
 from gp_orff.models.sample_paths import JoinedPaths, Paths
 from tests.support.fields import draw, uniform
 

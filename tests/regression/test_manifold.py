@@ -19,7 +19,7 @@ from gp_orff.regression import (
     graph_laplacian,
     view_disagreement,
 )
-from gp_orff.regression.iterative import Whitening
+from gp_orff.regression.solvers import Whitening
 from tests.support.fields import curl_free, flow
 
 RULE = gp_orff.MonteCarlo(30)

@@ -13,7 +13,7 @@ from sklearn.linear_model import LogisticRegression
 
 import gp_orff
 from gp_orff.regression import ORFFRidge
-from gp_orff.regression.iterative import Whitening
+from gp_orff.regression.solvers import Whitening
 from tests.support.fields import curl_free, draw, flow, uniform
 
 RULE = gp_orff.MonteCarlo(40)

@@ -1,0 +1,872 @@
+"""The problem of ridge regression, and its solvers: direct and iterative ones."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral, Real
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy import sparse
+from scipy.sparse.linalg import LinearOperator, lsmr
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+from torch.autograd import grad
+from torch.linalg import solve_triangular
+from torch.nn.functional import mse_loss
+
+from gp_orff.data.statistics import Statistics
+from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.regression.laplacian import Matrix, penalty, scaled_column_penalty
+
+# The learning problem min_θ Σ ‖C f(x_i) − y_i‖² + α‖θ‖² + w fᵀMf.
+#
+# The sum is over labelled points; f = Φθ stands for the field at all of them. It is Equation 67 of
+# Minh 2016 with the square loss, times the number of labelled points.
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Points, targets and penalties, under an expansion of the field f with p outputs."""
+
+    expansion: Expansion | None  # None for an exact kernel
+    x: Float[Tensor, "N d"]
+    y: Float[Tensor, "N q"]  # NaN in the rows without a label
+    alpha: float
+    combination: Float[Tensor, "q p"] | None = None  # C; None: the identity
+    laplacian: Matrix | None = None  # w M, (N, N) or (N·p, N·p); None: zero
+
+    @cached_property
+    def labelled(self) -> Bool[Tensor, "N"]:
+        """The points with a label."""
+        return ~self.y.isnan().any(-1)
+
+    @property
+    def labels(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, "l q"]]:
+        """The points with a label, and the labels."""
+        if self.labelled.all():
+            return self.x, self.y
+        return self.x[self.labelled], self.y[self.labelled]
+
+    @property
+    def observed(self) -> Expansion:
+        """The features of C f."""
+        return combined(self.expansion, self.combination)
+
+
+def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> Expansion:
+    """The features of C f from those of f."""
+    if combination is None:
+        return expansion
+    if expansion.is_kronecker:
+        return replace(expansion, mixing=combination @ expansion.mixing)
+    full = expansion.general()
+    return replace(full, directions=full.directions @ combination.mT)
+
+
+def is_number(value: object, kind: type[Real] = Real) -> bool:
+    """Whether a value is a number of this kind, and no truth value."""
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+# The protocol of solvers.
+
+
+@dataclass(frozen=True)
+class Options:
+    """The settings of iterative solvers.
+
+    Raises:
+        ValueError: one of them has no meaning.
+    """
+
+    max_iter: int | None = None
+    tol: float | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        valid = {
+            "max_iter a positive integer or None": self.max_iter is None
+            or (is_number(self.max_iter, Integral) and self.max_iter >= 1),
+            "tol a number >= 0 or None": self.tol is None
+            or (is_number(self.tol) and self.tol >= 0),
+            "loss a function such as torch.nn.HuberLoss() or None": self.loss is None
+            or callable(self.loss),
+            "seed an integer >= 0": is_number(self.seed, Integral) and self.seed >= 0,
+        }
+        for words, holds in valid.items():
+            if not holds:
+                value = getattr(self, words.split()[0])
+                raise ValueError(f"expected {words}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The weights of the features, (F, q) for a scalar kernel, else (F, 1)."""
+
+    theta: Float[Tensor, "F _"]
+    num_iterations: int = 1
+    statistics: Statistics | None = None  # of all data; what `partial` goes on from
+    descent: "Descent | None" = None  # likewise, of stochastic gradients
+
+
+class Solver(ABC):
+    """A way to solve a `Problem`."""
+
+    name: str
+
+    @abstractmethod
+    def solve(self, problem: Problem, options: Options) -> Solution:
+        """The minimiser."""
+
+    def partial(
+        self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
+    ) -> Solution:
+        """The solution for the data of `problem` and all earlier data.
+
+        Raises:
+            ValueError: this solver needs all data at once; the earlier solution is of another one.
+        """
+        raise ValueError(
+            "partial_fit expects a solver that takes data in chunks, got "
+            f"solver={self.name!r}; use 'cholesky' or 'sgd', or fit"
+        )
+
+
+def _of_another_solver() -> ValueError:
+    return ValueError(
+        "expected a model learned without a Laplacian by the same solver, got another one; pass "
+        "all data to fit, or begin with a clone"
+    )
+
+
+def refuse_loss(name: str, options: Options) -> None:
+    """Raise ValueError if there is a loss other than the square."""
+    if options.loss is not None:
+        raise ValueError(
+            f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
+            "solver='sgd'"
+        )
+
+
+# Regularised least squares on features: min_θ ‖Φθ − y‖² + α‖θ‖² + w fᵀMf.
+#
+# Where the outputs separate, the problem falls apart into k scalar ones with shared features Ψ,
+#
+#     t_j = argmin ‖σ_j Ψ t − y_j‖² + α‖t‖² = (σ_j² ΨᵀΨ + α)⁻¹ σ_j Ψᵀy_j
+#         = σ_j Ψᵀ (σ_j² ΨΨᵀ + α)⁻¹ y_j .
+#
+# A separable kernel k·L Lᵀ has Ψ = φS, the features of k; with the singular value decomposition L =
+# P diag(σ) Uᵀ, the y_j are the columns of Y P, and Θ = T Uᵀ. A scalar kernel serves every column of
+# Y by itself. For all other kernels Ψ = Φ, with one row for each output of each point, and k = 1.
+
+
+@dataclass(frozen=True)
+class Design:
+    """Ψ, σ and the rotation U of an expansion, for targets y (N, q).
+
+    Made by `design`.
+    """
+
+    expansion: Expansion
+    scales: Float[Tensor, "k"]  # σ
+
+    def targets(self, y: Float[Tensor, "N q"]) -> Float[Tensor, "n k"]:
+        """The y_j, with a row for each row of Ψ."""
+        return y if self.expansion.num_outputs == 1 else y.reshape(-1, 1)
+
+    def rows(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "n m"]:
+        """Ψ as a dense matrix, for few points."""
+        return self.expansion.features(x)
+
+    def statistics(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> Statistics:
+        """The sufficient statistics of points and targets."""
+        return Statistics.of(x, y, self.expansion.phi)
+
+    def gram(self, statistics: Statistics) -> Float[Tensor, "m m"]:
+        """ΨᵀΨ."""
+        full = self.expansion.general()
+        (gram,) = statistics.feature_grams(full)
+        return gram * (full.directions @ full.directions.mT)
+
+    def right(self, statistics: Statistics) -> Float[Tensor, "m k"]:
+        """Ψᵀy_j for every j."""
+        full = self.expansion.general()
+        products = full.gather(statistics.cross) * full.directions
+        return products if full.num_outputs == 1 else products.sum(-1, keepdim=True)
+
+    def theta(self, t: Float[Tensor, "m k"]) -> Float[Tensor, "F _"]:
+        """The weights θ of the features from the t_j."""
+        return t
+
+    def penalty(self, problem: Problem) -> Float[Tensor, "m m"]:
+        """Ψᵀ w M Ψ."""
+        return penalty(problem.expansion.general(), problem.x, problem.laplacian)
+
+    @property
+    def is_separable(self) -> bool:
+        """Whether the outputs separate into scalar problems."""
+        return self.expansion.num_outputs == 1
+
+    def num_rows(self, num_points: int) -> int:
+        """n, the rows of Ψ."""
+        return num_points * self.expansion.num_outputs
+
+    @property
+    def num_columns(self) -> int:
+        """m, the columns of Ψ."""
+        return self.expansion.num_features
+
+
+@dataclass(frozen=True)
+class SeparableDesign(Design):
+    """The design of a separable kernel with several outputs."""
+
+    is_separable = True
+    expansion: KroneckerExpansion
+    left: Float[Tensor, "p k"]  # P
+    rotation: Float[Tensor, "r k"]  # U
+
+    def targets(self, y):
+        return y @ self.left
+
+    def rows(self, x):
+        return self.expansion.phi.values(x) * self.expansion.scales.mT
+
+    def gram(self, statistics):
+        return self.expansion.scales * statistics.gram * self.expansion.scales.mT
+
+    def right(self, statistics):
+        return self.expansion.scales * statistics.cross @ self.left
+
+    def theta(self, t):
+        return (t @ self.rotation.mT).reshape(-1, 1)
+
+    def penalty(self, problem):
+        return scaled_column_penalty(problem.expansion, problem.x, problem.laplacian)
+
+    def num_rows(self, num_points):
+        return num_points
+
+    @property
+    def num_columns(self):
+        return self.expansion.num_columns
+
+
+def design(expansion: Expansion, num_targets: int) -> Design:
+    """The scalar problems of an expansion, for targets with `num_targets` columns."""
+    if expansion.is_kronecker and expansion.num_outputs > 1:
+        left, scales, right = torch.linalg.svd(expansion.mixing, full_matrices=False)
+        return SeparableDesign(expansion, scales, left, right.mT)
+    columns = num_targets if expansion.num_outputs == 1 else 1
+    return Design(expansion, torch.ones(columns, dtype=torch.float64))
+
+
+# The equations of the scalar problems of a design, and their solution for one α or for many.
+#
+# Of the primal form (m features) and the dual one (n rows) the smaller is taken. One Cholesky
+# factor per different σ_j serves one α. If α is below the rounding error of the matrix, a factor
+# may fail or be meaningless, and eigenvectors with a threshold give the solution of least norm.
+# Eigenvectors also serve many α, since they do not depend on it.
+
+
+_EPS = torch.finfo(torch.float64).eps
+
+
+@dataclass(frozen=True)
+class Equations:
+    """(σ_j² A + α) s_j = σ_j r_j with A = ΨᵀΨ and t_j = s_j, or A = ΨΨᵀ and t_j = Ψᵀ s_j."""
+
+    matrix: Float[Tensor, "n n"]  # A
+    right: Float[Tensor, "n k"]  # r
+    scales: Float[Tensor, "k"]  # σ
+    rows: Float[Tensor, "n m"] | None = None  # Ψ of the second form
+
+    @classmethod
+    def primal(cls, design: Design, statistics: Statistics) -> "Equations":
+        """From sufficient statistics."""
+        return cls(design.gram(statistics), design.right(statistics), design.scales)
+
+    @classmethod
+    def dual(cls, design: Design, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> "Equations":
+        """From points that are fewer than the features."""
+        rows = design.rows(x)
+        return cls(rows @ rows.mT, design.targets(y), design.scales, rows)
+
+    @classmethod
+    def of(cls, design: Design, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> "Equations":
+        """The smaller of both forms (Minh 2016, Equation 75)."""
+        if design.num_rows(len(x)) < design.num_columns:
+            return cls.dual(design, x, y)
+        return cls.primal(design, design.statistics(x, y))
+
+    def penalised(self, penalty: Float[Tensor, "n n"]) -> "Equations":
+        """With σ_j² tᵀ`penalty`t added to every scalar problem."""
+        return replace(self, matrix=self.matrix + penalty)
+
+    def by_cholesky(self, alpha: float) -> Float[Tensor, "m k"]:
+        """The t_j, by one Cholesky factor for each different σ_j; by eigenvectors where α is below
+        the rounding error of the matrix."""
+        solution = torch.zeros_like(self.right)
+        for scale in _distinct(self.scales):
+            a = scale.square() * self.matrix
+            rounding = len(a) * _EPS * a.diagonal().max()
+            a.diagonal().add_(alpha)
+            factor, failed = torch.linalg.cholesky_ex(a)
+            if failed or alpha < rounding:
+                return self.by_eigenvectors(alpha)
+            equal = (self.scales - scale).abs() <= _same(self.scales)
+            solution[:, equal] = torch.cholesky_solve(scale * self.right[:, equal], factor)
+        return self._weights(solution)
+
+    def by_eigenvectors(self, alpha: float) -> Float[Tensor, "m k"]:
+        """The t_j; of least norm where α = 0 leaves them undetermined."""
+        return self._weights(self._decomposed[1] @ (self._inverse(alpha) * self._rotated))
+
+    def residual_freedom(self, alpha: float, num_values: int) -> float:
+        """tr(I − H) for the matrix H that maps `num_values` values y to their predictions."""
+        inverse = self._inverse(alpha)
+        # Eigenvalues that are zero to rounding explain nothing: their share of the residual is one.
+        share = torch.where(inverse > 0, alpha * inverse, 1.0)
+        return num_values - share.numel() + share.sum().item()
+
+    @cached_property
+    def eigenvalues(self) -> Float[Tensor, "n k"]:
+        """Those of every σ_j² A, without rounding errors below zero."""
+        return self._decomposed[0].clamp_min(0).unsqueeze(-1) * self.scales.square()
+
+    def _inverse(self, alpha: float) -> Float[Tensor, "n k"]:
+        """1/(λ + α) of every eigenvalue λ; zero where λ + α is below the rounding error of A."""
+        rounding = len(self.matrix) * _EPS * self.eigenvalues[-1]
+        denominators = self.eigenvalues + alpha
+        return torch.where(denominators > rounding, 1 / denominators, 0.0)
+
+    @cached_property
+    def _decomposed(self) -> tuple[Float[Tensor, "n"], Float[Tensor, "n n"]]:
+        return torch.linalg.eigh(self.matrix)
+
+    @cached_property
+    def _rotated(self) -> Float[Tensor, "n k"]:
+        return self._decomposed[1].mT @ (self.scales * self.right)
+
+    def _weights(self, s: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
+        return s if self.rows is None else self.rows.mT @ s
+
+
+def _same(scales: Float[Tensor, "k"]) -> Float[Tensor, ""]:
+    """The difference below which two σ_j are equal but for rounding."""
+    return 4 * _EPS * scales.max()
+
+
+def _distinct(scales: Float[Tensor, "k"]) -> list[Float[Tensor, ""]]:
+    """The different σ_j that are not zero."""
+    found: list[Tensor] = []
+    for scale in scales:
+        if all((scale - other).abs() > _same(scales) for other in [0.0, *found]):
+            found.append(scale)
+    return found
+
+
+# Direct solvers: the normal equations of the weights, or of as many numbers as there are values.
+#
+# They are Equations 74 and 72 of Minh 2016; the smaller one is solved (Equation 75).
+
+
+class Direct(Solver):
+    """θ from the sufficient statistics of the data, which add up over chunks."""
+
+    _solve: Callable[[Equations, float], Float[Tensor, "m k"]]
+
+    def check(self, problem: Problem) -> None:
+        """Raise ValueError if this solver does not solve the problem."""
+        return
+
+    def solve(self, problem: Problem, options: Options) -> Solution:
+        self.check(problem)
+        refuse_loss(self.name, options)
+        if problem.laplacian is None:
+            parts = design(problem.observed, problem.y.shape[-1])
+            equations = Equations.of(parts, *problem.labels)
+            return Solution(parts.theta(self._solve(equations, problem.alpha)))
+        num_values = len(problem.x) * problem.expansion.num_outputs
+        if num_values < problem.expansion.num_features and problem.alpha > 0:
+            phi = problem.expansion.features(problem.x)  # (N·p, F)
+            return Solution(phi.mT @ coefficients(phi @ phi.mT, problem))
+        expansion = problem.observed.general() if _couples(problem) else problem.observed
+        parts = design(expansion, problem.y.shape[-1])
+        equations = Equations.primal(parts, parts.statistics(*problem.labels))
+        equations = equations.penalised(parts.penalty(problem))
+        return Solution(parts.theta(self._solve(equations, problem.alpha)))
+
+    def partial(
+        self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
+    ) -> Solution:
+        self.check(problem)
+        refuse_loss(self.name, options)
+        parts = design(problem.observed, problem.y.shape[-1])
+        statistics = parts.statistics(*problem.labels)
+        if earlier is not None:
+            before, solution = earlier
+            if solution.descent is not None or before.laplacian is not None:
+                raise _of_another_solver()
+            known = solution.statistics
+            statistics += parts.statistics(*before.labels) if known is None else known
+        theta = parts.theta(self._solve(Equations.primal(parts, statistics), problem.alpha))
+        return Solution(theta, statistics=statistics)
+
+
+class Cholesky(Direct):
+    """By Cholesky factors."""
+
+    name = "cholesky"
+    _solve = staticmethod(Equations.by_cholesky)
+
+
+class Stein(Direct):
+    """By eigenvectors, for the Stein equation G Θ LᵀL + α Θ = ΨᵀY L of separable kernels.
+
+    Brault et al. 2016, Equation 11.
+    """
+
+    name = "stein"
+    _solve = staticmethod(Equations.by_eigenvectors)
+
+    def check(self, problem: Problem) -> None:
+        parts = design(problem.observed, problem.y.shape[-1])
+        if not parts.is_separable or _couples(problem):
+            raise ValueError(
+                "solver='stein' expects a separable kernel, such as gp_orff.SeparableKernel, a "
+                "MultitaskKernel or a scalar kernel, and no laplacian that couples its outputs, "
+                "got outputs that do not separate; use solver='cholesky'"
+            )
+
+
+def _couples(problem: Problem) -> bool:
+    """Whether the Laplacian couples the scalar problems of a separable kernel."""
+    if problem.laplacian is None:
+        return False
+    return problem.combination is not None or problem.laplacian.shape[0] != len(problem.x)
+
+
+def coefficients(gram: Float[Tensor, "n n"], problem: Problem) -> Float[Tensor, "n _"]:
+    """a of f = Σ_j K(·, x_j) a_j, from K at all points: (B K + α) a = C*y, B = C*C + w M.
+
+    It is Equation 72 of Minh 2016. The columns of y have a column each if K is scalar and C None.
+    """
+    p = len(gram) // len(problem.x)
+    c = torch.eye(p, dtype=gram.dtype) if problem.combination is None else problem.combination
+    seen = problem.labelled.to(gram)
+    y = torch.where(problem.labelled.unsqueeze(-1), problem.y, 0.0)
+    right = y if problem.combination is None and p == 1 else (y @ c).reshape(-1, 1)
+    b = torch.kron(seen.diag(), c.mT @ c)
+    if problem.laplacian is not None:
+        b += torch.from_numpy(_dense(problem.laplacian, len(gram)))
+    # A product of symmetric matrices, not symmetric itself: hence a general solution, no Cholesky
+    # factor.
+    system = b @ gram
+    system.diagonal().add_(problem.alpha)
+    return torch.linalg.solve(system, right)
+
+
+def _dense(laplacian: Matrix, size: int) -> Float[np.ndarray, "n n"]:
+    """M, or M ⊗ I_p where M is (N, N), as a dense matrix of `size` N·p."""
+    dense = laplacian.toarray() if sparse.issparse(laplacian) else laplacian
+    return np.kron(dense, np.eye(size // len(dense)))
+
+
+# Stochastic gradient descent on the weights of features, for any loss and without a learning rate.
+#
+# The step lengths are distance over gradients (DoG), in coordinates in which the features of a
+# sample have variances of one size; the iterates are averaged.
+#
+# 1. `Descent.start` takes a sample of rows of Φ. Its principal directions define coordinates u in
+#    which large variances are reduced to one limit (`Whitening`): plain gradient steps would be
+#    limited by the largest variance and barely move along the others. Directions that the sample
+#    does not determine stay as they are.
+# 2. `reaching` chooses the first distance, so that a step gives predictions of the size of y, and
+#    halves it while the loss grows. DoG then lengthens steps as the iterate moves away from the
+#    start.
+# 3. `pass_over` visits the points in random order, in batches of at most 64.
+# 4. The average of the iterates with weights ∝ (t/T)⁸ is the result, because single iterates
+#    fluctuate with the batches; the power lets early iterates be forgotten.
+#
+# A Laplacian M is no sum over the points of a batch. Its penalty is quadratic in θ, as α‖θ‖² is,
+# and both are one: α‖θ‖² + w fᵀMf = α‖v‖² for v = Lᵀθ, L Lᵀ = I + (w/α) ΦᵀMΦ. In v the problem is
+# that without M, with the features ΦL⁻ᵀ of a kernel that M deforms (Sindhwani, Niyogi & Belkin
+# 2005). The descent goes on in v (`Whitening.factor`), and every loss is possible.
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_BATCH = 64  # the most points of a step
+_STEPS = 16  # of a pass, at least, if there are as many points
+_SAMPLE = 1024  # rows of Φ whose principal directions are found,
+_SAMPLE_NUMBERS = 2**25  # and numbers in them: 256 MB
+_ROUNDING = 1e-8  # of variances, relative to the largest
+_HALVINGS = 20  # of the first step, at most
+_DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """Coordinates u of the weights: v = u + V diag(gains) Vᵀu and θ = L⁻ᵀv; an immutable value.
+
+    V are the principal directions of some rows of ΦL⁻ᵀ; without a Laplacian, L = I and θ = v.
+    Features of variance λ along one of them have variance λδ/(λ + δ) in u, and a gradient step
+    advances equally along all with λ > δ. There are at most a quarter as many of these as rows:
+    those that a sample determines.
+
+    Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
+    """
+
+    vectors: Float[Tensor, "F r"]
+    gains: Float[Tensor, "r 1"]
+    row_size: float  # the root mean square length of the rows of Φ, in u
+    factor: Float[Tensor, "F F"] | None = None  # L; None: the identity
+
+    @classmethod
+    def of(
+        cls,
+        features: Float[Tensor, "n F"],
+        least: float,
+        factor: Float[Tensor, "F F"] | None = None,
+    ) -> "Whitening":
+        """From n rows of Φ, with δ ≥ `least`."""
+        if factor is not None:
+            features = solve_triangular(factor, features.mT, upper=False).mT
+        _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
+        variance = singular.square() / len(features)
+        determined = min(len(features) // 4, len(variance) - 1)
+        limit = variance[determined].clamp_min(max(least, _ROUNDING * variance[0].item()))
+        share = limit / (variance + limit)
+        row_size = (share * variance).sum().sqrt().item()
+        return cls(vectors.mT, (share.sqrt() - 1).unsqueeze(-1), row_size, factor)
+
+    def penalised(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """v, whose square is penalised."""
+        return u + self.vectors @ (self.gains * (self.vectors.mT @ u))
+
+    def theta(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
+        """θ from v."""
+        return v if self.factor is None else solve_triangular(self.factor.mT, v, upper=True)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A descent after some steps; an immutable value.
+
+    It minimises Σ loss + α‖v‖², divided by the number of values in the sum. Steps are u ← u − η g
+    with gradients g of up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits
+    losses of any scale and smoothness. The average of u has weights ∝ (t/T)^8.
+
+    Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay averaging).
+    """
+
+    expansion: Expansion
+    whitening: Whitening
+    seed: int
+    u: Float[Tensor, "F k"]
+    average: Float[Tensor, "F k"]
+    reach: float  # max_t ‖u_t‖
+    squares: float = 0.0  # Σ_t ‖g_t‖²
+    steps: int = 0
+    passes: int = 0
+    num_points: int = 0  # in all passes together
+
+    @classmethod
+    @torch.no_grad()
+    def start(
+        cls,
+        expansion: Expansion,
+        x: Float[Tensor, "N d"],
+        y: Float[Tensor, "N q"],
+        loss: Loss,
+        penalty: float,
+        seed: int,
+        factor: Float[Tensor, "F F"] | None = None,
+    ) -> "Descent":
+        """At θ = 0, with coordinates and a first step that suit a sample of these data.
+
+        Args:
+            expansion: Φ, for vectors of q outputs; or for one output, if each of the q columns of
+                y has weights of its own.
+            x, y, loss, penalty: as in `pass_over`.
+            seed: of the sample and of the order of the points in all passes.
+            factor: L of the Laplacian; None without one.
+
+        Raises:
+            ValueError: the loss at zero is not a finite number.
+        """
+        points, values = _sample(expansion, x, y, seed)
+        num_columns = y.shape[-1] if expansion.num_outputs == 1 else 1
+        least = penalty * num_columns * _units_of_squares(loss, values)
+        whitening = Whitening.of(expansion.features(points), least, factor)
+        u = y.new_zeros(expansion.num_features, num_columns)
+        return cls(expansion, whitening, seed + 1, u, u, reach=0.0).reaching(x, y, loss)
+
+    @torch.no_grad()
+    def reaching(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss) -> "Descent":
+        """This descent, with steps at least as long as a first one that suits a sample of the data.
+
+        That one gives predictions of the size of y; where y is zero, it is the loss over the norm
+        of its gradient. It is halved until the loss does not grow.
+        """
+        x, y = _sample(self.expansion, x, y, self.seed)
+        zero = torch.zeros_like(self.u)
+        value, gradient = self._value_and_gradient(zero, x, y, loss, 0.0)
+        size = gradient.norm().item()
+        if size == 0:
+            return self
+        reach = y.abs().mean().item() / self.whitening.row_size or value.item() / size
+        for _ in range(_HALVINGS):
+            if self._objective(-reach / size * gradient, x, y, loss, 0.0) <= value:
+                break
+            reach /= 2
+        return replace(self, reach=max(reach, self.reach))
+
+    @property
+    def theta(self) -> Float[Tensor, "F k"]:
+        """θ, averaged."""
+        return self.whitening.theta(self.whitening.penalised(self.average))
+
+    @torch.no_grad()
+    def pass_over(
+        self,
+        x: Float[Tensor, "n d"],
+        y: Float[Tensor, "n q"],
+        loss: Loss,
+        penalty: float,
+        length: float = 1.0,
+    ) -> "Descent":
+        """The descent after one pass over these points, in random order.
+
+        Args:
+            x: points.
+            y: what is observed there, all finite.
+            loss: the mean over the entries of a prediction and of y.
+            penalty: α, divided by the number of values that it belongs to.
+            length: a factor of all steps of this pass.
+
+        Raises:
+            ValueError: the loss or its gradient is not finite.
+        """
+        u, average, reach = self.u, self.average, self.reach
+        squares, steps = self.squares, self.steps
+        size = min(_BATCH, max(1, len(x) // _STEPS))
+        order = _permutation(len(x), self.seed + self.passes)
+        for batch in order.tensor_split(-(-len(x) // size)):
+            _, gradient = self._value_and_gradient(u, x[batch], y[batch], loss, penalty)
+            squares += gradient.square().sum().item()
+            if squares > 0:
+                u = u - length * reach / squares**0.5 * gradient
+            steps += 1
+            reach = max(reach, u.norm().item())
+            # The recursive form of the weights of Shamir & Zhang (2013); the first step replaces
+            # the start.
+            average = average.lerp(u, (_DECAY + 1) / (_DECAY + steps))
+        return replace(
+            self,
+            u=u,
+            average=average,
+            reach=reach,
+            squares=squares,
+            steps=steps,
+            passes=self.passes + 1,
+            num_points=self.num_points + len(x),
+        )
+
+    def _value_and_gradient(
+        self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
+    ) -> tuple[Float[Tensor, ""], Float[Tensor, "F k"]]:
+        """The objective at u for some points, and its gradient."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            value = self._objective(u, x, y, loss, penalty)
+            (gradient,) = grad(value, u)
+        if not (value.isfinite() and gradient.isfinite().all()):
+            raise ValueError(
+                f"expected a finite loss and gradient, got a loss of {value.item()} after "
+                f"{self.passes} passes; use a loss that is finite for any prediction and these y"
+            )
+        return value.detach(), gradient
+
+    def _objective(
+        self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
+    ) -> Float[Tensor, ""]:
+        """The mean loss plus the penalty."""
+        v = self.whitening.penalised(u)
+        value = _mean_loss(loss, self.expansion.apply(x, self.whitening.theta(v)), y)
+        return value + penalty * v.square().sum()
+
+
+def _sample(
+    expansion: Expansion, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"], seed: int
+) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n q"]]:
+    """Some of the points, with their values."""
+    rows = min(_SAMPLE, _SAMPLE_NUMBERS // expansion.num_features)
+    chosen = _permutation(len(x), seed)[: max(1, rows // expansion.num_outputs)]
+    return x[chosen], y[chosen]
+
+
+def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
+    """2 mean|y| over the mean slope of the loss at zero, which is 1 for squares: a penalty times
+    this ratio suits squares. 1 where one of them is zero."""
+    with torch.enable_grad():
+        zero = torch.zeros_like(y).requires_grad_()
+        (slopes,) = grad(_mean_loss(loss, zero, y), zero)
+    size, slope = 2 * y.abs().mean().item(), slopes.abs().sum().item()
+    return size / slope if size * slope > 0 else 1.0
+
+
+def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
+    """The loss, if it is one number, with a gradient where gradients are enabled."""
+    value = loss(prediction, y)
+    differentiable = isinstance(value, Tensor) and value.requires_grad
+    if torch.is_grad_enabled() and not differentiable:
+        raise ValueError(
+            "expected a loss that is a differentiable function of the prediction, got one without "
+            "a gradient; compute it by torch functions, without item(), detach() or numpy"
+        )
+    if value.dim() != 0:
+        raise ValueError(
+            "expected a loss that returns one number, the mean over all entries, got shape "
+            f"{tuple(value.shape)}; use reduction='mean'"
+        )
+    return value
+
+
+def _permutation(size: int, seed: int) -> Tensor:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(int(seed)))
+
+
+# LSMR: ridge regression that needs products with Φ only.
+
+
+_LSMR_TOLERANCE = 1e-10
+_LIMIT_REACHED = 7  # the reason for stopping that scipy's lsmr returns
+
+
+class Lsmr(Solver):
+    """θ by LSMR (Fong & Saunders 2011), column by column."""
+
+    name = "lsmr"
+
+    def solve(self, problem: Problem, options: Options) -> Solution:
+        refuse_loss(self.name, options)
+        if problem.laplacian is not None:
+            raise ValueError(
+                "solver='lsmr' expects laplacian_weight=0, got a Laplacian; use solver='cholesky'"
+            )
+        expansion, (x, y) = problem.observed, problem.labels
+        columns = y if expansion.num_outputs == 1 else y.reshape(-1, 1)
+
+        def product(theta: np.ndarray) -> np.ndarray:  # Φθ
+            return expansion.apply(x, torch.from_numpy(theta).reshape(-1, 1)).flatten().numpy()
+
+        def adjoint(values: np.ndarray) -> np.ndarray:  # Φᵀv
+            of_points = torch.from_numpy(values).reshape(len(x), expansion.num_outputs)
+            return expansion.adjoint(x, of_points).flatten().numpy()
+
+        shape = len(columns), expansion.num_features
+        phi = LinearOperator(shape, matvec=product, rmatvec=adjoint, dtype=np.float64)
+        limit = options.max_iter or 10 * expansion.num_features
+        tol = _LSMR_TOLERANCE if options.tol is None else options.tol
+        stop = {"atol": tol, "btol": tol, "conlim": 0.0, "maxiter": limit}
+        found = [lsmr(phi, column, damp=problem.alpha**0.5, **stop) for column in columns.T.numpy()]
+        if any(reason == _LIMIT_REACHED for _, reason, *_ in found):
+            warnings.warn(
+                f"lsmr reached max_iter={limit} before tol={tol:g}: raise either of them, "
+                "or alpha, or use solver='cholesky'",
+                ConvergenceWarning,
+                stacklevel=4,  # through `fit` and its choice of threads
+            )
+        theta = torch.from_numpy(np.stack([solution for solution, *_ in found], axis=-1))
+        return Solution(theta, max(count for _, _, count, *_ in found))
+
+
+# Stochastic gradients: ridge regression with any loss, also of data in chunks.
+
+
+_MAX_PASSES = 256
+_SGD_TOLERANCE = 0.01
+_LENGTH_DECAY = 0.25  # power of the pass; that of the step is about 1/2 besides
+
+
+class Sgd(Solver):
+    """θ by stochastic gradient descent on Σ loss + α‖θ‖² + w fᵀMf.
+
+    Brault et al. 2016, Appendix D.1.1 i. `solve` compares the predictions after 1, 2, 4, 8, …
+    passes: it stops if they change by less than `tol`, relative to their size. `partial` is one
+    pass; the sum then is over all points so far, as often as they were given. The coordinates come
+    from the first chunk: a thousand points from everywhere are enough.
+    """
+
+    name = "sgd"
+
+    def solve(self, problem: Problem, options: Options) -> Solution:
+        (x, y), loss = problem.labels, options.loss or mse_loss
+        limit = options.max_iter or _MAX_PASSES
+        tol = _SGD_TOLERANCE if options.tol is None else options.tol
+        share = problem.alpha / y.numel()
+        factor = _factor(problem)
+        descent = Descent.start(problem.observed, x, y, loss, share, options.seed, factor)
+        before = None
+        while descent.passes < limit:
+            length = (descent.passes + 1) ** -_LENGTH_DECAY
+            descent = descent.pass_over(x, y, loss, share, length)
+            if descent.passes.bit_count() == 1:  # a power of two
+                now = descent.expansion.apply(x, descent.theta)
+                if before is not None and torch.dist(now, before) <= tol * now.norm():
+                    break
+                before = now
+        else:
+            warnings.warn(
+                f"sgd reached max_iter={limit} before tol={tol:g}: raise either of them, or alpha, "
+                "or use solver='cholesky' for squared errors",
+                ConvergenceWarning,
+                stacklevel=4,  # through `fit` and its choice of threads
+            )
+        return Solution(descent.theta, descent.passes, descent=descent)
+
+    def partial(
+        self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
+    ) -> Solution:
+        (x, y), loss = problem.labels, options.loss or mse_loss
+        if earlier is None:
+            share = problem.alpha / y.numel()
+            descent = Descent.start(problem.observed, x, y, loss, share, options.seed)
+        else:
+            before, solution = earlier
+            if solution.descent is None or before.laplacian is not None:
+                raise _of_another_solver()
+            descent = solution.descent.reaching(x, y, loss)
+            # The loss is a mean over a batch: α is divided by the number of all values so far.
+            share = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
+        descent = descent.pass_over(x, y, loss, share)
+        return Solution(descent.theta, descent.passes, descent=descent)
+
+
+def _factor(problem: Problem) -> Float[Tensor, "F F"] | None:
+    """L, with L Lᵀ = I + (w/α) ΦᵀMΦ; None without a Laplacian."""
+    if problem.laplacian is None:
+        return None
+    if problem.alpha == 0:
+        raise ValueError(
+            "solver='sgd' with a Laplacian expects alpha > 0, got 0; a small one, such as 1e-6 "
+            "times the variance of the kernel, determines what labels and Laplacian do not"
+        )
+    matrix = penalty(problem.expansion, problem.x, problem.laplacian) / problem.alpha
+    matrix.diagonal().add_(1)
+    return torch.linalg.cholesky(matrix)
+
+
+# The solvers of `ORFFRidge`, by name.
+
+
+SOLVERS: dict[str, Solver] = {
+    solver.name: solver for solver in (Cholesky(), Stein(), Lsmr(), Sgd())
+}
