@@ -1,7 +1,7 @@
 """Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
 
     python benchmarks tides [--records 20] [--others 4] [--places 500] [--days 30]
-                            [--learned 1200] [--smoke]
+                            [--learned 2400] [--smoke]
 
 Velocities of `--places` positions in the unit square every hour: M2, S2 and K1 of amplitudes
 0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
@@ -46,8 +46,6 @@ EDDIES, HOURS, NOISE, EVERY = 0.2, 36.0, 0.1, 1.0
 TIDE, EDDY = 0.5, 0.15  # lengthscales
 TURNING = 0.7  # share of the variance
 PERIODS = {name: TidalKernel(name).period for name in AMPLITUDES}
-FASTEST = 0.9  # radians per hour: the waves of eddies, beyond those of M2 and S2
-CUT, MOST = 3.5, 16  # the shortest waves of eddies, in inverse lengthscales; and their number
 QUANTITIES = ("semi_major", "semi_minor", "inclination", "phase")
 
 
@@ -165,38 +163,11 @@ def inside(found: TidalEllipses, truth: TidalEllipses, quantity: str) -> float:
     return ((own.low <= known) & (known <= own.high)).double().mean().item()
 
 
-def product_grid(radar: Radar, model: gp_orff.VectorFieldGP) -> gp_orff.Grid:
-    """A grid with all waves of eddies that matter for tides; its frequencies are a product of those
-    of space and of time."""
-    box = [(0.0, 1.0), (0.0, 1.0), (0.0, float(radar.times[-1]))]
-    lengths = [own.lengthscale.max().item() for own in leaves(model.kernel, RBFKernel)]
-    eddies = model.kernel.kernels[-1]
-    (decay,) = (own.lengthscale.item() for own in leaves(eddies, MaternKernel))
-    shortest = min(own.lengthscale.min().item() for own in leaves(eddies, RBFKernel))
-    periods = 1 + 4.5 * max(lengths), box[2][1] + 4 * decay
-    space, hours = CUT / shortest * periods[0], FASTEST * periods[1]
-    count = [round(number / (2 * math.pi)) for number in (space, space, hours)]
-    count[:2] = (min(number, MOST) for number in count[:2])
-    return gp_orff.Grid(
-        data=box,
-        domain=box,
-        spacing=tuple(2 * math.pi / period for period in (periods[0], *periods)),
-        tolerance=1e-5,
-        largest_index=tuple(count),
-        lengthscale_range=(1, 1),
-        max_features=10**6,
-    )
-
-
-def leaves(kernel, kind: type) -> list:
-    return [own for own in kernel.modules() if isinstance(own, kind)]
-
-
 def conditioned(radar: Radar, model: gp_orff.VectorFieldGP, eddies: bool):
     """The posterior given all vectors, and the seconds and, with eddies, features that it takes."""
     start, options = time.process_time(), {}
     if eddies:
-        options["frequencies"] = product_grid(radar, model)
+        options["frequencies"] = gp_orff.Grid.for_tides(radar.inputs, model.kernel)
     whole = gp_orff.VectorFieldGP(model.kernel, likelihood=model.likelihood, **options)
     field = whole.condition(radar.inputs, radar.y.flatten(0, 1)).posterior()
     costs = {"conditioning": time.process_time() - start}
@@ -258,7 +229,7 @@ def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> 
 
 def main(words: Sequence[str] | None = None) -> None:
     sizes = {"records": (20, 1), "others": (4, 1), "places": (500, 6), "days": (30, 1)}
-    sizes["learned"] = (1200, 60)
+    sizes["learned"] = (2400, 60)
     arguments = Sizes(__file__, __doc__, **sizes).parse_args(words)
     records, rows = [], Rows()
     for seed in range(arguments.records):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -41,8 +42,9 @@ from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.lines import has_lines
+from gp_orff.kernels.lines import has_lines, is_line
 from gp_orff.kernels.spectra import GRID_INPUTS
+from gp_orff.kernels.tree import terms as terms_of
 
 # Frequency grids: quadrature of the spectral density on a lattice.
 #
@@ -211,6 +213,76 @@ class Grid:
             lengthscale_range=lengthscale_range,
             max_features=max_features,
             diagonal_correction=diagonal_correction,
+        )
+
+    @classmethod
+    def for_tides(
+        cls,
+        x: Float[Tensor, "N d"],
+        kernel: Kernel,
+        *,
+        fastest: float | None = None,
+        max_features: int = 10**6,
+    ) -> "Grid":
+        """A grid for tides and other motions, observed at every one of the positions at every time.
+
+        Its frequencies are all points of a box, so that features are products of functions of space
+        and of time. `VectorFieldGP.condition` then has a separate, smaller matrix for each factor.
+        Along every input, features have the extent of `x` plus 4.5 of the longest lengthscale as
+        their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ in space. In
+        time, frequencies are at most `fastest`. What is omitted is added to the noise.
+
+        Args:
+            x: (N, d) inputs, all pairs of positions and times.
+            kernel: the model's, such as gp_orff.tides(…) + field · kernel of time, with
+                hyperparameters that are known, or learned from some of the observations.
+            fastest: the largest frequency in time, in radians per unit of time; if None, 1.8 times
+                that of the fastest line.
+            max_features: the largest number of features.
+
+        Raises:
+            ValueError: a kernel without lines, or as for `Grid`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> from gpytorch.kernels import MaternKernel
+            >>> space = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 1))
+            >>> tides = gp_orff.tides(space, ["M2"], active_dims=(2,))
+            >>> kernel = tides + space * MaternKernel(nu=0.5, active_dims=(2,))
+            >>> x = torch.cartesian_prod(*3 * [torch.arange(5.0)])
+            >>> gp_orff.Grid.for_tides(x, kernel).largest_index
+            (6, 6, 1)
+        """
+        box = box_of(x)
+        leaves = [leaf for term in terms_of(kernel) for leaf in term.leaves]
+        lines = [leaf for leaf in leaves if is_line(leaf.spectrum)]
+        if not lines:
+            raise ValueError(
+                "Grid.for_tides expects a kernel with lines, such as gp_orff.tides(…) + …, got "
+                f"{type(kernel).__name__} without any; use gp_orff.Grid.for_data(x)"
+            )
+        in_time = {column for leaf in lines for column in leaf.columns(len(box))}
+        if fastest is None:
+            ends = [leaf.spectrum.lines(leaf.spectrum.num_lines(1e-3))[0].max() for leaf in lines]
+            fastest = 1.8 * max(ends).item()
+        lengths: dict[int, list[float]] = {column: [] for column in range(len(box))}
+        for leaf in (own for own in leaves if not is_line(own.spectrum)):
+            columns = leaf.columns(len(box))
+            own = axis_lengthscales(leaf.spectrum, len(columns))
+            for column, length in zip(columns, own.tolist(), strict=True):
+                lengths[column].append(length)
+        periods, largest = [], []
+        for (column, own), (low, high) in zip(lengths.items(), box, strict=True):
+            periods.append(high - low + 4.5 * max(own, default=1.0))
+            top = fastest if column in in_time else 3.5 / min(own, default=1.0)
+            largest.append(max(1, round(top * periods[-1] / (2 * math.pi))))
+        return cls(
+            domain=box,
+            data=box,
+            spacing=tuple(2 * math.pi / period for period in periods),
+            largest_index=tuple(largest),
+            lengthscale_range=(1.0, 1.0),
+            max_features=max_features,
         )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
