@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from gp_orff.features.chunked import Box, as_box, box_of
+from gp_orff.features.chunked import Box, as_box, box_of, union
 from gp_orff.features.draws import (
     Draw,
     Lattice,
@@ -221,6 +221,7 @@ class Grid:
         x: Float[Tensor, "N d"],
         kernel: Kernel,
         *,
+        domain: Box | None = None,
         fastest: float | None = None,
         max_features: int = 10**6,
     ) -> "Grid":
@@ -228,14 +229,15 @@ class Grid:
 
         Its frequencies are all points of a box, so that features are products of functions of space
         and of time. `VectorFieldGP.condition` then has a separate, smaller matrix for each factor.
-        Along every input, features have the extent of `x` plus 4.5 of the longest lengthscale as
-        their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ in space. In
+        Along every input, features have the extent of the domain plus 4.5 of the longest
+        lengthscale as their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ in space. In
         time, frequencies are at most `fastest`. What is omitted is added to the noise.
 
         Args:
             x: (N, d) inputs, all pairs of positions and times.
             kernel: the model's, such as gp_orff.tides(…) + field · kernel of time, with
                 hyperparameters that are known, or learned from some of the observations.
+            domain: (low, high) of every input, for predictions; if None, the box of `x`.
             fastest: the largest frequency in time, in radians per unit of time; if None, 1.8 times
                 that of the fastest line.
             max_features: the largest number of features.
@@ -253,7 +255,7 @@ class Grid:
             >>> gp_orff.Grid.for_tides(x, kernel).largest_index
             (6, 6, 1)
         """
-        box = box_of(x)
+        box = box_of(x) if domain is None else union(box_of(x), as_box(domain, "domain"))
         leaves = [leaf for term in terms_of(kernel) for leaf in term.leaves]
         lines = [leaf for leaf in leaves if is_line(leaf.spectrum)]
         if not lines:
@@ -278,7 +280,7 @@ class Grid:
             largest.append(max(1, round(top * periods[-1] / (2 * math.pi))))
         return cls(
             domain=box,
-            data=box,
+            data=box_of(x),
             spacing=tuple(2 * math.pi / period for period in periods),
             largest_index=tuple(largest),
             lengthscale_range=(1.0, 1.0),

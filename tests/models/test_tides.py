@@ -1,6 +1,7 @@
 """Tides in models: ellipses against closed forms and coverage, files, and short records."""
 
 import math
+import warnings
 from datetime import datetime
 
 import numpy as np
@@ -399,3 +400,44 @@ def test_a_fit_of_tides_alone_warns_of_eddies():
     model = gp_orff.VectorFieldGP(gp_orff.tides(in_space(1.0), NAMES, active_dims=(2,)))
     with pytest.warns(gp_orff.CalibrationWarning, match="all kernels of time are periodic"):
         model.fit(x, y + values, progress=False)
+
+
+def test_grid_for_tides_converges_to_the_exact_kernel():
+    """With more frequencies in time, at every station and hour. Omitted ones widen the intervals;
+    they are a share of about 1/(ν ℓ) of a Matérn-1/2 kernel, whose square root is below 0.1 here.
+    """
+    decay = MaternKernel(nu=0.5, active_dims=(2,)).double()
+    decay.lengthscale = 20.0
+    kernel = tides() + in_space() * decay
+    box = ((0.0, 1.0), (0.0, 1.0), (0.0, 48.0))
+    generator = torch.Generator().manual_seed(0)
+    stations = torch.rand(6, 2, generator=generator, dtype=torch.float64)
+    hours = torch.arange(0.0, 48.0, 2.0, dtype=torch.float64)
+    x = torch.cat([stations.repeat(24, 1), hours.repeat_interleave(6)[:, None]], dim=-1)
+    y = gp_orff.sample_prior(kernel, 1, seed=1, domain=box)(x)[0]
+    places = torch.rand(20, 3, generator=generator, dtype=torch.float64) * hours.new_tensor(
+        [1.0, 1.0, 48.0]
+    )
+
+    def moments(**rule):
+        model = gp_orff.VectorFieldGP(kernel, **rule)
+        model.likelihood.noise = 0.01
+        part = model.condition(x, y).posterior().part(0)
+        return part.mean(places), part.variance(places).sqrt()
+
+    mean, deviation = moments()
+    differences = []
+    for fastest in (None, 30.0):
+        rule = gp_orff.Grid.for_tides(x, kernel, domain=box, fastest=fastest)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", gp_orff.GridWarning)
+            found, wider = moments(frequencies=rule)
+        assert (wider > 0.98 * deviation).all()
+        differences.append(((found - mean).abs() / deviation).max().item())
+    assert differences[1] < 0.3 * differences[0]
+    assert differences[1] < 0.3
+
+
+def test_grid_for_tides_needs_lines():
+    with pytest.raises(ValueError, match=r"expects a kernel with lines, such as gp_orff\.tides"):
+        gp_orff.Grid.for_tides(torch.rand(4, 3), in_space())
