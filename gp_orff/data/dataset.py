@@ -5,7 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
@@ -33,7 +33,7 @@ from gp_orff.data.reading import (
 from gp_orff.data.sites import BY_THE_PRIOR, SAME, Repeats, distinct, fingerprints, lookup
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
-from gp_orff.data.tracks import TrackObservations, joined, readings_along, require_none, split
+from gp_orff.data.tracks import TrackObservations, joined, observations_along, require_none, split
 from gp_orff.data.validation import is_single
 from gp_orff.features.chunked import Box, contains, in_words, within_box
 from gp_orff.features.columns import Columns, TrigColumns
@@ -100,7 +100,14 @@ class Reader:
             if options.track is None:
                 yield part
             else:
-                yield readings_along(part, options.track, options.time, len(x))
+                yield observations_along(part, options.track, options.time, len(x))
+
+    def read_chunk(self, options: Options, units: ColumnUnits, chunk: object) -> Parts:
+        """The observations of a chunk that is loaded, in this process or another."""
+        for part in chunks(*in_units(units, *unpack(chunk, options))):
+            if len(part[0]):  # a block of land has no observations
+                warn_of_positions(part[0])
+                yield from self.read(*part)
 
     def _check_columns(self, got: int) -> None:
         summands = terms(self.kernel)
@@ -133,24 +140,8 @@ class Arrays(Source):
                 warn_of_positions(x)
                 self.checked.add(offset)
             for part in self.reader.read(x, y, options):
-                yield part.shift_index(offset) if offset else part
+                yield replace(part, index=part.index + offset) if offset else part
             offset += len(x)
-
-
-@dataclass(frozen=True)
-class ChunkReader:
-    """Reads chunks that are loaded, in this process or another."""
-
-    reader: Reader
-    options: Options
-    units: ColumnUnits
-
-    def __call__(self, chunk: object) -> Parts:
-        x, y, options = in_units(self.units, *unpack(chunk, self.options))
-        for part in chunks(x, y, options):
-            if len(part[0]):  # a block of land has no observations
-                warn_of_positions(part[0])
-                yield from self.reader.read(*part)
 
 
 @dataclass(frozen=True)
@@ -203,8 +194,8 @@ class Chunks(Source):
         return fold(Work(self._read, summary), lambda: summary.name, self.chunks, self.show)
 
     @property
-    def _read(self) -> ChunkReader:
-        return ChunkReader(self.reader, self.options, self.units)
+    def _read(self) -> Callable[[object], Parts]:
+        return partial(self.reader.read_chunk, self.options, self.units)
 
 
 @dataclass(frozen=True)
@@ -579,7 +570,7 @@ class Dataset(Data):
         weights = None
         if self.weights is not None or other.weights is not None:
             weights = (*self.all_weights(), *other.all_weights())
-        return Dataset(
+        total = Dataset(
             self.sources + other.sources,
             self.survey + other.survey,
             weights,
@@ -588,12 +579,9 @@ class Dataset(Data):
             self.symbol_data + other.symbol_data,
             self.repeats + other.repeats,
             joined(self.tracks + other.tracks),
-        )._merge_pieces()
-
-    def _merge_pieces(self) -> "Dataset":
-        """These data; many small pieces in memory are concatenated."""
-        many = len(self.sources) > MOST_PIECES and all(own.in_memory for own in self.sources)
-        return self.in_one_piece() if many else self
+        )
+        in_memory = all(source.in_memory for source in total.sources)
+        return total.in_one_piece() if in_memory and len(total.sources) > MOST_PIECES else total
 
     def in_one_piece(self) -> "Dataset":
         """These data in memory, with one piece for each group, in the order of `observations`."""

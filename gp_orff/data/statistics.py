@@ -101,8 +101,8 @@ Sums = TypeVar("Sums")
 
 def added(first: Mapping[Key, Sums], second: Mapping[Key, Sums]) -> dict[Key, Sums]:
     """Sums by key, added where both have one."""
-    own = {key: first[key] + sums if key in first else sums for key, sums in second.items()}
-    return {**first, **own}
+    sums = {key: first[key] + more if key in first else more for key, more in second.items()}
+    return {**first, **sums}
 
 
 @dataclass(frozen=True)
