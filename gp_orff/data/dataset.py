@@ -5,9 +5,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import chain
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_sta
 from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
 from gp_orff.data.tracks import TrackObservations, joined, observations_along, require_none, split
 from gp_orff.data.validation import is_single
-from gp_orff.features.chunked import Box, contains, in_words, within_box
+from gp_orff.features.chunked import Box, contains, in_words, union, within_box
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.grid import Grid
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
@@ -43,19 +42,10 @@ from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 # Sources of observations: arrays, chunks that can be visited again, or memory.
 
 
-Value = TypeVar("Value")
 Parts = Iterator[Observations | TrackObservations]
-
-
-class Summary(Protocol[Value]):
-    """What is made of observations; values of different observations add up."""
-
-    def __call__(self, parts: Parts, number: int) -> Value:
-        """The value of observations, those of the chunk `number`."""
-
-    @property
-    def name(self) -> object:
-        """Plain values that distinguish this summary from others of the same data."""
+Summary = "FirstLook | StatisticsUnder | SummaryWithin"
+"""What is made of observations and the number of their chunk. Values of different observations add
+up. A summary has a `name` of plain values, which no other summary of the same data has."""
 
 
 class Source(ABC):
@@ -67,7 +57,7 @@ class Source(ABC):
     def __call__(self) -> Parts:
         """All observations, part by part."""
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         """The summary of all observations, in one pass; None if there are no chunks."""
         return summary(self(), 0)
 
@@ -190,7 +180,7 @@ class Chunks(Source):
             points += num_points(content)
             self.show(number, points, None)
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         return fold(Work(self._read, summary), lambda: summary.name, self.chunks, self.show)
 
     @property
@@ -226,7 +216,7 @@ class WithinBox(Source):
     def __call__(self) -> Iterator[Observations]:
         return _within(self.source(), self.box)
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         return self.source.fold(SummaryWithin(summary, self.box))
 
 
@@ -327,7 +317,7 @@ class StatisticsUnder:
         return ["statistics", self.phi.plain()]
 
 
-def fold_sources(sources: Iterable[Source], summary: Summary[Value]) -> Value | None:
+def fold_sources(sources: Iterable[Source], summary: Summary) -> "Seen | FieldStatistics | None":
     """The summary of the observations of all sources; None if there are none."""
     total = None
     for source in sources:
@@ -375,11 +365,8 @@ class Data(ABC):
     @property
     def box(self) -> Box:
         """The bounding box of all points at which the field is evaluated."""
-        boxes = [self.survey.box, *(observations.box for observations in self.symbol_data)]
-        return tuple(
-            (min(low for low, _ in axis), max(high for _, high in axis))
-            for axis in zip(*boxes, strict=True)
-        )
+        boxes = (observations.box for observations in self.symbol_data)
+        return reduce(union, boxes, self.survey.box)
 
     @property
     def num_values(self) -> float:

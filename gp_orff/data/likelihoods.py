@@ -407,7 +407,6 @@ class Constrained(Likelihood):
         return constraint.transform(raw)
 
     def _set_value(self, name: str, value: float | Tensor) -> None:
-        """Set a parameter."""
         raw, constraint = getattr(self, f"raw_{name}"), getattr(self, f"raw_{name}_constraint")
         value = as_real_tensor(value, name, dtype=raw.dtype).to(raw).expand_as(raw)
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(value)})
@@ -535,8 +534,8 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
     on: the degrees of freedom of a likelihood and of its parts, and all of a `Pointwise` one."""
     if isinstance(module, Pointwise):
         return set(module.parameters())
-    tails = (part for part in module.modules() if isinstance(part, HeavyTails))
-    return {part.raw_deg_free for part in tails if part.has_deg_free}
+    parameters = module.named_parameters()
+    return {raw for name, raw in parameters if name.rpartition(".")[-1] == "raw_deg_free"}
 
 
 # `KnownNoiseLikelihood`: noise that is given with each observation.

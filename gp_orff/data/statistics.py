@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from operator import add, sub
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 from zipfile import BadZipFile
 
 import torch
@@ -95,11 +95,7 @@ class Weights:
         return self.mapped(add, other)
 
 
-Key = TypeVar("Key")
-Sums = TypeVar("Sums")
-
-
-def added(first: Mapping[Key, Sums], second: Mapping[Key, Sums]) -> dict[Key, Sums]:
+def added(first: Mapping, second: Mapping) -> dict:
     """Sums by key, added where both have one."""
     sums = {key: first[key] + more if key in first else more for key, more in second.items()}
     return {**first, **sums}

@@ -737,8 +737,7 @@ class TrackObservations(LinearObservations):
         ]
         share = number / len(self.y)
         # An even selection: a stretch is taken when the running share passes an integer.
-        kept = [int(share * (i + 1)) > int(share * i) for i in range(len(stretches))]
-        rows = [piece for piece, keep in zip(stretches, kept, strict=True) if keep]
+        rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
@@ -851,8 +850,7 @@ class TrackObservations(LinearObservations):
         """[φ̄, ȳ, 1] of batches of tracks, with zeros instead of blocks that a track lacks."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
         columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
-        present = [(rows >= 0).unsqueeze(-1) for rows in self._batches]
-        return [columns[r] * p for r, p in zip(self._batches, present, strict=True)]
+        return [columns[rows] * (rows >= 0).unsqueeze(-1) for rows in self._batches]
 
     def statistics(
         self,
