@@ -446,9 +446,8 @@ def warn_of_sentinels(parts: Sequence[Observations]) -> None:
     The extent is that of the middle 90 % of the other values, which one of them does not change.
     """
     columns: dict[object, list[np.ndarray]] = {}
-    for part in parts:
-        for name, values in _by_component(part):
-            columns.setdefault(name, []).append(values)
+    for (_, name), values in _by_component(parts).items():
+        columns.setdefault(name, []).append(values)
     counts: Counter[float] = Counter()
     for values in map(np.concatenate, columns.values()):
         for value in _isolated(values):  # in another component it may be one of many
@@ -501,12 +500,7 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
     """Warn of an instrument whose values never change: a component that has one value in at least 5
     observations of a group, while others vary. Zeros do not count: they may be conditions at a wall
     or shore, and a constant height."""
-    groups: dict[tuple[str, object], list[Tensor]] = {}
-    for part in parts:
-        label = part.key.label
-        for name, values in _by_component(part):
-            groups.setdefault((label, name), []).append(values)
-    columns = {key: np.concatenate(pieces) for key, pieces in groups.items()}
+    columns = _by_component(parts)
     same = {key: bool((values == values[0]).all()) for key, values in columns.items()}
     if all(same.values()):
         return  # all observations are equal, which has another warning
@@ -525,11 +519,16 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
         return
 
 
-def _by_component(part: Observations) -> Iterator[tuple[object, Float[np.ndarray, "n"]]]:
-    """The values of observations by component; of those along directions, as one."""
-    names = getattr(part.pattern, "columns", ("along",))
-    for name, values in zip(names, part.y.T, strict=True):
-        yield name, values.detach().cpu().double().numpy()
+def _by_component(
+    parts: Sequence[Observations],
+) -> dict[tuple[str, object], Float[np.ndarray, "n"]]:
+    """The values of observations by group and component; of those along directions, as one."""
+    columns: dict[tuple[str, object], list[Tensor]] = {}
+    for part in parts:
+        names = ("along",) if part.pattern.along else part.pattern.columns
+        for name, values in zip(names, part.y.T, strict=True):
+            columns.setdefault((part.key.label, name), []).append(values.detach().cpu().double())
+    return {key: torch.cat(pieces).numpy() for key, pieces in columns.items()}
 
 
 def warn_of_close_tides(kernel: Kernel, box: Sequence[tuple[float, float]]) -> None:

@@ -5,9 +5,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from itertools import chain
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,9 +32,9 @@ from gp_orff.data.reading import (
 from gp_orff.data.sites import BY_THE_PRIOR, SAME, Repeats, distinct, fingerprints, lookup
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
-from gp_orff.data.tracks import TrackObservations, joined, readings_along, require_none, split
+from gp_orff.data.tracks import TrackObservations, joined, observations_along, require_none, split
 from gp_orff.data.validation import is_single
-from gp_orff.features.chunked import Box, contains, in_words, within_box
+from gp_orff.features.chunked import Box, contains, in_words, union, within_box
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.grid import Grid
 from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
@@ -43,19 +42,10 @@ from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 # Sources of observations: arrays, chunks that can be visited again, or memory.
 
 
-Value = TypeVar("Value")
 Parts = Iterator[Observations | TrackObservations]
-
-
-class Summary(Protocol[Value]):
-    """What is made of observations; values of different observations add up."""
-
-    def __call__(self, parts: Parts, number: int) -> Value:
-        """The value of observations, those of the chunk `number`."""
-
-    @property
-    def name(self) -> object:
-        """Plain values that distinguish this summary from others of the same data."""
+Summary = "FirstLook | StatisticsUnder | SummaryWithin"
+"""What is made of observations and the number of their chunk. Values of different observations add
+up. A summary has a `name` of plain values, which no other summary of the same data has."""
 
 
 class Source(ABC):
@@ -67,7 +57,7 @@ class Source(ABC):
     def __call__(self) -> Parts:
         """All observations, part by part."""
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         """The summary of all observations, in one pass; None if there are no chunks."""
         return summary(self(), 0)
 
@@ -100,7 +90,14 @@ class Reader:
             if options.track is None:
                 yield part
             else:
-                yield readings_along(part, options.track, options.time, len(x))
+                yield observations_along(part, options.track, options.time, len(x))
+
+    def read_chunk(self, options: Options, units: ColumnUnits, chunk: object) -> Parts:
+        """The observations of a chunk that is loaded, in this process or another."""
+        for part in chunks(*in_units(units, *unpack(chunk, options))):
+            if len(part[0]):  # a block of land has no observations
+                warn_of_positions(part[0])
+                yield from self.read(*part)
 
     def _check_columns(self, got: int) -> None:
         summands = terms(self.kernel)
@@ -133,24 +130,8 @@ class Arrays(Source):
                 warn_of_positions(x)
                 self.checked.add(offset)
             for part in self.reader.read(x, y, options):
-                yield part.shift_index(offset) if offset else part
+                yield replace(part, index=part.index + offset) if offset else part
             offset += len(x)
-
-
-@dataclass(frozen=True)
-class ChunkReader:
-    """Reads chunks that are loaded, in this process or another."""
-
-    reader: Reader
-    options: Options
-    units: ColumnUnits
-
-    def __call__(self, chunk: object) -> Parts:
-        x, y, options = in_units(self.units, *unpack(chunk, self.options))
-        for part in chunks(x, y, options):
-            if len(part[0]):  # a block of land has no observations
-                warn_of_positions(part[0])
-                yield from self.reader.read(*part)
 
 
 @dataclass(frozen=True)
@@ -199,12 +180,12 @@ class Chunks(Source):
             points += num_points(content)
             self.show(number, points, None)
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         return fold(Work(self._read, summary), lambda: summary.name, self.chunks, self.show)
 
     @property
-    def _read(self) -> ChunkReader:
-        return ChunkReader(self.reader, self.options, self.units)
+    def _read(self) -> Callable[[object], Parts]:
+        return partial(self.reader.read_chunk, self.options, self.units)
 
 
 @dataclass(frozen=True)
@@ -235,7 +216,7 @@ class WithinBox(Source):
     def __call__(self) -> Iterator[Observations]:
         return _within(self.source(), self.box)
 
-    def fold(self, summary: Summary[Value]) -> Value | None:
+    def fold(self, summary: Summary) -> "Seen | FieldStatistics | None":
         return self.source.fold(SummaryWithin(summary, self.box))
 
 
@@ -336,7 +317,7 @@ class StatisticsUnder:
         return ["statistics", self.phi.plain()]
 
 
-def fold_sources(sources: Iterable[Source], summary: Summary[Value]) -> Value | None:
+def fold_sources(sources: Iterable[Source], summary: Summary) -> "Seen | FieldStatistics | None":
     """The summary of the observations of all sources; None if there are none."""
     total = None
     for source in sources:
@@ -384,11 +365,8 @@ class Data(ABC):
     @property
     def box(self) -> Box:
         """The bounding box of all points at which the field is evaluated."""
-        boxes = [self.survey.box, *(observations.box for observations in self.symbol_data)]
-        return tuple(
-            (min(low for low, _ in axis), max(high for _, high in axis))
-            for axis in zip(*boxes, strict=True)
-        )
+        boxes = (observations.box for observations in self.symbol_data)
+        return reduce(union, boxes, self.survey.box)
 
     @property
     def num_values(self) -> float:
@@ -579,7 +557,7 @@ class Dataset(Data):
         weights = None
         if self.weights is not None or other.weights is not None:
             weights = (*self.all_weights(), *other.all_weights())
-        return Dataset(
+        total = Dataset(
             self.sources + other.sources,
             self.survey + other.survey,
             weights,
@@ -588,12 +566,9 @@ class Dataset(Data):
             self.symbol_data + other.symbol_data,
             self.repeats + other.repeats,
             joined(self.tracks + other.tracks),
-        )._merge_pieces()
-
-    def _merge_pieces(self) -> "Dataset":
-        """These data; many small pieces in memory are concatenated."""
-        many = len(self.sources) > MOST_PIECES and all(own.in_memory for own in self.sources)
-        return self.in_one_piece() if many else self
+        )
+        in_memory = all(source.in_memory for source in total.sources)
+        return total.in_one_piece() if in_memory and len(total.sources) > MOST_PIECES else total
 
     def in_one_piece(self) -> "Dataset":
         """These data in memory, with one piece for each group, in the order of `observations`."""

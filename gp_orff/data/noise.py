@@ -224,7 +224,7 @@ def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
     p = num_outputs(kernel)
     covariances = {label: noise_of(noise, p) for label, noise in likelihoods.items()}
     tracks, slow = (
-        {label: found for label, own in likelihoods.items() if (found := kind(own)) is not None}
+        {key: noise for key, each in likelihoods.items() if (noise := kind(each)) is not None}
         for kind in (along_tracks, slow_variance_of)
     )
     return NoisesOfGroups(covariances, tracks, slow)

@@ -106,17 +106,13 @@ class Observations:
         """A copy that shares no memory, without `index`."""
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
 
-    def shift_index(self, offset: int) -> "Observations":
-        """These observations, with `index` shifted by the points before them."""
-        return replace(self, index=self.index + offset)
-
     def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
         """These observations with a function of every tensor, of these and of others."""
-        every, names = (self, *others), ("x", "y", "weight", "direction", "index")
-        columns = {name: [getattr(part, name) for part in every] for name in names}
-        changed = {name: change(*own) for name, own in columns.items() if own[0] is not None}
+        parts, names = (self, *others), ("x", "y", "weight", "direction", "index")
+        columns = {name: [getattr(part, name) for part in parts] for name in names}
+        changed = {name: change(*every) for name, every in columns.items() if every[0] is not None}
         if self.represented is not None:
-            columns = (part.represented for part in every)
+            columns = (part.represented for part in parts)
             changed["represented"] = Represented(*map(change, *columns))
         return replace(self, **changed)
 

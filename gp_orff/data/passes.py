@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 from gp_orff.data.statistics import write_whole
+from gp_orff.data.validation import entries_of
 from gp_orff.settings import num_threads
 from gp_orff.threads import fixed_threads
 
@@ -280,7 +281,7 @@ def _record(message, category, filename, lineno, file=None, line=None) -> None:
 
 def num_points(chunk: object) -> int:
     """The number of points of a chunk that is loaded."""
-    return len(chunk["x"] if isinstance(chunk, Mapping) else chunk[0])
+    return len(entries_of(chunk)["x"])
 
 
 @dataclass(frozen=True)
@@ -515,12 +516,22 @@ class Passes:
         # Unless the user has set the number of threads, the workers share the cores.
         workers = num_workers(self.executor)
         threads = num_threads.value() or max(1, (os.cpu_count() or 1) // workers)
-        job, shares_memory = Job(work, self.retries, threads), self._shares_memory
-        submit = partial(self._submit, job if shares_memory else _packed_job(job))
+        job = Job(work, self.retries, threads)
+        shares_memory = isinstance(self.executor, ThreadPoolExecutor)
+        run = job if shares_memory else _packed_job(job)
+
+        def submit(task: Task) -> Future:
+            return self._submit(run, task if shares_memory else _packed_task(task))
+
         try:
             with closing(ordered_map(submit, tasks, _IN_FLIGHT * workers)) as pairs:
-                for task, outcome in pairs:
-                    yield task, outcome if shares_memory else self._relayed(pickle.loads(outcome))
+                for task, result in pairs:
+                    outcome = result if shares_memory else pickle.loads(result)
+                    for warned in outcome.warned:
+                        if warned not in self.warned:
+                            self.warned.add(warned)
+                            warnings.warn_explicit(*warned)
+                    yield task, outcome
         except BrokenExecutor as error:
             raise RuntimeError(
                 f"expected workers that live through the pass, got a broken pool ({error}): a "
@@ -528,14 +539,9 @@ class Passes:
                 "checkpoint=path the chunks that are done need not be read again"
             ) from error
 
-    @property
-    def _shares_memory(self) -> bool:
-        return isinstance(self.executor, ThreadPoolExecutor)
-
     def _submit(self, job: Callable[[Task], Outcome | bytes], task: Task) -> Future:
-        sent = task if self._shares_memory else _packed_task(task)
         try:
-            return self.executor.submit(job, sent)
+            return self.executor.submit(job, task)
         except BrokenExecutor:
             raise
         except RuntimeError as error:
@@ -543,14 +549,6 @@ class Passes:
                 f"expected an executor that runs, got one that does not ({error}); make a new one, "
                 "and call inside its `with` block"
             ) from error
-
-    def _relayed(self, outcome: Outcome) -> Outcome:
-        """An outcome, whose warnings are given here unless this call gave them before."""
-        for warned in outcome.warned:
-            if warned not in self.warned:
-                self.warned.add(warned)
-                warnings.warn_explicit(*warned)
-        return outcome
 
 
 _IN_PLACE = Passes()

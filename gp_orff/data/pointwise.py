@@ -7,7 +7,7 @@ from functools import singledispatch
 
 import numpy as np
 import torch
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import BernoulliLikelihood, Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
@@ -228,7 +228,7 @@ def moments_of(
 ) -> tuple[Float[Tensor, "*b n p"], Float[Tensor, "*b n p p"]]:
     """The mean, and the covariance of the outputs, at every point."""
     mean = distribution.mean
-    if not isinstance(distribution, MultitaskMultivariateNormal):
+    if len(distribution.event_shape) == 1:
         return mean.unsqueeze(-1), distribution.variance[..., None, None]
     n, p = mean.shape[-2:]
     points, outputs = torch.arange(n, device=mean.device), range(p)

@@ -14,7 +14,7 @@ from gp_orff.data.likelihoods import along_axes, given_noise
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey, LineOfSight
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.validation import are_missing, as_matrix, as_points, is_single
+from gp_orff.data.validation import are_missing, as_matrix, as_points, entries_of, is_single
 
 _LONGITUDES, _LATITUDES = ("longitude", "lon", "long", "lng"), ("latitude", "lat")
 _CHUNK = 2**20  # points of one chunk
@@ -69,7 +69,7 @@ class Options:
         """The options of some rows."""
 
         values = {name: getattr(self, name) for name in PER_OBSERVATION}
-        cut = {name: own[rows] for name, own in values.items() if not is_single(own)}
+        cut = {name: each[rows] for name, each in values.items() if not is_single(each)}
         return replace(self, **cut)
 
 
@@ -194,30 +194,18 @@ def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, obj
 
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
     """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
-    if isinstance(chunk, Mapping):
-        if not {"x", "y"} <= set(chunk) <= {"x", "y", *PER_OBSERVATION}:
-            raise ValueError(
-                "expected a chunk with keys x, y and, if needed, variances or noise, directions, "
-                f"group, track and time; got {sorted(map(str, chunk))}"
-            )
-        x, y, values = chunk["x"], chunk["y"], {n: chunk[n] for n in chunk if n in PER_OBSERVATION}
-        return x, y, replace(options, **values)
-    count = len(chunk) if isinstance(chunk, tuple | list) else None
-    if count != 2:
-        got = type(chunk).__name__ if count is None else f"{count} parts"
-        raise TypeError(
-            f"expected chunks (x, y), or mappings with keys x and y, got {got}; pass arrays "
-            "as fit(x, y)"
+    values = dict(entries_of(chunk))
+    if not {"x", "y"} <= set(values) <= {"x", "y", *PER_OBSERVATION}:
+        raise ValueError(
+            "expected a chunk with keys x, y and, if needed, variances or noise, directions, "
+            f"group, track and time; got {sorted(map(str, values))}"
         )
-    return chunk[0], chunk[1], options
+    return values.pop("x"), values.pop("y"), replace(options, **values)
 
 
 def has_no_rows(x: object, y: object) -> bool:
     """Whether x and y are arrays, or lists, of no rows."""
-    return all(
-        (isinstance(values, list | tuple) or bool(getattr(values, "shape", ()))) and not len(values)
-        for values in (x, y)
-    )
+    return all(not is_single(values) and not len(values) for values in (x, y))
 
 
 def _length(values: object, name: str) -> int:

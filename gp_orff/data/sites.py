@@ -643,7 +643,7 @@ def _are_equal_elsewhere(
     """
     cells, units = 0.5 * places, np.rint(values)
     columns = cells, units, np.column_stack([cells, units])
-    within, equal, both = (_pairs(cell_keys(own.T, np.ones(own.shape[1]))) for own in columns)
+    within, equal, both = (_pairs(cell_keys(each.T, np.ones(each.shape[1]))) for each in columns)
     elsewhere = 0.5 * len(places) * (len(places) - 1) - within
     return within * (equal - both + 1) >= _CHANCE * both * elsewhere
 

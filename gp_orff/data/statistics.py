@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from operator import add, sub
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple
 from zipfile import BadZipFile
 
 import torch
@@ -95,14 +95,10 @@ class Weights:
         return self.mapped(add, other)
 
 
-Key = TypeVar("Key")
-Sums = TypeVar("Sums")
-
-
-def added(first: Mapping[Key, Sums], second: Mapping[Key, Sums]) -> dict[Key, Sums]:
+def added(first: Mapping, second: Mapping) -> dict:
     """Sums by key, added where both have one."""
-    own = {key: first[key] + sums if key in first else sums for key, sums in second.items()}
-    return {**first, **own}
+    sums = {key: first[key] + more if key in first else more for key, more in second.items()}
+    return {**first, **sums}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -566,8 +567,8 @@ def means_of(pattern: Pattern) -> MeansOfBlocks:
 #
 # From labels and times to the evidence:
 #
-# 1. `readings_along` sorts the observations by track and puts each into a block of one, with its
-#    time or its path length as the clock.
+# 1. `observations_along` sorts the observations by track and puts each into a block of one, with
+#    its time or its path length as the clock.
 # 2. `in_blocks` averages consecutive ones over a `span`. Means of observations along directions
 #    make sense only if the directions barely turn within a block.
 # 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
@@ -648,11 +649,9 @@ class TrackObservations(LinearObservations):
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
         """The blocks of every track."""
-        spans, start = [], 0
-        for track in self.tracks:
-            spans.append(slice(start, start + len(track.y)))
-            start += len(track.y)
-        return tuple(spans)
+        counts = [len(track.y) for track in self.tracks]
+        pairs = zip(counts, accumulate(counts), strict=True)
+        return tuple(slice(end - count, end) for count, end in pairs)
 
     @cached_property
     def times(self) -> BlockTimes:
@@ -738,8 +737,7 @@ class TrackObservations(LinearObservations):
         ]
         share = number / len(self.y)
         # An even selection: a stretch is taken when the running share passes an integer.
-        kept = [int(share * (i + 1)) > int(share * i) for i in range(len(stretches))]
-        rows = [piece for piece, keep in zip(stretches, kept, strict=True) if keep]
+        rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
     def to(self, device: torch.device) -> "TrackObservations":
@@ -823,28 +821,21 @@ class TrackObservations(LinearObservations):
         # This u is twice that of the docstring. The formula is 2u/15 for short blocks and tends to
         # the whole variance for long ones.
         u = 2 * self.span / noise.correlation_time
-        variance = noise.noise + noise.correlated_variance * u / (15 + u) + self._given_of_tracks
-        squares, degrees = self._about_lines
+        squares, degrees, given = self._about_lines
+        variance = noise.noise + noise.correlated_variance * u / (15 + u) + given
         numbers = degrees * squares.shape[-1]
         terms = numbers * (variance.log() + math.log(2 * math.pi))
         return (squares / variance.unsqueeze(-1)).sum(0), terms.sum()
 
     @cached_property
-    def _about_lines(self) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"]]:
-        """The sums of squares of all residuals about lines, and their degrees of freedom; of every
-        track where noise is known, else of all together."""
+    def _about_lines(self) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """The sums of squares of all residuals about lines, their degrees of freedom, and the mean
+        of the known noise variances; of every track where noise is known, else of all together."""
         squares = torch.stack([track.squares for track in self.tracks])
         degrees = squares.new_tensor([track.degrees for track in self.tracks])
         if self.given is None:
-            return squares.sum(0, keepdim=True), degrees.sum(0, keepdim=True)
-        return squares, degrees
-
-    @cached_property
-    def _given_of_tracks(self) -> Float[Tensor, "k"]:
-        """The mean of the known noise variances of each track; 0 where none are known."""
-        if self.given is None:
-            return self.y.new_zeros(1)
-        return torch.stack([track.given.mean() for track in self.tracks])
+            return squares.sum(0, keepdim=True), degrees.sum(0, keepdim=True), degrees.new_zeros(1)
+        return squares, degrees, torch.stack([track.given.mean() for track in self.tracks])
 
     @cached_property
     def _batches(self) -> list[Int[Tensor, "b t"]]:
@@ -859,8 +850,7 @@ class TrackObservations(LinearObservations):
         """[φ̄, ȳ, 1] of batches of tracks, with zeros instead of blocks that a track lacks."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
         columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
-        present = [(rows >= 0).unsqueeze(-1) for rows in self._batches]
-        return [columns[r] * p for r, p in zip(self._batches, present, strict=True)]
+        return [columns[rows] * (rows >= 0).unsqueeze(-1) for rows in self._batches]
 
     def statistics(
         self,
@@ -1002,7 +992,7 @@ def _seconds(values: np.ndarray) -> Float[np.ndarray, "N"] | None:
 # From track labels and times to block means, and those of several chunks together.
 
 
-def readings_along(
+def observations_along(
     part: Observations, track: object, time: object, count: int
 ) -> TrackObservations:
     """Observations along tracks, each in a block of its own: whole vectors, or numbers along
@@ -1022,10 +1012,10 @@ def readings_along(
     Example:
         >>> import torch
         >>> from gp_orff.data.reading import Options, read
-        >>> from gp_orff.data.tracks import readings_along
+        >>> from gp_orff.data.tracks import observations_along
         >>> x, y = torch.arange(8.0).reshape(4, 2), torch.ones(4, 2)
         >>> (part,) = read(x, y, 2, Options())
-        >>> means = readings_along(part, ["a", "b", "a", "b"], None, 4)
+        >>> means = observations_along(part, ["a", "b", "a", "b"], None, 4)
         >>> [track.label for track in means.tracks], means.times.clock.tolist()[:2]
         (['a', 'b'], [0.0, 5.656854249492381])
     """

@@ -1,5 +1,6 @@
 """Arrays of any kind as validated float64 tensors."""
 
+from collections.abc import Mapping
 from numbers import Number
 
 import numpy as np
@@ -13,27 +14,19 @@ from gp_orff.symbols.base import refuse_units
 _MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
 
 
-def as_points(x: object, num_inputs: int | None = None) -> Float[Tensor, "n d"]:
-    """Points x (N, d) as a float64 matrix.
+def as_points(
+    x: object, num_inputs: int | None = None, empty: bool = False
+) -> Float[Tensor, "n d"]:
+    """Points x (N, d) as a float64 matrix; perhaps none if they may be `empty`.
 
     Raises:
         TypeError: values that are not real numbers.
         ValueError: not a matrix, no points, a number of columns other than `num_inputs`, NaN or
             infinite coordinates.
     """
-    return _check_points(as_matrix(x, "points x (N, d)"), num_inputs)
-
-
-def as_places(x: object, num_inputs: int) -> Float[Tensor, "n d"]:
-    """Points to predict at, perhaps none; otherwise as `as_points`."""
-    points = _matrix(x, "points x (N, d)")
-    if points.shape == (0, 1):  # from an empty list
+    points = as_matrix(x, "points x (N, d)", empty)
+    if num_inputs is not None and points.shape == (0, 1):  # from an empty list
         points = points.new_zeros(0, num_inputs)
-    return _check_points(points, num_inputs)
-
-
-def _check_points(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float[Tensor, "n d"]:
-    """The points, if they are finite and have the expected number of columns."""
     if num_inputs is not None and points.shape[-1] != num_inputs:
         raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
     if not torch.isfinite(points.sum()):  # the sum: needs no array of flags if all are finite
@@ -46,10 +39,12 @@ def _check_points(points: Float[Tensor, "n d"], num_inputs: int | None) -> Float
     return points
 
 
-def as_matrix(values: object, name: str) -> Float[Tensor, "n k"]:
-    """A tensor or array as a float64 matrix with at least one row; (N,) becomes a column."""
-    matrix = _matrix(values, name)
-    if len(matrix) == 0:
+def as_matrix(values: object, name: str, empty: bool = False) -> Float[Tensor, "n k"]:
+    """A tensor or array as a float64 matrix with at least one row, unless it may be `empty`; (N,)
+    becomes a column."""
+    matrix = as_real(values, name)
+    matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
+    if matrix.dim() != 2 or matrix.shape[-1] == 0 or not (len(matrix) or empty):
         raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
     return matrix
 
@@ -62,15 +57,6 @@ def as_real(values: object, name: str) -> Float[Tensor, "..."]:
     return as_real_tensor(
         tensor, name, "for vectors u + iv, pass torch.view_as_real(values)"
     ).double()
-
-
-def _matrix(values: object, name: str) -> Float[Tensor, "n k"]:
-    """A tensor or array as a float64 matrix, perhaps without rows."""
-    matrix = as_real(values, name)
-    matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
-    if matrix.dim() != 2 or matrix.shape[-1] == 0:
-        raise ValueError(f"expected {name}, at least one row, got shape {tuple(matrix.shape)}")
-    return matrix
 
 
 def _array(values: object, name: str) -> np.ndarray:
@@ -144,3 +130,21 @@ def is_single(values: object) -> bool:
     return (
         not hasattr(values, "__len__") or isinstance(values, str) or getattr(values, "ndim", 1) == 0
     )
+
+
+def entries_of(chunk: object) -> Mapping[str, object]:
+    """x, y and options of a chunk by name: of a mapping, or of a pair (x, y).
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(chunk, Mapping):
+        return chunk
+    count = len(chunk) if isinstance(chunk, tuple | list) else None
+    if count != 2:
+        got = type(chunk).__name__ if count is None else f"{count} parts"
+        raise TypeError(
+            f"expected chunks (x, y), or mappings with keys x and y, got {got}; pass arrays "
+            "as fit(x, y)"
+        )
+    return dict(zip("xy", chunk, strict=True))

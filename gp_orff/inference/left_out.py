@@ -18,7 +18,7 @@ from gp_orff.data.observations import Observations, PointObservations, with_rows
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import merged, site_labels
 from gp_orff.data.statistics import FieldStatistics
-from gp_orff.data.tracks import BlockNoise, Track, TrackObservations, readings_along
+from gp_orff.data.tracks import BlockNoise, Track, TrackObservations, observations_along
 from gp_orff.features.assemble import expand
 from gp_orff.inference.along_tracks import (
     Seen,
@@ -300,11 +300,11 @@ class TrackReadings:
     def of(
         cls, part: Observations, track: object, time: object, count: int, span: float
     ) -> "TrackReadings":
-        """The observations of `part`, with the arguments of `readings_along`."""
+        """The observations of `part`, with the arguments of `observations_along`."""
         values = part.y.shape[-1]
         # The index passes through the sorting by tracks as a further component of y.
         numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
-        held = readings_along(numbered, track, time, count)
+        held = observations_along(numbered, track, time, count)
         index = held.y[:, values].long()
         tracks = tuple(
             replace(track, y=track.y[:, :values], squares=track.squares[:values])

@@ -97,8 +97,7 @@ def since_epoch(date: object, unit: str | None) -> float:
         TypeError: neither a number nor a date.
         ValueError: a date for a unit without an epoch.
     """
-    date = np.datetime64(date) if isinstance(date, str) else date
-    if not isinstance(date, np.datetime64 | datetime):
+    if not isinstance(date, str | np.datetime64 | datetime):
         return as_real(in_column_units(date, (unit,), "epoch"), "epoch").item()
     count, _, epoch = (unit or "").partition(" since ")
     if not epoch:

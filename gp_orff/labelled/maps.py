@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -178,7 +179,7 @@ def on_grid(
                 factor, own = of_symbol(name, symbol, of_field, in_space, own)
             found.append(Output(name, factor, of_moments(name, own)))
         layers.append((symbol, found))
-    on_axes = MapOf(field, layers) if paths is None else EnsembleOf(values, layers)
+    on_axes = _map_of(field, layers) if paths is None else _ensemble_of(values, layers)
     grid = [xr.Variable(c.dims, axis) for c, axis in zip(coords.values(), axes, strict=True)]
     if chunks is not None:
         maps = _by_blocks(on_axes, coords, grid, chunks)
@@ -199,76 +200,66 @@ class Output:
     attributes: tuple[Attributes, Attributes]  # of the mean and of the standard deviation
 
 
+Layers = Sequence[tuple[Symbol | None, Sequence[Output]]]
+
+
 @dataclass(frozen=True)
-class MapOf:
+class OnAxes:
+    """Variables on a grid: the broadcast of axes."""
+
+    leading: "dict[str, xarray.Variable]"  # coordinates of dimensions before those of the axes
+    attributes: Mapping[str, Attributes]  # of each variable, by name and in order
+    values: Callable[[Sequence[np.ndarray]], list[Float[np.ndarray, "..."]]]  # from the axes
+
+
+def _map_of(field: Field, layers: Layers) -> OnAxes:
     """The means and standard deviations of outputs and symbols of a field."""
-
-    field: Field
-    layers: Sequence[tuple[Symbol | None, Sequence[Output]]]
-
-    @property
-    def leading(self) -> "dict[str, xarray.Variable]":
-        """Coordinates of further dimensions, before those of the axes: none."""
-        return {}
-
-    @property
-    def attributes(self) -> dict[str, Attributes]:
-        """The attributes of all variables, by name and in order."""
-        pairs = [
-            pair
-            for _, outputs in self.layers
-            for own in outputs
-            for pair in zip((own.name, f"{own.name}_sd"), own.attributes, strict=True)
-        ]
-        return dict(pairs)
-
-    def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "*grid"]]:
-        """The variables on the broadcast of the axes."""
-        found = []
-        for symbol, outputs in self.layers:
-            for own, *moments in zip(outputs, *_moments(self.field, symbol, axes), strict=True):
-                found += [own.factor * values for values in moments]
-        return found
+    attributes = {
+        name: note
+        for _, outputs in layers
+        for output in outputs
+        for name, note in zip((output.name, f"{output.name}_sd"), output.attributes, strict=True)
+    }
+    return OnAxes({}, attributes, partial(_moments_of, field, layers))
 
 
-@dataclass(frozen=True)
-class EnsembleOf:
+def _moments_of(
+    field: Field, layers: Layers, axes: Sequence[np.ndarray]
+) -> list[Float[np.ndarray, "*grid"]]:
+    variables = []
+    for symbol, outputs in layers:
+        for output, *moments in zip(outputs, *_moments(field, symbol, axes), strict=True):
+            variables += [output.factor * values for values in moments]
+    return variables
+
+
+def _ensemble_of(paths: Paths, layers: Layers) -> OnAxes:
     """The values of outputs and symbols of S functions drawn from a field."""
+    number = np.arange(len(paths), dtype=np.int32)
+    note = {"standard_name": "realization", "units": "1"}  # as of the CF conventions
+    variable = optional("xarray", "xarray").Variable("realization", number, note)
+    attributes = {output.name: _of_draws(output) for _, outputs in layers for output in outputs}
+    return OnAxes({"realization": variable}, attributes, partial(_draws_of, paths, layers))
 
-    paths: Paths
-    layers: Sequence[tuple[Symbol | None, Sequence[Output]]]
 
-    @property
-    def leading(self) -> "dict[str, xarray.Variable]":
-        """The numbers of the functions, with the names of the CF conventions."""
-        attributes = {"standard_name": "realization", "units": "1"}
-        number = np.arange(len(self.paths), dtype=np.int32)
-        return {
-            "realization": optional("xarray", "xarray").Variable("realization", number, attributes)
-        }
+def _of_draws(output: Output) -> Attributes:
+    """The attributes of a mean, less what refers to standard deviations."""
+    mean, _ = output.attributes
+    note = {key: text for key, text in mean.items() if key != "ancillary_variables"}
+    if note["long_name"] == f"posterior mean of {output.name}":
+        note["long_name"] = f"{output.name} drawn from the posterior"
+    return note
 
-    @property
-    def attributes(self) -> dict[str, Attributes]:
-        """The attributes of all variables, by name and in order: those of means, less what refers
-        to standard deviations."""
-        pairs = {}
-        for _, outputs in self.layers:
-            for output in outputs:
-                mean, _ = output.attributes
-                note = {key: text for key, text in mean.items() if key != "ancillary_variables"}
-                if note["long_name"] == f"posterior mean of {output.name}":
-                    note["long_name"] = f"{output.name} drawn from the posterior"
-                pairs[output.name] = note
-        return pairs
 
-    def __call__(self, axes: Sequence[np.ndarray]) -> list[Float[np.ndarray, "S *grid"]]:
-        """The variables on the broadcast of the axes."""
-        shape, values = np.broadcast_shapes(*map(np.shape, axes)), []
-        for symbol, outputs in self.layers:
-            parts = [self.paths(x, symbol) for _, x in _points(axes, shape)]
-            joined = torch.cat(parts, dim=1).numpy().reshape(len(self.paths), *shape, -1)
-            values += [out.factor * joined[..., i] for i, out in enumerate(outputs)]
-        return values
+def _draws_of(
+    paths: Paths, layers: Layers, axes: Sequence[np.ndarray]
+) -> list[Float[np.ndarray, "S *grid"]]:
+    shape, variables = np.broadcast_shapes(*map(np.shape, axes)), []
+    for symbol, outputs in layers:
+        parts = [paths(x, symbol) for _, x in _points(axes, shape)]
+        joined = torch.cat(parts, dim=1).numpy().reshape(len(paths), *shape, -1)
+        variables += [output.factor * joined[..., i] for i, output in enumerate(outputs)]
+    return variables
 
 
 def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
@@ -468,7 +459,7 @@ _NUMBER = ":number"  # of a coordinate along its axis, beside its values
 
 
 def _by_blocks(
-    on_axes: "MapOf | EnsembleOf",
+    on_axes: OnAxes,
     coords: Mapping[str, "xarray.Variable"],
     axes: Sequence["xarray.Variable"],
     chunks: Mapping[str, object],
@@ -540,12 +531,12 @@ def _block(
 
 
 def _computed(
-    on_axes: "MapOf | EnsembleOf",
+    on_axes: OnAxes,
     axes: "Sequence[xarray.Variable]",
     coords: "Mapping[str, xarray.Variable]",
 ) -> "xarray.Dataset":
     """The variables on the broadcast of axes, which are the numbers of the coordinates."""
     dims = [*on_axes.leading, *_dims_of(axes)]
-    pairs = zip(on_axes.attributes.items(), on_axes(_open_mesh(axes)), strict=True)
+    pairs = zip(on_axes.attributes.items(), on_axes.values(_open_mesh(axes)), strict=True)
     variables = {name: (dims, values, dict(note)) for (name, note), values in pairs}
     return optional("xarray", "xarray").Dataset(variables, {**on_axes.leading, **coords})

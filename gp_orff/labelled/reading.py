@@ -307,8 +307,7 @@ class Columns:
             if option == "time" and of[name].get("units") and name not in dated
         }
         for place, name in np.ndenumerate(self.noise):
-            pair = [self.variables[i] for i in (*place, *place)[:2]] if place else []
-            pair = pair or [self.variables[0]] * 2
+            pair = [self.variables[i] for i in (*place, *place, 0, 0)[:2]]
             alike = self.noise.ndim or len({units.get(entry) for entry in self.variables}) == 1
             both = [units.get(entry) for entry in pair]
             unit = of[name].get("units")
@@ -347,7 +346,7 @@ class Columns:
 
         Args:
             dataset: with the coordinates.
-            project: as for `readings`.
+            project: the projection that was given.
             x: all positions; if None, the plane is that of the box of the coordinates.
         """
         attributes = {name: dataset.variables[name].attrs for name in self.coordinates}
@@ -369,7 +368,7 @@ class Columns:
 
     @property
     def projection(self) -> tuple[LocalPlane, ...]:
-        """The plane, if there is one, as the last value of `readings`."""
+        """The plane, if there is one."""
         return () if self.plane is None else (self.plane,)
 
     def read(

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from gp_orff.data.checks import ColumnUnits, entries_in_units, in_column_units
 from gp_orff.data.noise import mixture_quantile
-from gp_orff.data.validation import as_places, as_real
+from gp_orff.data.validation import as_points, as_real
 from gp_orff.exact_gp.operators import posterior_covariance
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.base import cholesky, is_transformed
@@ -639,7 +639,7 @@ class FieldPosterior(NamedSymbols):
                 "variance, pointwise_covariance and sample paths are available"
             )
         points = in_column_units(x, self.units, "x")
-        points = as_places(points, self._snapshot.num_inputs).to(self._snapshot.device)
+        points = as_points(points, self._snapshot.num_inputs, empty=True).to(self._snapshot.device)
         points = points if len(points) else self._snapshot.data_point
         support = points
         if symbol is not None:

@@ -17,7 +17,7 @@ from gp_orff.data.tracks import (
     WhitenedGram,
     averaged,
     batches_of,
-    readings_along,
+    observations_along,
 )
 from gp_orff.features.lattice import LatticeColumns
 from gp_orff.fitting import plans, strategy
@@ -134,7 +134,7 @@ def test_blocks_are_those_of_a_loop_over_readings():
     order = np.lexsort((label, times))
     key = GroupKey("", Components.every(2))
     part = Observations(key, x[order], y[order], index=torch.arange(len(order)))
-    means = readings_along(part, label[order], times[order], len(order)).in_blocks(4.0)
+    means = observations_along(part, label[order], times[order], len(order)).in_blocks(4.0)
     blocks, expected = by_hand(label, times, y.numpy(), 4.0)
     torch.testing.assert_close(means.y, torch.from_numpy(expected), rtol=1e-12, atol=1e-13)
     of_track = label[[block[0] for block in blocks]]
@@ -148,14 +148,14 @@ def test_blocks_are_those_of_a_loop_over_readings():
             squares += np.square(y.numpy()[block] - fitted).sum(0)
         np.testing.assert_allclose(track.squares, squares, rtol=1e-9, atol=1e-12)
         assert track.degrees == sum(max(0, len(block) - 2) for block in mine)
-    along = readings_along(part, label[order], times[order], len(order))
+    along = observations_along(part, label[order], times[order], len(order))
     assert len(along.in_blocks().y) < len(x)
 
 
 def test_a_sample_of_blocks_covers_all_long_tracks():
     x, y, label, times = readings((900, 400, 900))
     part = Observations(GroupKey("", Components.every(2)), x, y, index=torch.arange(len(x)))
-    means = readings_along(part, label, times, len(x)).in_blocks(9.0)
+    means = observations_along(part, label, times, len(x)).in_blocks(9.0)
     few = means.sample(len(means.y) // 2)
     assert [track.label for track in few.tracks] == ["0", "1", "2"]
     assert abs(len(few.y) / len(means.y) - 0.5) < 0.2

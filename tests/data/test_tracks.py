@@ -11,7 +11,7 @@ from gpytorch.kernels import RBFKernel
 import gp_orff
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
-from gp_orff.data.tracks import blocks_in_words, readings_along
+from gp_orff.data.tracks import blocks_in_words, observations_along
 from tests.support.fields import curl_free, draw, uniform
 from tests.support.tracks import (
     EYE,
@@ -351,7 +351,7 @@ def test_blocks_of_many_readings_are_short_against_field_and_noise():
     def count(period):
         wave = torch.sin(2 * math.pi * time / period).unsqueeze(-1)
         part = Observations(key, time.unsqueeze(-1), wave, index=torch.arange(4000))
-        return len(readings_along(part, "one", time, 4000).in_blocks().y)
+        return len(observations_along(part, "one", time, 4000).in_blocks().y)
 
     assert count(400) == 500
     assert 500 < count(60) < 4000
@@ -365,7 +365,7 @@ def test_the_scatter_of_blocks_tells_the_white_noise(count):
     time = torch.arange(count).double()
     y = torch.sin(2 * math.pi * time / 1000)[:, None] + 0.2 * draw(count, 1)
     part = Observations(GroupKey("", Components.every(1)), time[:, None], y, index=time.long())
-    (track,) = readings_along(part, "one", time, count).in_blocks().tracks
+    (track,) = observations_along(part, "one", time, count).in_blocks().tracks
     assert track.degrees >= count // 3
     error = 0.04 * math.sqrt(2 / track.degrees)
     assert track.squares.item() / track.degrees == pytest.approx(0.04, abs=5 * error)
@@ -379,7 +379,7 @@ def test_pauses_do_not_lengthen_blocks():
         time[2000:] += 1e4
         key, index = GroupKey("", Components.every(1)), torch.arange(4000)
         part = Observations(key, time.unsqueeze(-1), wave, index=index)
-        (track,) = readings_along(part, "one", time, 4000).in_blocks().tracks
+        (track,) = observations_along(part, "one", time, 4000).in_blocks().tracks
         assert len(track.y) == pytest.approx(500, abs=10)
         assert torch.bincount(track.block).max() < 12
 
@@ -389,7 +389,7 @@ def test_tracks_shorter_than_blocks_keep_their_readings():
     index = torch.arange(1200)
     x, y, key = uniform(1200, 2), draw(1200, 2), GroupKey("", Components.every(2))
     part = Observations(key, x, y, index=index)
-    assert len(readings_along(part, index // 2, index % 2, 1200).in_blocks().y) == 1200
+    assert len(observations_along(part, index // 2, index % 2, 1200).in_blocks().y) == 1200
 
 
 def test_means_of_blocks_are_told():
@@ -399,7 +399,7 @@ def test_means_of_blocks_are_told():
 
     def told(count):
         part = Observations(key, time[:count, None], wave[:count], index=torch.arange(count))
-        return blocks_in_words([readings_along(part, "one", time[:count], count).in_blocks()])
+        return blocks_in_words([observations_along(part, "one", time[:count], count).in_blocks()])
 
     assert told(4000) == "4000 observations along 1 track, as 500 means of blocks"
     assert told(20) == ""

@@ -9,7 +9,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, MultitaskGaussian
 from linear_operator import to_dense
 
 import gp_orff
-from gp_orff.data.point_densities import point_covariances
+from gp_orff.data.likelihoods import point_covariances
 from tests.support import oracles
 from tests.support.fields import draw
 from tests.support.models import POINTS, ScalarGP, VectorGP, evidence, gradient, orff_of, vector_gp
