@@ -100,10 +100,6 @@ class ORFFKernel(WrapperKernel):
         spectra = (density for term in terms(self.base_kernel) for density in spectra_of(term))
         return all(isinstance(density, Spectrum) for density in spectra)
 
-    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """p, the number of outputs, whatever the inputs `x1` (n, d) and `x2` (m, d)."""
-        return self.num_outputs
-
     def _expansion(self, num_inputs: int) -> Expansion:
         return expand(self.base_kernel, self.frequencies, num_inputs)
 

@@ -479,14 +479,13 @@ class SideBySide(Columns):
         return stack_rows([phi.mean_squares() for phi in self.families])
 
     def moments(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        moments = [phi.moments(x, y) for phi in self.families]
-        grams, crosses, sums = zip(*moments, strict=True)
+        grams, crosses, sums = zip(*(phi.moments(x, y) for phi in self.families), strict=True)
         total = stack_rows([s.unsqueeze(-1) for s in sums]).squeeze(-1)
         return self._blocks(grams, x), stack_rows(crosses), total
 
     def sums(self, x, y, weights):
-        sums_of_families = [phi.sums(x, y, weights) for phi in self.families]
-        compact, crosses, sums = zip(*sums_of_families, strict=True)
+        parts = (phi.sums(x, y, weights) for phi in self.families)
+        compact, crosses, sums = zip(*parts, strict=True)
         grams = []
         for weight, *parts in zip(weights.mT, *compact, strict=True):
             # Compact sums, such as those of a lattice, exist only within a family. Cross terms of
@@ -504,8 +503,7 @@ class SideBySide(Columns):
             blocks[i, j] = phi.cross_gram(other, x, weight)
             blocks[j, i] = blocks[i, j].mT
         index = range(len(grams))
-        rows = [stack_rows([blocks[i, j].mT for j in index]).mT for i in index]
-        return stack_rows(rows)
+        return stack_rows([stack_rows([blocks[i, j].mT for j in index]).mT for i in index])
 
     def adjoint(self, x: Tensor, y: Tensor) -> Tensor:
         return stack_rows([phi.adjoint(x, y) for phi in self.families])

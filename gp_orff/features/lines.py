@@ -279,8 +279,7 @@ class LineDraw(GridDraw):
         self, phi: LineColumns, part: KroneckerExpansion, root: Float[Tensor, "*b J"]
     ) -> KroneckerExpansion:
         """The features of one separable term."""
-        zero = torch.zeros_like(part.scales * root[..., :1, None])
-        blocks = [zero] * phi.num_factors
+        blocks = [torch.zeros_like(part.scales * root[..., :1, None])] * phi.num_factors
         for line, factor in self._used:
             blocks[factor] = root[..., line, None, None] * part.scales
         return KroneckerExpansion(phi, torch.cat(blocks, dim=-2), part.mixing)

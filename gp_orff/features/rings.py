@@ -298,8 +298,7 @@ class HarmonicColumns(PointwiseColumns):
             return super().cross_gram(other, x, weight)
         relative = self._relative(x.detach())
         weight = torch.ones_like(relative[:, 0]) if weight is None else weight.double()
-        shift = (other.origin[2] - self.origin[2]).item()
-        right = replace(other._waves, start=shift)
+        right = replace(other._waves, start=(other.origin[2] - self.origin[2]).item())
         (gram,) = product_sums(self._waves, right, relative, weight.unsqueeze(-1))
         return gram
 
@@ -550,8 +549,7 @@ class HarmonicWaves(FixedBuffers):
         slack = 1e-6 * (high - low)
         x = x.detach()[..., : len(low)]
         below, above = x < low - slack, x > high + slack
-        vertical = self.dims[2]
-        (above if self.side > 0 else below)[..., vertical] = False
+        (above if self.side > 0 else below)[..., self.dims[2]] = False
         return (below | above).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:

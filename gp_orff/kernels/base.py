@@ -106,6 +106,10 @@ class WrapperKernel(Kernel):
             )
         return super().__new__(cls)
 
+    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
+        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
+        return self.num_outputs
+
     def __getitem__(self, index) -> "WrapperKernel":
         return self._with_children(lambda kernel: kernel[index])
 

@@ -278,8 +278,7 @@ class SymbolCovariance:
         if not stationary:
             return total
         tau = x - z
-        blocks = self._blocks(stationary, tau.flatten(0, 1)).unflatten(0, tau.shape[:2])
-        return total + blocks
+        return total + self._blocks(stationary, tau.flatten(0, 1)).unflatten(0, tau.shape[:2])
 
     def _blocks(
         self, summands: Sequence[Term], tau: Float[Tensor, "l d"]

@@ -71,7 +71,7 @@ class PotentialKernel(WrapperKernel):
         check_base_kernel(name, base_kernel)
         check_num_dims(name, num_dims, self.minimum_dims, active_dims)
         super().__init__(active_dims=active_dims)
-        self.num_dims = num_dims
+        self.num_dims = self.num_outputs = num_dims
         self.base_kernel = base_kernel
         for term in terms(base_kernel):
             self._check(term)
@@ -111,10 +111,6 @@ class PotentialKernel(WrapperKernel):
                     f"{name}(num_dims={self.num_dims}) expects {argument}={num_inputs} in its base "
                     f"kernel, got {number}"
                 )
-
-    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """d, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
-        return self.num_dims
 
     def forward(
         self,
@@ -445,10 +441,6 @@ class FieldProductKernel(WrapperKernel):
     def is_stationary(self) -> bool:
         """Whether both kernels are stationary."""
         return self.field_kernel.is_stationary and self.scalar_kernel.is_stationary
-
-    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
-        return self.num_outputs
 
     def forward(
         self, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"], diag: bool = False, **params

@@ -210,8 +210,7 @@ class HarmonicKernel(FieldKernel):
         self.follows_data = heights is None
         values = torch.tensor([math.nan] * 3 if heights is None else heights)
         self.register_buffer("heights", values.expand(*batch_shape, 3).clone())
-        sides = len(_SIDES[sources])
-        depths = _STEP ** torch.arange(num_depths).repeat(sides)
+        depths = _STEP ** torch.arange(num_depths).repeat(self.num_sides)
         initial = {"depths": depths, "variances": torch.full_like(depths, 1 / len(depths))}
         constraints = {"depths": depth_constraint, "variances": variance_constraint}
         priors = {"depths": depth_prior, "variances": variance_prior}
@@ -328,12 +327,10 @@ class HarmonicKernel(FieldKernel):
         planes = self.planes_of_sources()
         for x in (x1,) if x2 is x1 else (x1, x2):
             check_above_sources(planes, x[..., 2])
-        if diag:
-            pairs = x1.unsqueeze(-2), x2.unsqueeze(-2)
-            blocks = sum(part.covariance(*pairs) for part in planes).squeeze(-3)
-            return blocks.diagonal(dim1=-1, dim2=-2).flatten(-2)
-        pairs = x1.unsqueeze(-2), x2.unsqueeze(-3)
+        pairs = x1.unsqueeze(-2), x2.unsqueeze(-2 if diag else -3)
         blocks = sum(part.covariance(*pairs) for part in planes)  # (*b, n, m, 3, 3)
+        if diag:
+            return blocks.squeeze(-3).diagonal(dim1=-1, dim2=-2).flatten(-2)
         return blocks.transpose(-3, -2).flatten(-4, -3).flatten(-2, -1)
 
 

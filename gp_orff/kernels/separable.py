@@ -124,10 +124,6 @@ class SeparableKernel(WrapperKernel):
         """Whether the base kernel is stationary."""
         return self.base_kernel.is_stationary
 
-    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
-        return self.num_outputs
-
     def __getitem__(self, index) -> "SeparableKernel":
         shape = (*self.batch_shape, *self.root.shape[-2:])
         return super().__getitem__(index)._with_root(self.root.expand(shape)[index])

@@ -681,10 +681,6 @@ class SpectralMatrixKernel(WrapperKernel):
             self.amplitude, self.num_outputs, self.num_dims, self.rank, self.sampler
         )
 
-    def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
-        return self.num_outputs
-
     def forward(
         self,
         x1: Float[Tensor, "*b n d"],

@@ -24,14 +24,15 @@ from gp_orff.plotting.drawing import (
     title_panels,
 )
 from gp_orff.plotting.fields import (
+    plot_comparison,
     plot_deviation,
     plot_field,
     plot_gain,
+    plot_map,
     plot_streamlines,
     plot_uncertainty,
 )
 from gp_orff.plotting.geography import plot_coastlines
-from gp_orff.plotting.maps import plot_comparison, plot_map
 from gp_orff.plotting.overview import overview
 
 __all__ = [

@@ -386,7 +386,14 @@ def plot_colorbar(
 
 
 def shade_map(
-    caller: str, ax: Axes, x: np.ndarray, shade: np.ndarray, norm: Normalize | None, cmap: str
+    caller: str,
+    ax: Axes,
+    x: np.ndarray,
+    shade: np.ndarray,
+    norm: Normalize | None,
+    cmap: str,
+    label: str | None = None,
+    colorbar: bool = False,
 ) -> Collection:
     """Colours between the points, up to the edge of the axes; blank at points with NaN."""
     triangles = triangulated(caller, x, shade)
@@ -395,6 +402,8 @@ def shade_map(
     )
     shaded.sticky_edges.x[:], shaded.sticky_edges.y[:] = np.stack([x.min(0), x.max(0)], axis=-1)
     ax.autoscale_view()
+    if colorbar:
+        plot_colorbar(ax, shaded, label)
     return shaded
 
 

@@ -1,7 +1,8 @@
-"""Vectors of planar fields: arrows, ellipses of their uncertainty, streamlines."""
+"""Planar fields: vectors and their uncertainty, signed scalars, and truth next to posterior."""
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,17 +12,20 @@ from gp_orff.plotting.drawing import (
     DEVIATION,
     MAGNITUDE,
     ROUNDING,
+    SIGNED,
     array,
     arrows_of,
     check,
     check_deviations,
     check_level,
     column,
+    cut_off,
     draw_arrows,
     draw_reference,
     ends,
     frame,
     inside,
+    norm_about_zero,
     norm_from_zero,
     norm_of_interior,
     places_on_grid,
@@ -29,15 +33,20 @@ from gp_orff.plotting.drawing import (
     round_up,
     shade_map,
     shown,
+    title_panels,
+    triangulated,
 )
 from gp_orff.plotting.geography import placed, turned
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cartopy.crs import CRS
     from matplotlib.axes import Axes
     from matplotlib.collections import Collection, PolyCollection
     from matplotlib.colors import Normalize
     from matplotlib.streamplot import StreamplotSet
+    from matplotlib.tri import TriContourSet
 
 
 def plot_field(
@@ -106,9 +115,7 @@ def plot_field(
     x, vectors, shade = shown(placed("plot_field", ax, x, transform), vectors, shade)
     shaded = None
     if shade is not None:
-        shaded = shade_map("plot_field", ax, x, shade, norm, cmap)
-        if colorbar:
-            plot_colorbar(ax, shaded, label)
+        shaded = shade_map("plot_field", ax, x, shade, norm, cmap, label, colorbar)
     if vectors is not None:
         color = color or ("black" if shade is None else "white")
         drawn = draw_arrows(ax, x, vectors, *arrows_of(x, vectors, arrows), color)
@@ -396,11 +403,178 @@ def plot_gain(
     """
     x, shares = array(design.candidates), 100 * array(design.first) / design.variance
     check("plot_gain", x, gains=(shares, ()))
-    shaded = shade_map("plot_gain", ax, x, shares, norm_from_zero(shares), cmap)
-    if colorbar:
-        plot_colorbar(ax, shaded, f"{label} (%)")
+    style = norm_from_zero(shares), cmap, f"{label} (%)", colorbar
+    shaded = shade_map("plot_gain", ax, x, shares, *style)
     for number, place in enumerate(array(design.points), start=1):
         ax.plot(*place, "o", ms=11, mfc="white", mec="black", mew=1.0, clip_on=False)
         ax.annotate(str(number), place, ha="center", va="center_baseline", fontsize=7)
     ax.set_aspect("equal")
     return shaded
+
+
+def plot_map(
+    ax: Axes,
+    x: ArrayLike,
+    mean: ArrayLike,
+    sd: ArrayLike | None = None,
+    *,
+    label: str | None,
+    norm: Normalize | None = None,
+    level: float = 0.95,
+    cmap: str = SIGNED,
+    colorbar: bool = True,
+    transform: CRS | None = None,
+) -> tuple[Collection, TriContourSet | None]:
+    """Draw a scalar with a sign in diverging colours, hatched where its sign is uncertain.
+
+    The sign is uncertain where |mean| < z sd; z is the two-sided Gaussian quantile, 1.96 at level
+    0.95. Each point is tested on its own: if the scalar is zero everywhere, about one twentieth of
+    the map is still unhatched at level 0.95.
+
+    Args:
+        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes.
+        mean: the scalar (n,) or (n, 1), such as `field.mean(x, gp_orff.Divergence())`.
+        sd: its standard deviation (n,) or (n, 1), in the same unit; None draws no hatches.
+        label: the name of the scalar, with its unit, for the colour bar.
+        norm: a matplotlib normalisation; by default symmetric, up to the largest |mean|.
+        level: the probability in the interval mean ± z sd, in (0, 1).
+        cmap: a matplotlib colour map; the default is safe for colour-blind readers.
+        colorbar: whether to add a colour bar.
+        transform: for axes of cartopy, the reference system of `x`, such as
+            `cartopy.crs.PlateCarree()` for longitude and latitude.
+
+    Returns:
+        The shaded collection and the hatched contour set, or None for the latter without `sd`.
+
+    Raises:
+        ValueError: arrays whose shapes do not fit, a level outside (0, 1), a negative sd, or
+            `transform` on axes that are not cartopy's.
+
+    Example:
+        >>> import matplotlib, numpy as np
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> from gp_orff.plotting import plot_map
+        >>> x = np.random.default_rng(0).uniform(-1, 1, size=(50, 2))
+        >>> fig, ax = plt.subplots()
+        >>> shaded, hatched = plot_map(
+        ...     ax, x, x[:, 0], 0 * x[:, 0] + 0.2, label="divergence (1/s)"
+        ... )
+        >>> plt.close(fig)
+    """
+    x, mean, sd = array(x), column(mean), column(sd)
+    check("plot_map", x, mean=(mean, ()), sd=(sd, ()))
+    check_level("plot_map", level)
+    check_deviations("plot_map", sd)
+    x, mean, sd = shown(placed("plot_map", ax, x, transform), mean, sd)
+    norm = norm_about_zero(mean) if norm is None else norm
+    shaded = shade_map("plot_map", ax, x, mean, norm, cmap, label, colorbar)
+    ax.set_aspect("equal")
+    if sd is None:
+        return shaded, None
+    z = NormalDist().inv_cdf(0.5 + 0.5 * level)
+    margin = z * sd - np.abs(mean)  # positive where the sign is uncertain
+    top = 1 + z * np.nanmax(sd)  # above every margin
+    triangles = triangulated("plot_map", x, margin)
+    hatched = ax.tricontourf(triangles, margin, [0, top], colors="none", hatches=["////"])
+    hatched.set(edgecolor="0.35", linewidth=0)  # this colours the hatches
+    return shaded, hatched
+
+
+def plot_comparison(
+    axes: Sequence[Axes] | np.ndarray,
+    x: ArrayLike,
+    truth: ArrayLike,
+    mean: ArrayLike,
+    sd: ArrayLike,
+    *,
+    label: str,
+    arrows: int = 24,
+    reference: str | None = None,
+) -> tuple[Collection, Collection, Collection, Collection]:
+    """Draw truth, posterior mean, residual and standard deviation in four panels.
+
+    Truth and mean share one colour scale; residual and sd share another, up to their largest value
+    in the interior, as in `plot_deviation`. Each has a colour bar, next to the second of the two.
+    For a vector field, the panels show lengths under arrows, and as sd the square root of the
+    summed variances, the root mean square length of the residual. Scalars are shown with their
+    signs.
+
+    Args:
+        axes: four matplotlib axes, two by two or in a row; titles are set, limits and labels are
+            left to the caller.
+        x: positions (n, 2), scattered or on a grid, in the units of the axes.
+        truth: the field (n, 2), or a scalar (n,) or (n, 1).
+        mean: the posterior mean, in the shape and unit of `truth`.
+        sd: the posterior standard deviation of each component, in the same shape and unit.
+        label: the name of the quantity, with its unit, for the colour bars.
+        arrows: about how many arrows along the longer side; points between them get none.
+        reference: the unit of the vectors, for arrows of round lengths above truth and residual;
+            None draws none.
+
+    Returns:
+        The four shaded collections. Two that share a scale share their `norm`: setting its `vmax`
+        changes both.
+
+    Raises:
+        ValueError: not four axes, arrays whose shapes do not fit, or a negative sd.
+
+    Example:
+        >>> import matplotlib
+        >>> matplotlib.use("agg")
+        >>> from matplotlib import pyplot as plt
+        >>> x = np.random.default_rng(0).uniform(size=(50, 2))
+        >>> fig, axes = plt.subplots(2, 2, layout="constrained")
+        >>> four = plot_comparison(
+        ...     axes, x, x, 0.9 * x, 0 * x + 0.1, label="current (m/s)"
+        ... )
+        >>> four[0].norm is four[1].norm
+        True
+        >>> plt.close(fig)
+    """
+    axes, x = np.ravel(axes), array(x)
+    if len(axes) != 4:
+        raise ValueError(
+            f"plot_comparison expects four axes, got {len(axes)}; make them with plt.subplots(2, 2)"
+        )
+    truth, mean, sd = (column(values) for values in (truth, mean, sd))
+    outputs = (2,) if truth.ndim == 2 else ()
+    check("plot_comparison", x, truth=(truth, outputs), mean=(mean, outputs), sd=(sd, outputs))
+    check_deviations("plot_comparison", sd)
+
+    panels = {
+        "truth": truth,
+        "posterior mean": mean,
+        "residual (mean − truth)": mean - truth,
+        "posterior standard deviation": sd,
+    }
+    signed = not outputs
+    shades = list(panels.values())
+    if outputs:
+        shades = [np.linalg.norm(values, axis=-1) for values in shades]
+    first = (norm_about_zero if signed else norm_from_zero)(*shades[:2])
+    second = norm_of_interior(x, *shades[2:])
+    if signed:
+        second.vmin = -second.vmax
+    pairs = (
+        (slice(0, 2), first, MAGNITUDE, label),
+        (slice(2, 4), second, DEVIATION, f"residual and sd of {label}"),
+    )
+    shaded = []
+    for pair, norm, cmap, text in pairs:
+        for ax, shade in zip(axes[pair], shades[pair], strict=True):
+            cmap = SIGNED if signed else cmap
+            shaded.append(shade_map("plot_comparison", ax, x, shade, norm, cmap))
+        plot_colorbar(axes[pair][1], shaded[-1], text, extend=cut_off(norm, *shades[pair]))
+    if outputs:
+        shared, own = arrows_of(x, truth, arrows), arrows_of(x, mean - truth, arrows)
+        draw_arrows(axes[1], x, mean, *shared)
+        for ax, vectors, chosen in ((axes[0], truth, shared), (axes[2], mean - truth, own)):
+            drawn = draw_arrows(ax, x, vectors, *chosen)
+            if reference is not None:
+                draw_reference(drawn, reference)
+    for ax in axes:
+        ax.set_aspect("equal")
+    title_panels(axes, list(panels))
+    return tuple(shaded)

@@ -20,8 +20,7 @@ from gp_orff.plotting.drawing import (
     norm_from_zero,
     title_panels,
 )
-from gp_orff.plotting.fields import plot_deviation, plot_field
-from gp_orff.plotting.maps import plot_map
+from gp_orff.plotting.fields import plot_deviation, plot_field, plot_map
 from gp_orff.symbols.base import Symbol
 from gp_orff.symbols.pointwise import Curl, Divergence
 

@@ -1,6 +1,7 @@
 """Symbols that are evaluated at a point: derivatives, potentials, parts of a field."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -121,30 +122,32 @@ class Jacobian(Symbol):
 class _Antiderivative(VectorFieldSymbol):
     """An antiderivative of a field: rows linear in ω, times i/‖ω‖²; zero at ω = 0.
 
-    With `background`, constant fields have an image that is linear in x, and zero at x = 0.
+    With `background`, constant fields have an image that is linear in x, and zero at x = 0: that of
+    1⊗I_p is −Σ_j x_j rows(e_j), times `_scale`.
     """
 
     order = -1
     background: bool | None = None  # None: as the kernel requires
+    _scale = 1.0
+
+    @abstractmethod
+    def _rows(self, omega: Float[Tensor, "D d"]) -> Float[Tensor, "D q p"]:
+        """The rows at frequencies `omega`, (D, d)."""
+
+    def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
+        square = omega.square().sum(-1)[:, None, None]
+        return 1j * self._rows(omega) * torch.where(square > 0, 1 / square.clamp_min(TINY), 0.0)
 
     def of_affine(self, value, slope):
         image = value.new_zeros(self.num_outputs(len(value)), value.shape[-1])
         if not self.background:
             return image, image.new_zeros(len(slope), *image.shape)
-        return image, torch.einsum("jqp,pk->jqk", self._slopes(len(slope)).to(value), value)
-
-    def _slopes(self, num_dims: int) -> Float[Tensor, "d q p"]:
-        """S_j, where the image of 1⊗I_p is Σ_j x_j S_j."""
-        raise NotImplementedError
+        slopes = -self._scale * self._rows(torch.eye(len(slope)).to(value))
+        return image, torch.einsum("jqp,pk->jqk", slopes, value)
 
     def decided(self, curl_free: bool, divergence_free: bool) -> Symbol:
         includes = curl_free if self.of_gradients else divergence_free
         return self if self.background is not None else replace(self, background=includes)
-
-    def _multiplier(self, omega: Float[Tensor, "D d"], rows: Float[Tensor, "D q p"]) -> Multiplier:
-        """i · rows / ‖ω‖²."""
-        square = omega.square().sum(-1)[:, None, None]
-        return 1j * rows * torch.where(square > 0, 1 / square.clamp_min(TINY), 0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,11 +206,8 @@ class Potential(_ScalarPotential):
 
     of_gradients = True
 
-    def _slopes(self, num_dims: int) -> Float[Tensor, "d 1 d"]:
-        return torch.eye(num_dims, dtype=torch.float64).unsqueeze(1)
-
-    def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._multiplier(omega, -omega.unsqueeze(-2))
+    def _rows(self, omega: Float[Tensor, "D d"]) -> Float[Tensor, "D 1 d"]:
+        return -omega.unsqueeze(-2)
 
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
         # A wave that decays has f₃ = ∂₃g = iω₃g.
@@ -251,11 +251,8 @@ class StreamFunction(_ScalarPotential):
 
     dims = (2,)
 
-    def _slopes(self, num_dims: int) -> Float[Tensor, "2 1 2"]:
-        return torch.tensor([[[0.0, -1.0]], [[1.0, 0.0]]], dtype=torch.float64)
-
-    def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._multiplier(omega, quarter_turn(omega).unsqueeze(-2))
+    def _rows(self, omega: Float[Tensor, "D 2"]) -> Float[Tensor, "D 1 2"]:
+        return quarter_turn(omega).unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -283,13 +280,10 @@ class VectorPotential(_Antiderivative):
     background: bool | None = None
     dims, outputs = (3,), 3
 
-    def _slopes(self, num_dims: int) -> Float[Tensor, "3 3 3"]:
-        return -0.5 * cross_matrix(
-            torch.eye(3, dtype=torch.float64)
-        )  # ½ c × x = −½ Σ_j x_j e_j × c
+    _scale = 0.5  # ½ c × x = −½ Σ_j x_j e_j × c
 
-    def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        return self._multiplier(omega, cross_matrix(omega))
+    def _rows(self, omega: Float[Tensor, "D 3"]) -> Float[Tensor, "D 3 3"]:
+        return cross_matrix(omega)
 
 
 # Parts and components of a field.
