@@ -72,9 +72,9 @@ def rows_of(name: str, case: cases.Case, sizes: Sequence[int]) -> Iterator[dict[
     trainer = Trainer(kernel, likelihoods, None, data.survey, journal, tracks=data.tracks)
     if has_weights(trainer, data):
         data = start_with_weights(trainer, data, warm_start=False)
-        start = trainer.new_search().reached
     else:
-        start = best_start(trainer).reached
+        best_start(trainer)
+    start = trainer.new_search().reached
     rule = gp_orff.Grid(domain=data.box)
     grids = Representation(kernel, likelihoods, rule, data, rule)
     known = {"set": name, "values": case.values, "inputs": case.x.shape[-1]}

@@ -40,7 +40,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, expand
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference, IterativeInference
-from gp_orff.inference.iterative_system import Accuracy, solve
+from gp_orff.inference.iterative import Accuracy, solve
 
 EXTENT = 10.0  # lengthscales
 PERIOD = 16.0  # of the grid: correlations beyond 6 lengthscales are small

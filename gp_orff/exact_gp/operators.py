@@ -29,11 +29,12 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import (
     Group,
     NormalEquations,
+    block_matrix,
     equations_of_vectors,
+    equations_with_noise,
     normal_equations,
     prefers_dual,
 )
-from gp_orff.inference.known_noise import block_matrix, equations_with_noise
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 from gp_orff.inference.quadratic import Evidence
 

@@ -31,6 +31,7 @@ from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
 from gp_orff.data.tracks import TrackObservations
 from gp_orff.fitting.search import (
+    AT_BOUND,
     Coordinate,
     Coordinates,
     Search,
@@ -252,7 +253,6 @@ def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
 
 _FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
 _LEAST_DEG_FREE = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
-_ACCURATE = 1e-4  # of the coordinate, and of the logarithm of the scale
 _APART = 0.05  # of the coordinate: the step of curvatures
 
 
@@ -275,19 +275,15 @@ class Tail:
         Under gross outliers the evidence rises to ν = 2, where the variance of the noise is
         infinite, the weights of usual observations vary as if they were outliers, and error bars
         are too small."""
-        likelihood, present = self.likelihood, self.likelihood.raw_deg_free.detach().clone()
-        here = self._coordinate.get().item()
-        if not likelihood.raw_deg_free_constraint.check(torch.tensor([_LEAST_DEG_FREE])):
-            return min(here, -_FARTHEST)
-        likelihood.deg_free = _LEAST_DEG_FREE
-        lowest = self._coordinate.get().item()
-        likelihood.raw_deg_free.data.copy_(present)
-        return min(here, lowest)
+        least = torch.full_like(self.likelihood.deg_free, _LEAST_DEG_FREE)
+        allowed = self._coordinate.allows_each(least).all()
+        lowest = self._coordinate.of_values(least).item() if allowed else -_FARTHEST
+        return min(self._coordinate.get().item(), lowest)
 
     @property
     def at_bound(self) -> bool:
         """Whether ν is the lowest of the search."""
-        return self._coordinate.get().item() < self.lowest + 10 * _ACCURATE
+        return self._coordinate.get().item() < self.lowest + AT_BOUND
 
     @property
     def _variance(self) -> float:
@@ -324,7 +320,6 @@ class Tail:
             lambda u: self._loss(u, parts)[0],
             bounds=(low, high),
             method="bounded",
-            options={"xatol": _ACCURATE},
         )
         _, scale = self._loss(found.x, parts)
         if self.scaled:
@@ -371,7 +366,7 @@ def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
             curvature += ((nu + values) * share * (1 - share)).sum().item()
         step = min(max(excess / curvature, -1.0), 1.0) if curvature > 0 else 0.0
         log_scale += step
-        if abs(step) < _ACCURATE:
+        if abs(step) < torch.finfo(torch.float32).eps:
             break
     return math.exp(log_scale)
 

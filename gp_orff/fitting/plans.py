@@ -51,7 +51,6 @@ from gp_orff.inference.price import (
     MOST_TRAINING,
     NATS,
     NEGLIGIBLE,
-    RATIO,
     SHORT,
     SUBSET_VALUES,
     aim,
@@ -287,8 +286,7 @@ class OnLattice(ByFeatures):
             before = search.evaluations
             with warnings.catch_warnings():  # the next grid is made for where the search has gone
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
-                parts = trainer, search, inference.data, inference.of, label
-                data = maximise(*parts, **options)
+                data = maximise(trainer, search, inference.data, inference.of, label, **options)
             self.representation = replace(self.representation, data=data)
             evaluations -= search.evaluations - before
             if search.settled or evaluations < 1:
@@ -380,7 +378,7 @@ def next_plan(
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
-    on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
+    on_the_way = [each for each in better if each.operations <= NEGLIGIBLE * target.operations]
     return min(on_the_way, key=price, default=target)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import torch
 from gpytorch import Module
-from gpytorch.constraints import Interval
 from gpytorch.kernels import ConstantKernel, Kernel, RQKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, MultitaskGaussianLikelihood
 from gpytorch.priors import Prior
@@ -28,7 +27,7 @@ from gp_orff.data.noise import noise_of
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
 from gp_orff.fitting.noise import of_kind
-from gp_orff.fitting.starting_values import all_summands, mean_weight, moments
+from gp_orff.fitting.starting_values import SHARES, all_summands, axis_extents, mean_weight, moments
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
@@ -65,7 +64,6 @@ def log_prior_of_noise(
     return total
 
 
-_LENGTH = 0.4  # the median of lengthscales over the extent
 _KNOWN, _SUMMAND, _NOISE = 0.8, 1.5, 1.2  # sd of log lengths and log sd of fields, parts and noise
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
@@ -99,7 +97,7 @@ class Owner:
         """Whether a constraint keeps the parameter positive."""
         owner, name = self._owner(modules)
         constraint = owner.constraint_for_parameter_name(name)
-        return isinstance(constraint, Interval) and bool((constraint.lower_bound >= 0).all())
+        return constraint is not None and bool((constraint.lower_bound >= 0).all())
 
     def _owner(self, modules: Modules) -> tuple[Module, str]:
         path, _, name = self.name.rpartition(".")
@@ -246,11 +244,9 @@ def _lengths(kernel: Kernel, survey: Survey) -> Iterator[tuple[nn.Parameter, Log
             if not leaf.kernel.has_lengthscale:
                 continue
             raw = leaf.kernel.raw_lengthscale
-            extents = bulk[list(leaf.columns(leaf_dims(term, leaf, len(bulk))))]
-            longest = extents.max() if extents.max() > 0 else torch.ones_like(extents.max())
-            extents = torch.where(extents > 0, extents, longest)
-            extents = extents if leaf.kernel.ard_num_dims else longest
-            yield raw, _log_normal(extents, raw, _LENGTH, _KNOWN)
+            extents = axis_extents(bulk[list(leaf.columns(leaf_dims(term, leaf, len(bulk))))])
+            extents = extents if leaf.kernel.ard_num_dims else extents.max()
+            yield raw, _log_normal(extents, raw, SHARES[0], _KNOWN)
             if isinstance(leaf.kernel, RQKernel):
                 alpha = leaf.kernel.raw_alpha
                 yield alpha, _log_normal(torch.ones(()), alpha, 1.0, 1.0)

@@ -136,7 +136,7 @@ def _distance_ranges(
 
 
 _FARTHEST = -math.log(torch.finfo(torch.float64).eps) / 2  # without ranges: squares round away
-_AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
+AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Coordinate:
 
     def get(self) -> Float[Tensor, "k"]:
         """u of the present value."""
-        return self._coordinate(self.value.double())
+        return self.of_values(self.value.double())
 
     def bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         """The lowest and highest u of the search; the present u is always between them."""
@@ -172,7 +172,7 @@ class Coordinate:
             low = origin - _FARTHEST
             if self.floor is not None:
                 floor = self._expanded(self.floor)
-                low = torch.where(self.allows_each(floor), self._coordinate(floor), low)
+                low = torch.where(self.allows_each(floor), self.of_values(floor), low)
                 low = low.minimum(origin)
             return low, origin + _FARTHEST
         low, high = self._limits()
@@ -186,7 +186,7 @@ class Coordinate:
     def _limits(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
         """The lowest and highest u of all search ranges."""
         ends = [
-            [self._coordinate(self._expanded(value)) for value in (limits.low, limits.high)]
+            [self.of_values(self._expanded(value)) for value in (limits.low, limits.high)]
             for limits in self.ranges
         ]
         # The union of all ranges: an intersection could be empty where leaves differ in their
@@ -194,8 +194,8 @@ class Coordinate:
         low, high = (torch.stack(end) for end in zip(*ends, strict=True))
         return low.amin(0), high.amax(0)
 
-    def _coordinate(self, value: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
-        """u of a value."""
+    def of_values(self, value: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """u of values."""
         low, high = self._bounds
         if low is None and high is None:
             return value / self.scale
@@ -235,14 +235,6 @@ class Coordinate:
         if low is not None and high is not None:
             return low + (high - low) * torch.sigmoid(u)
         return low + u.exp() if high is None else high - (-u).exp()
-
-    def of_values(self, values: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """u of values."""
-        return self._coordinate(values)
-
-    def allows(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b"]:
-        """Whether the constraint allows values."""
-        return self.allows_each(values).all(-1)
 
     def allows_each(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
         """Whether the constraint allows each value."""
@@ -393,7 +385,7 @@ class Coordinates:
 
     def at_bounds(self, u: Float[np.ndarray, "k"]) -> Int[np.ndarray, "k"]:
         """−1 where a coordinate is at its lower bound, 1 at its upper bound, else 0."""
-        return (u >= self.high - _AT_BOUND).astype(int) - (u <= self.low + _AT_BOUND).astype(int)
+        return (u >= self.high - AT_BOUND).astype(int) - (u <= self.low + AT_BOUND).astype(int)
 
     def reached(self, names: Mapping[str, nn.Parameter]) -> list[str]:
         """A sentence for each hyperparameter that is at a bound of the search."""
@@ -704,17 +696,13 @@ class Search:
     @property
     def reached(self) -> dict[str, object]:
         """Where the search is, as plain values."""
-        names = ("curvature", "informed", "evaluations", "failures", "value", "settled")
-        names += ("gained", "expected_gain", "summit")
-        return {"u": self.coordinates.get(), **{name: getattr(self, name) for name in names}}
+        state = {name: value for name, value in vars(self).items() if name != "coordinates"}
+        return {"u": self.coordinates.get(), **state}
 
     def go_to(self, reached: Mapping[str, object]) -> None:
         """Go to where another search was, as told by its `reached`."""
-        for name, value in reached.items():
-            if name == "u":
-                self.coordinates.set(value)
-            else:
-                setattr(self, name, copy(value))
+        self.coordinates.set(reached["u"])
+        vars(self).update({name: copy(own) for name, own in reached.items() if name != "u"})
 
 
 def _newton_step(
@@ -727,7 +715,7 @@ def _newton_step(
 ) -> Float[np.ndarray, "k"]:
     """(B + λ diag B) s = g in the coordinates that are not held at their bounds, with eigenvalues
     of at least `floor`."""
-    outwards = np.where(point.gradient > 0, point.u >= high - _AT_BOUND, point.u <= low + _AT_BOUND)
+    outwards = np.where(point.gradient > 0, point.u >= high - AT_BOUND, point.u <= low + AT_BOUND)
     free, step = ~outwards, np.zeros_like(point.gradient)
     matrix = curvature + damping * np.diag(np.diag(curvature))
     values, vectors = np.linalg.eigh(matrix[np.ix_(free, free)])

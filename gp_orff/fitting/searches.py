@@ -17,7 +17,7 @@ from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import Start, start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference
-from gp_orff.inference.price import FINALISTS, NATS, NEGLIGIBLE, SHORT, SUBSET_VALUES
+from gp_orff.inference.price import FINALISTS, MOST_TRAINING, NATS, NEGLIGIBLE, SHORT, SUBSET_VALUES
 
 # Where searches begin: the best of many starting values, on subsets of the data.
 
@@ -26,26 +26,24 @@ Candidate = tuple[Search, Float[np.ndarray, "k"], Split]
 _CLOSE = NEGLIGIBLE * NATS  # promised at the end of these searches
 
 
-def best_start(trainer: Trainer) -> Search:
-    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
-    on a small subset, from the best starting values of each lengthscale; the best three again on a
-    larger one, and the best of these to the end. Many data are also searched in a dense part."""
+def best_start(trainer: Trainer) -> None:
+    """Set the hyperparameters to those of largest evidence of a subset: short searches on a small
+    subset, from the best starting values of each lengthscale; the best three again on a larger one,
+    and the best of these to the end. Many data are also searched in a dense part."""
     warn_of_far_points(trainer.distances)
     trainer.curves.end()
     spread = trainer.starting_subset(SUBSET_VALUES)
-    many = trainer.has_many
+    # of many, also a dense part, with the curves of learned spectra held
+    many = trainer.survey.num_values > MOST_TRAINING and not trainer.tracks
     held = trainer.curves.held() if many else nullcontext()
     name = f"starting values, {spread.survey.num_points} points"
     with held, trainer.journal.stage(name) as stage:
         search = _screened_search(trainer, spread)
         stage.nats_per_number = search.value
-        if not many:
-            return search
-        search = _over_short_distances(trainer, search)
-    if not trainer.curves:
-        return search
-    trainer.curves.centre()
-    return trainer.new_search()
+        if many:
+            _over_short_distances(trainer, search)
+    if many:
+        trainer.curves.centre()
 
 
 def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
@@ -130,9 +128,9 @@ def _distinct(candidates: Sequence[Candidate], num_values: float) -> list[Candid
     return distinct
 
 
-def _over_short_distances(trainer: Trainer, search: Search) -> Search:
-    """A search on from where this one ended, or from a start on a dense part of the data, whichever
-    has the larger evidence on other parts.
+def _over_short_distances(trainer: Trainer, search: Search) -> None:
+    """Go to where this search ended, or where one on a dense part of the data did, whichever has
+    the larger evidence on other parts.
 
     Points spread over all data do not show what varies over a few distances of neighbours by less
     than the noise, and the evidence of all data may have a maximum for each. A search of k
@@ -147,12 +145,10 @@ def _over_short_distances(trainer: Trainer, search: Search) -> Search:
     search.coordinates.set(u)
     gain -= trainer.value(dense)
     if gain <= len(u):
-        return search
+        return
     judge = trainer.inference(trainer.windows(2 * SUBSET_VALUES, 2, seed=1))
     for candidate, at in ((search, u), (other, other_u)):
         candidate.coordinates.set(at)
         trainer.search(candidate, judge, "dense parts", evaluations=SHORT)
-    if (other.value - search.value) * judge.num_values > len(u):
-        return trainer.new_search()  # from there, in the ranges of all data
-    search.coordinates.set(u)
-    return search
+    if (other.value - search.value) * judge.num_values <= len(u):
+        search.coordinates.set(u)

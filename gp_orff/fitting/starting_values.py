@@ -61,7 +61,7 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 # noise is a tenth of it.
 
 
-_SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
+SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
 _MAX_SHORTER = 5  # how many shorter lengthscales are added
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -90,7 +90,7 @@ def starts(
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
     # learned spectra have eight times longer and shorter lengths: every other start suffices
-    shares, ratio = ([_SHARES[1]], 9.0) if wide else ([*_SHARES], 3.0)
+    shares, ratio = ([SHARES[1]], 9.0) if wide else ([*SHARES], 3.0)
     most = len(shares) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
     varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
@@ -130,7 +130,7 @@ def start(
     for term in terms(kernel):
         for leaf in term.leaves:
             dims = list(leaf.active_dims or range(len(bulk)))
-            lengths = where.share * _axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
+            lengths = where.share * axis_extents(bulk[dims], isotropic=term.factor.degree > 0)
             scales = _scales(leaf.kernel, lengths.clamp_min(distances.typical(dims)))
             for name, values in scales.items():
                 set_trained(leaf.kernel, name, values)
@@ -189,7 +189,7 @@ def mean_weight(observations: Sequence[Observations]) -> float:
     return math.exp(sum(logs) / (sum(map(len, observations)) or 1))
 
 
-def _axis_extents(extent: Float[Tensor, "d"], isotropic: bool) -> Float[Tensor, "d"]:
+def axis_extents(extent: Float[Tensor, "d"], isotropic: bool = False) -> Float[Tensor, "d"]:
     """The extent along each axis; the largest one for flat axes, and for all axes of a field."""
     largest = extent.amax() if extent.amax() > 0 else torch.ones_like(extent.amax())
     return torch.where((extent > 0) & (not isotropic), extent, largest)

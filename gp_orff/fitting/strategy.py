@@ -78,9 +78,9 @@ def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Da
     weights of Student-t noise."""
     if has_weights(trainer, data):
         data = start_with_weights(trainer, data, warm_start)
-        return trainer.new_search(), data
-    search = trainer.new_search() if warm_start else best_start(trainer)
-    return trainer.restarted(search), data
+    elif not warm_start:
+        best_start(trainer)
+    return trainer.new_search(), data
 
 
 def _with_weights(trainer: Trainer, data: Data, last: Plan | None) -> Data:

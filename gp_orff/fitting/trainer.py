@@ -32,7 +32,7 @@ from gp_orff.fitting.search import Search
 from gp_orff.inference.equations import whole_vectors
 from gp_orff.inference.exact import ExactInference, has_covariance
 from gp_orff.inference.features import FeatureInference, Inference, log_marginal_likelihood
-from gp_orff.inference.price import FINALISTS, MOST_TRAINING, NEGLIGIBLE, SUBSET_VALUES
+from gp_orff.inference.price import FINALISTS, NEGLIGIBLE, SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import share_mixing, terms
 
@@ -82,17 +82,6 @@ class Trainer:
     def num_learned(self) -> int:
         """k, the hyperparameters of a search."""
         return len(self.new_search().coordinates.get())
-
-    @property
-    def has_many(self) -> bool:
-        """Whether the data are so many that starting values are found on parts of them too, with
-        the curves of learned spectra held."""
-        return self.survey.num_values > MOST_TRAINING and not self.tracks
-
-    def restarted(self, search: Search) -> Search:
-        """The search; with tracks a new one from where it is, because the few blocks of a subset
-        have little information on the curvature."""
-        return self.new_search() if self.tracks else search
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
         """log p(y), total nats; with weak priors, the constant mean is integrated out."""

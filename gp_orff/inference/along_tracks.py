@@ -17,7 +17,6 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.tracks import BlockNoise, Track, TrackObservations
 from gp_orff.inference.features import Inference
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
-from gp_orff.inference.robust import latent_covariance
 
 # The field plus the noise that observations of a track share, given block means of other ones.
 #
@@ -40,15 +39,15 @@ from gp_orff.inference.robust import latent_covariance
 #    blocks, or at two nodes of each (`condensed`), and combined afterwards from both sides.
 
 
-class SeenWithMean(NamedTuple):
-    """Block means, and the effect of the unknown constant mean on them."""
+class Seen(NamedTuple):
+    """Block means: their observations or features, their number in all components, and the effect
+    of the unknown constant mean on them."""
 
-    seen: TrackObservations | Float[Tensor, "m F"]
-    effect: Float[Tensor, "m p"]
+    blocks: TrackObservations | Float[Tensor, "m F"]
+    count: int
+    effect: Float[Tensor, "m p"] | None = None
 
 
-Seen = TrackObservations | Float[Tensor, "m F"] | SeenWithMean | None
-"""Block means: their observations, or their features; None without any."""
 Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
 
 _CHUNK = 2**24  # numbers in memory
@@ -103,7 +102,7 @@ class Signal:
         field = joint_covariance(self.distribution, part.x, seen, combined)
         return field + in_components(prior - gain @ shared.mT, v)
 
-    def _seen(self, readings: TrackObservations) -> Seen:
+    def _seen(self, readings: TrackObservations) -> Seen | None:
         """The block means of the tracks of these observations, for `joint_covariance`."""
         known = self._given(readings)
         return block_means_under(self.distribution, known) if known.tracks else None
@@ -190,7 +189,7 @@ def covariance_with_block_means(
 @singledispatch
 def block_means_under(distribution: FieldDistribution, known: TrackObservations) -> Seen:
     """What of the block means H f serves `joint_covariance` at any points."""
-    return known.condensed
+    return Seen(known.condensed, known.y.numel())
 
 
 @block_means_under.register
@@ -200,9 +199,8 @@ def _(distribution: PlusWhite, known):
 
 @block_means_under.register
 def _(distribution: WithMean, known):
-    seen = block_means_under(distribution.distribution, known)
     effect = known.rows(distribution.effect(known.points).flatten(0, 1))
-    return SeenWithMean(seen, effect)
+    return block_means_under(distribution.distribution, known)._replace(effect=effect)
 
 
 @block_means_under.register
@@ -211,7 +209,8 @@ def _(distribution: WeightPosterior, known):
     width = expansion.num_features * expansion.num_outputs * known.times.count.mean().item()
     rows = torch.arange(len(known.y), device=known.x.device).split(max(1, int(_CHUNK / width)))
     parts = map(known.take, rows)
-    return torch.cat([part.rows(expansion.features(part.points)) for part in parts])
+    features = torch.cat([part.rows(expansion.features(part.points)) for part in parts])
+    return Seen(features, len(features))
 
 
 @singledispatch
@@ -219,11 +218,11 @@ def joint_covariance(
     distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
 ) -> Float[Tensor, "k k"]:
     """The covariance of linear combinations of f(x) and block means H f, in this order."""
-    points = torch.cat([x.double(), seen.points])
+    points = torch.cat([x.double(), seen.blocks.points])
     rows = len(x) * distribution.num_outputs
 
     def half(matrix: Float[Tensor, "m j"]) -> Float[Tensor, "k j"]:
-        return combined(torch.cat([matrix[:rows], seen.rows(matrix[rows:])]))
+        return combined(torch.cat([matrix[:rows], seen.blocks.rows(matrix[rows:])]))
 
     return half(half(distribution.covariance(points)).mT)
 
@@ -232,28 +231,20 @@ def joint_covariance(
 def _(distribution: PlusWhite, x, seen, combined):
     field = joint_covariance(distribution.distribution, x, seen, combined)
     white = independent(distribution.added, len(x))
-    count = _count(seen)
-    return field + combined(combined(pad(white, (0, count) * 2)).mT)
+    return field + combined(combined(pad(white, (0, seen.count) * 2)).mT)
 
 
 @joint_covariance.register
 def _(distribution: WithMean, x, seen, combined):
     effect = combined(torch.cat([distribution.effect(x).flatten(0, 1), seen.effect]))
-    return joint_covariance(distribution.distribution, x, seen.seen, combined) + effect @ effect.mT
+    return joint_covariance(distribution.distribution, x, seen, combined) + effect @ effect.mT
 
 
 @joint_covariance.register
 def _(distribution: WeightPosterior, x, seen, combined):
     return distribution.covariance_of(
-        combined(torch.cat([distribution.expansion.features(x.double()), seen]))
+        combined(torch.cat([distribution.expansion.features(x.double()), seen.blocks]))
     )
-
-
-def _count(seen: Seen) -> int:
-    """The number of block means, in all components."""
-    if isinstance(seen, SeenWithMean):
-        return len(seen.effect)
-    return seen.shape[0] if isinstance(seen, Tensor) else seen.y.numel()
 
 
 def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combination:
@@ -270,7 +261,7 @@ def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combinat
 def unexplained_variance(
     distribution: FieldDistribution,
     part: Observations,
-    seen: Seen,
+    seen: Seen | None,
     gain: Float[Tensor, "n t"] | None,
 ) -> Float[Tensor, "n v"]:
     """Var[h(x) − G H f] of every number, for block means H f of one track; that of h(x) where there
@@ -290,7 +281,7 @@ def observed_variance(distribution: FieldDistribution, part: Observations) -> Fl
     """Var[H f] of every observation."""
     if part.direction is None:  # then H selects components
         return part.apply(distribution.variance(part.x))
-    return latent_covariance(distribution, part).diagonal(dim1=-1, dim2=-2)
+    return distribution.latent(part).diagonal(dim1=-1, dim2=-2)
 
 
 @unexplained_variance.register
@@ -308,7 +299,7 @@ def _(distribution: WithMean, part, seen, gain):
         return unexplained_variance(inner, part, None, None) + effect.square().sum(-1)
     over_blocks = seen.effect.unflatten(0, (-1, part.pattern.num_values))
     effect = effect - torch.einsum("nt,tvk->nvk", gain, over_blocks)
-    return unexplained_variance(inner, part, seen.seen, gain) + effect.square().sum(-1)
+    return unexplained_variance(inner, part, seen, gain) + effect.square().sum(-1)
 
 
 @unexplained_variance.register
@@ -317,9 +308,9 @@ def _(distribution: WeightPosterior, part, seen, gain):
         return unexplained_variance.dispatch(object)(distribution, part, seen, gain)
     x, variance = part.x, distribution.variance(part.x)
     p, count = distribution.num_outputs, gain.shape[-1]
-    solved = distribution.weight_covariance(seen.mT)  # Cov[θ, H f]
+    solved = distribution.weight_covariance(seen.blocks.mT)  # Cov[θ, H f]
     columns = distribution.expansion.column_weights(solved)
-    means = (seen @ solved).unflatten(0, (count, p)).unflatten(2, (count, p))
+    means = (seen.blocks @ solved).unflatten(0, (count, p)).unflatten(2, (count, p))
     means = means.diagonal(dim1=1, dim2=3)  # Cov[H f] in every component, (t, t, p)
     rows, parts = max(1, _CHUNK // columns.shape[-1]), []
     for points, weights in zip(x.split(rows), gain.split(rows), strict=True):
@@ -461,7 +452,7 @@ def _(distribution: WeightPosterior, tracks, weights):
     rows = []
     for track, weight in zip(tracks.tracks, weights, strict=True):
         one = replace(tracks, tracks=(track,))
-        rows.append(_sums(one, [weight]) @ block_means_under(distribution, one))
+        rows.append(_sums(one, [weight]) @ block_means_under(distribution, one).blocks)
     return distribution.covariance_of(torch.cat(rows))
 
 

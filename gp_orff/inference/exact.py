@@ -138,7 +138,10 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
         return tuple(data.repeats.width * length for length in reach)
     # The mean of many records has less noise, and permits smaller changes within a site. Their
     # number depends on the reach in turn: it is counted once, at the reach of single records.
-    count = _records_at_a_site(data, reach)
+    # It is Σ r² / Σ r over sites with r records, that at the site of an average record: many single
+    # records must not hide a few crowded sites.
+    counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
+    count = float((counts**2).sum() / counts.sum())
     reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
     if given is not None:
         space = space_of(kernel, data.num_inputs)
@@ -265,13 +268,6 @@ def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
 
 def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]:
     return [site_labels(part, reach) for part in data.observations]
-
-
-def _records_at_a_site(data: Dataset, reach: Sequence[float]) -> float:
-    """Σ r² / Σ r over sites with r records: the records at the site of an average record."""
-    # Sites are weighted by their records: many single records must not hide a few crowded sites.
-    counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
-    return float((counts**2).sum() / counts.sum())
 
 
 # The posterior of a field and of its symbols by the exact kernel.
@@ -684,9 +680,16 @@ class ExactInference(Inference):
         return self._tiles.cross(kernel, x, num_outputs(kernel))
 
     def _in_tiles(self, kernel: Kernel) -> bool:
-        """Whether every number is one of a single point, and the covariance needs no graph."""
+        """Whether every number is one of a single point, and only leaves of the graph, the
+        parameters of one kernel, determine the covariance."""
         single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
-        return single and _is_plain(kernel, self._merged[0])
+        fixed = [tensor for part in self._merged[0] for tensor in (part.x, part.direction)]
+        return (
+            single
+            and not kernel.batch_shape
+            and all(parameter.is_leaf for parameter in kernel.parameters())
+            and not any(tensor is not None and tensor.requires_grad for tensor in fixed)
+        )
 
     def _noise_by_group(self, noises: Noises) -> list[Tensor]:
         """The noise of every group, at each point or of all numbers of tracks."""
@@ -819,13 +822,3 @@ def has_covariance(kernel: Kernel, data: Data) -> bool:
     except NotImplementedError:
         return False
     return True
-
-
-def _is_plain(kernel: Kernel, observations: Sequence[Observations]) -> bool:
-    """Whether only leaves of the graph, the parameters of one kernel, determine Cov[H f]."""
-    fixed = [tensor for part in observations for tensor in (part.x, part.direction)]
-    return (
-        not kernel.batch_shape
-        and all(parameter.is_leaf for parameter in kernel.parameters())
-        and not any(tensor is not None and tensor.requires_grad for tensor in fixed)
-    )

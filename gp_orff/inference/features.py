@@ -46,8 +46,7 @@ from gp_orff.inference.equations import (
     prefers_dual,
     whole_vectors,
 )
-from gp_orff.inference.iterative import Iterative
-from gp_orff.inference.iterative_system import Accuracy
+from gp_orff.inference.iterative import Accuracy, Iterative
 from gp_orff.inference.posteriors import (
     FieldDistribution,
     PlusConstant,
@@ -248,15 +247,13 @@ class FeatureInference(Inference):
     known: FieldStatistics | None = None  # of the shared columns, if computed
 
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        expansion, delta = self._expansion_and_delta(kernel)
-        statistics = self._statistics_unless_dual(expansion)
+        expansion, delta, statistics = self._expanded(kernel)
         equations = self._equations(kernel, noises, expansion, delta, statistics)
         return self._with_scatter(equations.evidence(), noises, statistics)
 
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
-        expansion, delta = self._expansion_and_delta(kernel)
-        statistics = self._statistics_unless_dual(expansion)
+        expansion, delta, statistics = self._expanded(kernel)
 
         def solve(
             features: Expansion, columns: Tensor | None = None
@@ -277,8 +274,7 @@ class FeatureInference(Inference):
     @torch.no_grad()
     def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:
         """The normal equations of the weights, of statistics alone; None where others serve."""
-        expansion, delta = self._expansion_and_delta(kernel)
-        statistics = self._statistics_unless_dual(expansion)
+        expansion, delta, statistics = self._expanded(kernel)
         if statistics is None or self.data.tracks:
             return None
         return self._equations(kernel, noises, expansion, delta, statistics).sums
@@ -410,10 +406,6 @@ class FeatureInference(Inference):
         further = self.data.symbol_data or self.data.tracks
         return not further and has_blocks(expansion) and whole_vectors(self.data.observations)
 
-    def _statistics_unless_dual(self, expansion: Expansion) -> FieldStatistics | None:
-        """The statistics; None where the dual algebra is cheaper."""
-        return None if self.prefers_dual_algebra(expansion) else self._statistics_of(expansion)
-
     @cached_property
     def _point_observations(self) -> PointObservations:
         return PointObservations(self.data.observations)
@@ -518,6 +510,15 @@ class FeatureInference(Inference):
     @property
     def has_shared_columns(self) -> bool:
         return self.draws[0].shared_columns() is not None
+
+    def _expanded(
+        self, kernel: Kernel
+    ) -> tuple[Expansion, Float[Tensor, "p p"] | None, FieldStatistics | None]:
+        """The features, the variance δ that they truncate, and the statistics; None for these where
+        the dual algebra is cheaper."""
+        expansion, delta = self._expansion_and_delta(kernel)
+        dual = self.prefers_dual_algebra(expansion)
+        return expansion, delta, None if dual else self._statistics_of(expansion)
 
     def _expansion_and_delta(self, kernel: Kernel) -> tuple[Expansion, Tensor | None]:
         if not self.has_shared_columns:

@@ -331,14 +331,6 @@ class TrackReadings:
         return self.single.in_blocks(self.span)
 
 
-def rest_of(
-    readings: Sequence[TrackReadings], left_out: Bool[Tensor, "M"]
-) -> list[TrackObservations]:
-    """Block means of the observations that are not left out; `left_out` is by their `index`."""
-    rest = [part.take(~left_out[part.index]) for part in readings]
-    return [part.in_blocks for part in rest if len(part)]
-
-
 # Observations left out by blocks, for inference by features: their statistics are subtracted.
 
 
@@ -388,7 +380,8 @@ def left_out_of_tracks(
     Mean and variance are those of the field and of the noise that observations of a track share.
     """
     for block in blocks:
-        rest = rest_of(readings, block.left_out)
+        rest = [part.take(~block.left_out[part.index]) for part in readings]
+        rest = [part.in_blocks for part in rest if len(part)]
         posterior = inference.of(Dataset.in_memory(rest)).posterior(kernel, noises, mean)
         field = posterior.field(fixed=mean is not None)
         given = {part.key: {track.label: track for track in part.tracks} for part in rest}

@@ -21,7 +21,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.noise import independent
-from gp_orff.data.observations import Affine, affine_image, less_reference, of_affine
+from gp_orff.data.observations import Affine, Observations, affine_image, less_reference, of_affine
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
@@ -66,6 +66,10 @@ class FieldDistribution(ABC):
     @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+
+    def latent(self, part: Observations) -> Float[Tensor, "n v v"]:
+        """H Cov[f] Hᵀ of every observation."""
+        return part.apply_to_covariance(self.blocks(part.x))
 
     def normals(
         self, x: Float[Tensor, "n d"]
@@ -310,6 +314,9 @@ def plus_white(
 # (`_pair_covariance`).
 
 
+_READINGS = 512  # along directions, at once
+
+
 @dataclass(frozen=True)
 class WeightPosterior(InChunks):
     """The posterior θ | y ~ N(mean, Cov)."""
@@ -378,6 +385,17 @@ class WeightPosterior(InChunks):
 
     def _blocks(self, x: Tensor) -> Tensor:
         return self.blocks_of(self.expansion.features(x.double()), self.num_outputs)
+
+    def latent(self, part: Observations) -> Tensor:
+        if part.direction is None:
+            return super().latent(part)
+
+        def variances(some: Observations) -> Float[Tensor, "n"]:  # without whole vectors
+            vectors = self.expansion.features(some.x.double()).unflatten(0, (len(some), -1))
+            return self.variance_of(torch.einsum("npf,np->nf", vectors, some.direction))
+
+        rows = torch.arange(len(part), device=part.x.device).split(_READINGS)
+        return torch.cat([variances(part.take(some)) for some in rows])[:, None, None]
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> FieldDistribution:
         expansion = apply_symbol(symbol, self.expansion, space)
@@ -628,22 +646,15 @@ def check(
         if not all(family.num_columns for half, _ in pair for family in families_of(half.phi)):
             return  # one frequency has no halves
         parts = [posterior_of(*half) for half in pair]
-        ratio = disagreement(posterior, parts, x[..., :200, :])
-        warn_if_overconfident(ratio, expansion.num_features)
-
-
-def warn_if_overconfident(ratio: float, num_features: int) -> None:
-    """Warn if the error of the features is larger than their error bars.
-
-    The message names a round number, so that Python shows it once and not for every posterior.
-    """
-    if ratio > 1:
+        if (ratio := disagreement(posterior, parts, x[..., :200, :])) <= 1:
+            return
+        # a round number, so that Python shows the message once and not for every posterior
         at_least = max(bound for bound in (1, 2, 5, 10) if ratio >= bound)
         warnings.warn(
-            f"the posterior of these {num_features} random features is overconfident: the error "
-            f"that comes from the features alone is more than {at_least} times the posterior "
-            "standard deviation. Use more frequencies, QuasiMonteCarlo or a smoother base kernel, "
-            "and compare with the exact kernel on a subset; "
+            f"the posterior of these {expansion.num_features} random features is overconfident: "
+            f"the error that comes from the features alone is more than {at_least} times the "
+            "posterior standard deviation. Use more frequencies, QuasiMonteCarlo or a smoother "
+            "base kernel, and compare with the exact kernel on a subset; "
             "gp_orff.settings.check_features(False) silences this check.",
             FeatureWarning,
             stacklevel=2,

@@ -12,7 +12,6 @@ NATS = 1.0  # of loss, with which a fit may end: less changes no decision betwee
 NATS_OF_A_NUMBER = 1e-4  # nats, likewise, for each of many observed numbers
 NEGLIGIBLE = 0.1  # of a standard deviation, or of nats; a hundredth of a variance, therefore
 BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
-RATIO = 8.0  # of prices: half of the numbers, under the exact kernel
 SUBSET_VALUES = 600  # numbers, of which an evaluation takes as long as its overhead
 FINALISTS = 3  # starting values that are searched from on more data: as many maxima are usual
 SHORT = 6  # evaluations, of which a search shows which maximum it goes to

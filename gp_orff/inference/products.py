@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.features.columns import SideBySide
+from gp_orff.features.columns import SideBySide, families_of
 from gp_orff.features.draws import LatticeDraw
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
@@ -318,21 +318,17 @@ class ProductPosterior(GeneralPosterior):
 
     def of_part(self, expansion, kernel):
         count = len(self.theta) - len(self.system.root)
-        if expansion is None or not _negligible(expansion.directions, count):
+        if expansion is None:
+            return self
+        sizes = expansion.directions.abs().amax(-1)
+        # the directions of terms that a part omits are zero, to rounding of their variances
+        if sizes[:count].max() > _NOTHING * sizes.max():
             return super().of_part(expansion, kernel)
         # Of lines alone: their weights have the covariance S⁻¹.
         lattice, lines = expansion.phi.families
         columns = expansion.columns[count:] - lattice.num_columns
         part = FeatureExpansion(lines, expansion.directions[count:], columns)
         return PrimalPosterior(part, self.theta[count:], self.response[count:], self.system.root)
-
-
-def _negligible(directions: Float[Tensor, "F p"], count: int) -> bool:
-    """Whether the first directions are zero, as those of terms that a part omits are to rounding.
-
-    Their variance is far below the rounding of that of the others."""
-    sizes = directions.abs().amax(-1)
-    return bool(sizes[:count].max() <= _NOTHING * sizes.max())
 
 
 _NOTHING = 1e-20
@@ -378,8 +374,7 @@ class SumsAlone(SideBySide):
 
 def families(phi: object) -> tuple[LatticeColumns, LineColumns] | None:
     """The lattice and the lines of columns that are these; None of others."""
-    if isinstance(phi, SideBySide) and len(phi.families) == 2:
-        lattice, lines = phi.families
-        if isinstance(lattice, LatticeColumns) and isinstance(lines, LineColumns):
+    match families_of(phi):
+        case (LatticeColumns() as lattice, LineColumns() as lines):
             return lattice, lines
     return None

@@ -69,9 +69,7 @@ class Evidence(NamedTuple):
         Zero along directions of which the data say nothing.
         """
         basis, information = self._information()
-        scaled, units = _with_unit_diagonal(information)
-        values, vectors = torch.linalg.eigh(scaled)
-        values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
+        values, vectors, units = _eigen(information)
         root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # whatever the eigenvectors
         return basis @ (root / units.unsqueeze(-1))
 
@@ -143,9 +141,7 @@ class Evidence(NamedTuple):
         along the q directions of c that the data determine.
         """
         basis, information = self._information()
-        scaled, units = _with_unit_diagonal(information)
-        values = torch.linalg.eigvalsh(scaled)
-        values = values.clamp_min(torch.finfo(values.dtype).eps)  # rounding may make it negative
+        values, _, units = _eigen(information)
         logdet = (values.log() + 2 * units.log()).sum(-1)
         rank = basis.detach().square().sum((-1, -2))
         return self.log_density(None, num_values) - 0.5 * (logdet - rank * math.log(2 * math.pi))
@@ -159,6 +155,16 @@ def _with_unit_diagonal(
     size = a.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
     units = torch.where(size > 0, size, 1.0)
     return a / units.unsqueeze(-1) / units.unsqueeze(-2), units
+
+
+def _eigen(
+    a: Float[Tensor, "*b p p"],
+) -> tuple[Float[Tensor, "*b p"], Float[Tensor, "*b p p"], Float[Tensor, "*b p"]]:
+    """The eigenvalues and vectors of D^{−½} A D^{−½}, and D^½, for a positive definite A."""
+    scaled, units = _with_unit_diagonal(a)
+    values, vectors = torch.linalg.eigh(scaled)
+    # rounding may make them negative
+    return values.clamp_min(torch.finfo(values.dtype).eps), vectors, units
 
 
 def _directions(

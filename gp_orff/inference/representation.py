@@ -62,14 +62,11 @@ class Memo:
         self._entry: tuple[object, list[Tensor], object] | None = None
 
     def get(self, make: Callable[[], T], modules: Iterable[nn.Module], key: object = None) -> T:
-        parameters, entry = [p for module in modules for p in module.parameters()], self._entry
-        if entry is None or entry[0] != key or not _equal(entry[1], parameters):
-            self._entry = entry = (key, [p.detach().clone() for p in parameters], make())
+        now, entry = [p for module in modules for p in module.parameters()], self._entry
+        known = entry is not None and entry[0] == key and len(entry[1]) == len(now)
+        if not (known and all(map(torch.equal, entry[1], now))):
+            self._entry = entry = (key, [p.detach().clone() for p in now], make())
         return entry[2]
-
-
-def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
-    return len(before) == len(now) and all(map(torch.equal, before, now))
 
 
 # Statistics of many observations on a wide lattice, from which those of smaller grids follow.
@@ -113,105 +110,9 @@ class Kept:
 
 
 COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
-_SIGNAL_TO_NOISE = 1e3  # the ratio of variances at which the rule's tolerance is used unchanged
-_SHARE_OF_NOISE = 0.003  # that decaying waves may truncate: they cost more than a lattice
-_MARGIN = 0.25  # of boxes, in extents or lengthscales
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """What data resolve of a kernel at its present hyperparameters.
-
-    Args:
-        kernel, data, noises: of the fit.
-        costly: whether features cost more than those of a lattice.
-        counts, resolved: caches of numbers of features.
-    """
-
-    kernel: Kernel
-    data: Data
-    noises: Noises
-    costly: bool
-    counts: Memo
-    resolved: Memo
-
-    @torch.no_grad()
-    def tolerance(self, rule: Grid) -> float:
-        """The tolerance that the noise of the data requires.
-
-        It is the rule's own where the noise variance is a thousandth of the signal variance, and
-        tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data have no more information on the truncated features. Of learned
-        spectra, whose shortest waves always have some of the variance, it is 10 %.
-        """
-        signal = self.signal
-        if not signal > 0:
-            return rule.tolerance
-        if not self.learns_spectrum:
-            return self._tolerance(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2)
-        # most of the variance may be that of few long waves: the features of all that is resolved
-        least = self._tolerance(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE)
-        return self._tolerance(rule, signal, least, NEGLIGIBLE)
-
-    @property
-    def signal(self) -> float:
-        """The variance of the field that varies, in the mean over the outputs."""
-        return sum(
-            at_zero(term).diagonal(dim1=-1, dim2=-2).mean().item()
-            for term in terms(self.kernel)
-            if term.leaves
-        )
-
-    def _tolerance(self, rule: Grid, signal: float, counted: float, share: float) -> float:
-        """The tolerance that truncates a share of the posterior variance, which the number of
-        features of a grid of the tolerance `counted` gives."""
-        coarse = grid_for(rule, self.rounded_box, None, counted)
-        coarse = replace(coarse, max_features=COARSE_FEATURES)
-        counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
-        count = counts.get(lambda: self._count(coarse), [self.kernel], coarse)
-        posterior_to_noise = count / self.data.num_values
-        noise_to_signal = min(self.data.local_noises(self.noises, 1 / posterior_to_noise).values())
-        noise_to_signal /= signal
-        tolerance = rule.tolerance * min(max(noise_to_signal * _SIGNAL_TO_NOISE, 1e-3), 10.0)
-        largest = share * noise_to_signal * posterior_to_noise
-        least = _SHARE_OF_NOISE * noise_to_signal if self.costly else 1e-10
-        return max(min(tolerance, largest), least)
-
-    def _count(self, rule: Grid) -> int:
-        """F of a grid; the budget if the grid exceeds it."""
-        try:
-            return num_features(self.kernel, draw(self.kernel, rule, self.data.num_inputs))
-        except GridBudgetError:
-            return rule.max_features
-
-    @property
-    def learns_spectrum(self) -> bool:
-        """Whether curves of learned spectra are trained."""
-        return has_learned_spectrum(self.kernel, trained=True)
-
-    @property
-    def lengthscales(self) -> Float[np.ndarray, "d"]:
-        """The largest lengthscale of all kernels along each input; of learned spectra, which are
-        the same with others, at most a quarter of the extent."""
-        d = self.data.num_inputs
-        scales = lengthscales(term_spectra(self.kernel, d), d)
-        if not self.learns_spectrum:
-            return scales
-        low, high = np.array(self.data.box).T
-        most = np.where(high > low, _MARGIN * (high - low), np.inf)
-        return np.minimum(scales, most)
-
-    @property
-    def rounded_box(self) -> Box:
-        """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
-        return rounded(self.data.box, _MARGIN * self.lengthscales)
-
-    @property
-    def widened_box(self) -> Box:
-        """The data's box and on each side a lengthscale, but at least a quarter of the extent."""
-        low, high = np.array(self.data.box).T
-        margin = np.maximum(self.lengthscales, _MARGIN * (high - low))
-        return tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
+COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids for a search that begins
+MOST_EXACT = MOST_DENSE  # numbers, by default: an evaluation takes about 20 s
+_STEP = 4  # ratio of tolerances and budgets that follow each other, and quarters of lengthscales
 
 
 def grid_for(
@@ -236,7 +137,6 @@ def _range(factor: float) -> tuple[float, float]:
 
 
 _MOST_ON_SITES = 10**6  # numbers, of which sites are made: with more, that takes many seconds
-_EVEN, _READINGS_OF_CELL = 0.75, 8  # share of cells with observations; even ones leave none empty
 
 
 @torch.no_grad()
@@ -284,7 +184,13 @@ def exact_instead(
                 f"factorisation, {features} features would take iterations"
             )
     waves = any(draw.decays for draw in inference.draws)
-    if not _merges(data) or numbers > (MANY if waves else _MOST_ON_SITES):
+    given = data.repeats.distance is not None  # by the user: no others are merged
+    if (
+        given
+        or data.tracks
+        or not data.revisitable
+        or numbers > (MANY if waves else _MOST_ON_SITES)
+    ):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
@@ -300,18 +206,13 @@ def exact_instead(
             f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
         )
     if loss_of_noise(change, numbers) > permitted or (
-        min(change, cut) > 1 and _share_of_box(inference.data) > _EVEN
+        min(change, cut) > 1 and _share_of_box(inference.data) > 1 - NEGLIGIBLE
     ):
         return None
     return sites, (
         f"exact kernel: the field changes by {change:.2g} of the noise variance "
         f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
     )
-
-
-def _merges(data: Data) -> bool:
-    """Whether positions that differ may be merged: no distance is given, and no tracks."""
-    return data.revisitable and data.repeats.distance is None and not data.tracks
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
@@ -353,17 +254,12 @@ def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.nda
 
 
 def _share_of_box(data: Dataset) -> float:
-    """The share of cells with readings, where there are eight even readings for each cell."""
+    """The share of cells with readings, where there are ten even readings for each cell."""
     x = torch.cat([part.x for part in data.observations]).cpu().numpy()
     x = x[:, np.ptp(x, axis=0) > 0]
-    count = max(1, int((len(x) / _READINGS_OF_CELL) ** (1 / max(x.shape[-1], 1))))
+    count = max(1, int((NEGLIGIBLE * len(x)) ** (1 / max(x.shape[-1], 1))))
     lattice = np.floor((x - x.min(0)) / np.ptp(x, axis=0) * count).clip(max=count - 1)
     return len(np.unique(lattice, axis=0)) / count ** x.shape[-1]
-
-
-COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids for a search that begins
-MOST_EXACT = MOST_DENSE  # numbers, by default, likewise: an evaluation takes about 20 s
-_STEP = 4  # the ratio of successive tolerances, and of budgets of statistics that replace the data
 
 
 @dataclass(frozen=True)
@@ -421,7 +317,7 @@ class Representation:
             return replace(self, rule=None)
         budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
-        if self._resolution.learns_spectrum and auto.longest_period is None:
+        if self._learns_spectrum and auto.longest_period is None:
             trial = replace(trial, longest_period=2.0)  # some waves are always long
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         chosen = replace(self, rule=rule, reason=reason)
@@ -483,12 +379,12 @@ class Representation:
     def keeping(self) -> "Representation":
         """This representation with statistics, from one pass, that serve grids for somewhat other
         lengthscales."""
-        rule, margins = self.rule, self._resolution.lengthscales
+        rule, margins = self.rule, self._lengthscales
         box = tuple(  # boxes of other lengthscales are rounded otherwise
             (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
-        tolerance = self._resolution.tolerance(rule) / _STEP**2
+        tolerance = self._tolerance(rule) / _STEP**2
         grid = grid_for(rule, box, box, tolerance, _range(FINE_FACTOR))
         grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
@@ -510,10 +406,10 @@ class Representation:
         rule = self.rule
         if not self.follows:
             return rule
-        box = self._resolution.rounded_box
+        box = self._rounded_box
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
-        tolerance = _STEP ** math.floor(math.log(self._resolution.tolerance(rule), _STEP))
+        tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
         most = MOST_DENSE if self.on_lattice else MOST_TRAINING
         grid = grid_for(rule, domain, box, tolerance, most=most)
         dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
@@ -557,7 +453,7 @@ class Representation:
         noise, the search would increase the lengthscales to make it small.
         """
         rule, box = self.rule, self.data.box
-        tolerance = self._resolution.tolerance(rule)
+        tolerance = self._tolerance(rule)
         grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
@@ -595,16 +491,18 @@ class Representation:
         if rule is None:  # the exact kernel: frequencies as without it
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
-        if not isinstance(rule, Grid):
+            return replace(self, rule=rule).statistics_only()
+        if self.grid is None:
             phi = expand(self.kernel, self._draw(rule), data.num_inputs).double().phi
             phi = phi.detached()
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
             # new observations may be anywhere in the domain
-            domain = rule.domain or self._resolution.widened_box
-            tolerance = self._resolution.tolerance(rule)
-            served = _range(COARSE_FACTOR), MOST_DENSE
-            rule = grid_for(rule, domain, domain, tolerance, *served)
+            low, high = np.array(data.box).T
+            margin = np.maximum(self._lengthscales, (high - low) / _STEP)
+            wide = tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
+            domain, tolerance = rule.domain or wide, self._tolerance(rule)
+            rule = grid_for(rule, domain, domain, tolerance, _range(COARSE_FACTOR), MOST_DENSE)
             rule = replace(rule, max_features=_STEP * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
@@ -639,7 +537,7 @@ class Representation:
             return 1.0
 
     def _misread_share(self, draws: Sequence[Draw]) -> float:
-        delta = draws[0].shared.tolerance.item() * self._resolution.signal
+        delta = draws[0].shared.tolerance.item() * self._signal
         counts = dict.fromkeys(self.data.keys, 0)
         for part in self.data.survey.sample:
             counts[part.key] = counts.get(part.key, 0) + part.y.numel()
@@ -647,14 +545,78 @@ class Representation:
         shares = [counts[key] * (delta / (noise + delta)) ** 2 for key, noise in noises.items()]
         return math.sqrt(sum(shares) / max(sum(counts.values()), 1))
 
+    @torch.no_grad()
+    def _tolerance(self, rule: Grid) -> float:
+        """The tolerance that the noise of the data requires.
+
+        It is the rule's own where the noise variance is a thousandth of the signal variance, and
+        tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
+        noise variance: the data have no more information on the truncated features. Of learned
+        spectra, whose shortest waves always have some of the variance, it is 10 %.
+        """
+        signal = self._signal
+        if not signal > 0:
+            return rule.tolerance
+        if not self._learns_spectrum:
+            return self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2)
+        # most of the variance may be that of few long waves: the features of all that is resolved
+        least = self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE)
+        return self._tolerance_of(rule, signal, least, NEGLIGIBLE)
+
+    @property
+    def _signal(self) -> float:
+        """The variance of the field that varies, in the mean over the outputs."""
+        varying = (at_zero(term) for term in terms(self.kernel) if term.leaves)
+        return sum(own.diagonal(dim1=-1, dim2=-2).mean().item() for own in varying)
+
+    def _tolerance_of(self, rule: Grid, signal: float, counted: float, share: float) -> float:
+        """The tolerance that truncates a share of the posterior variance, which the number of
+        features of a grid of the tolerance `counted` gives."""
+        coarse = grid_for(rule, self._rounded_box, None, counted)
+        coarse = replace(coarse, max_features=COARSE_FEATURES)
+        counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
+        count = counts.get(lambda: self._count(coarse), [self.kernel], coarse)
+        posterior_to_noise = count / self.data.num_values
+        noise_to_signal = min(self.data.local_noises(self._noises, 1 / posterior_to_noise).values())
+        noise_to_signal /= signal
+        scaled = min(max(noise_to_signal / NEGLIGIBLE**3, NEGLIGIBLE**3), 1 / NEGLIGIBLE)
+        largest = share * noise_to_signal * posterior_to_noise
+        # decaying waves cost more than a lattice: they may truncate what loses a quarter of the aim
+        costly = self.auto is not None and not self.on_lattice
+        least = NEGLIGIBLE**2 * noise_to_signal if costly else 1e-10
+        return max(min(rule.tolerance * scaled, largest), least)
+
+    def _count(self, rule: Grid) -> int:
+        """F of a grid; the budget if the grid exceeds it."""
+        try:
+            return num_features(self.kernel, self._draw(rule))
+        except GridBudgetError:
+            return rule.max_features
+
+    @property
+    def _learns_spectrum(self) -> bool:
+        """Whether curves of learned spectra are trained."""
+        return has_learned_spectrum(self.kernel, trained=True)
+
+    @property
+    def _lengthscales(self) -> Float[np.ndarray, "d"]:
+        """The largest lengthscale of all kernels along each input; of learned spectra, which are
+        the same with others, at most a quarter of the extent."""
+        d = self.data.num_inputs
+        scales = lengthscales(term_spectra(self.kernel, d), d)
+        if not self._learns_spectrum:
+            return scales
+        extent = np.ptp(self.data.box, axis=1)
+        return np.minimum(scales, np.where(extent > 0, extent / _STEP, np.inf))
+
+    @property
+    def _rounded_box(self) -> Box:
+        """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
+        return rounded(self.data.box, self._lengthscales / _STEP)
+
     @property
     def _noises(self) -> Noises:
         return noises_of(self.kernel, self.likelihoods)
-
-    @property
-    def _resolution(self) -> Resolution:
-        costly = self.auto is not None and not self.on_lattice
-        return Resolution(self.kernel, self.data, self._noises, costly, self.counts, self.resolved)
 
     def _draw(self, rule: Rule) -> list[Draw]:
         return draw(self.kernel, rule, self.data.num_inputs)

@@ -16,7 +16,6 @@ from gp_orff.data.noise import GroupNoise, Noises, group_noise
 from gp_orff.data.observations import Observations, with_rows
 from gp_orff.data.patterns import GroupKey
 from gp_orff.inference.features import Posterior, Residuals
-from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 
 # Fixed points of maps that increase an objective, extrapolated.
 
@@ -133,9 +132,6 @@ def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
 # these observations have not been used.
 
 
-_READINGS = 512  # along directions, at once
-
-
 class Distances(NamedTuple):
     """The distances d_n of the residuals of a part of the data; zero under Gaussian noise."""
 
@@ -151,24 +147,11 @@ def residuals(
     """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
     smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
     vectors = smooth.mean(part.x) + posterior.mean
-    latent = latent_covariance(smooth, part)
+    latent = smooth.latent(part)
     noise = posterior.noises.get(part.key)
     if noise is None:  # a new group
         noise = GroupNoise(group_noise(part.key, noises), delta)
     return part.y - part.apply(vectors), latent, noise
-
-
-def latent_covariance(field: FieldDistribution, part: Observations) -> Float[Tensor, "n v v"]:
-    """H Cov[f] Hᵀ of every observation; of numbers along directions without whole vectors."""
-    if part.direction is None or not isinstance(field, WeightPosterior):
-        return part.apply_to_covariance(field.blocks(part.x))
-
-    def variances(some: Observations) -> Float[Tensor, "n"]:
-        vectors = field.expansion.features(some.x.double()).unflatten(0, (len(some), -1))
-        return field.variance_of(torch.einsum("npf,np->nf", vectors, some.direction))
-
-    rows = torch.arange(len(part), device=part.x.device).split(_READINGS)
-    return torch.cat([variances(part.take(some)) for some in rows])[:, None, None]
 
 
 def distances(

@@ -350,7 +350,7 @@ def _moments(
         torch.manual_seed(0)
         values = _draws(prior, shape)
     values = values.double().reshape(_DRAWS, -1).to(part.parameter.device)
-    u = part.of_values(values)[part.allows(values)]
+    u = part.of_values(values)[part.allows_each(values).all(-1)]
     if len(u) < _FEWEST:
         return present, np.full_like(present, _WIDEST)
     return u.mean(0).cpu().numpy(), _WIDER_PRIOR * u.std(0).cpu().numpy()

@@ -44,7 +44,7 @@ from gp_orff.fitting.noise import (
 from gp_orff.fitting.robust_em import EStep
 from gp_orff.fitting.scoring import leave_much_open
 from gp_orff.inference.features import Inference, log_marginal_likelihood
-from gp_orff.inference.iterative_system import ConvergenceError
+from gp_orff.inference.iterative import ConvergenceError
 from gp_orff.inference.representation import Memo, Representation
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.models.derived import note_of_places

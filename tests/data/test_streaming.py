@@ -15,7 +15,7 @@ from gp_orff.data import dataset as held
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.sites import fingerprints, lookup
-from gp_orff.inference import iterative, iterative_system
+from gp_orff.inference import iterative
 from gp_orff.inference.features import IterativeInference
 from tests.support.fields import conditioned, curl_free, flow
 
@@ -69,7 +69,7 @@ def test_statistics_of_few_readings_of_a_rough_field(monkeypatch):
     """Iterations serve them: there are no readings for the covariance that would be cheaper. The
     mean is that of the exact kernel, to what the grid truncates. 60 numbers need no large block of
     the preconditioner."""
-    small = partial(iterative_system.precondition, size=500)
+    small = partial(iterative.precondition, size=500)
     monkeypatch.setattr(iterative, "precondition", lambda *given: small(*given[:3]))
     x, y, _ = flow(30)
     kernel = curl_free(0.5, lambda: gpytorch.kernels.MaternKernel(nu=1.5))

@@ -10,9 +10,10 @@ from gp_orff.data.observations import SymbolObservations
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import draw, num_features
 from gp_orff.inference import features as iterative
-from gp_orff.inference import iterative_system, representation
+from gp_orff.inference import iterative as iterations
+from gp_orff.inference import representation
 from gp_orff.inference.features import FeatureInference, IterativeInference, feature_inference
-from gp_orff.inference.iterative_system import Accuracy, ConvergenceError
+from gp_orff.inference.iterative import Accuracy, ConvergenceError
 from gp_orff.models.comparison import KernelComparison
 from gp_orff.models.report import Curvature
 
@@ -301,7 +302,7 @@ def test_residuals_of_variances_are_permitted_where_iterations_end():
 @pytest.mark.slow
 def test_operations_limit_the_iterations_of_the_mean(monkeypatch):
     kernel, data, draws, noises = problem("helmholtz")
-    monkeypatch.setattr(iterative_system, "_FEWEST", 3)
+    monkeypatch.setattr(iterations, "_FEWEST", 3)
     accuracy = Accuracy(block=20, permitted_error=1e-9, mean_error=1e-9, operations=0)
     inference = IterativeInference(data, draws, accuracy=accuracy)
     with pytest.raises(ConvergenceError, match="after 3 iterations"):
@@ -314,7 +315,7 @@ def test_draws_do_not_depend_on_whether_a_basis_is_kept(monkeypatch):
     posterior = inference.posterior(kernel, noises, None).distribution.split()[0]
     z = normal(posterior.expansion.num_features, 3)
     kept = posterior.weight_root(z)
-    monkeypatch.setattr(iterative_system, "_MOST_KEPT", 0)
+    monkeypatch.setattr(iterations, "_MOST_KEPT", 0)
     assert torch.equal(posterior.weight_root(z), kept)
 
 
@@ -406,7 +407,7 @@ def test_a_model_takes_a_smaller_grid_where_iterations_do_not_converge(monkeypat
     monkeypatch.setattr(representation, "MOST_DENSE", 60)
     monkeypatch.setattr(iterative, "MOST_DENSE", 60)
     monkeypatch.setattr(iterative, "_LARGEST", 60)
-    monkeypatch.setattr(iterative_system, "solve", failing)
+    monkeypatch.setattr(iterations, "solve", failing)
     kernel = gp_orff.CurlFreeKernel(num_dims=2)
     kernel.base_kernel.lengthscale = 0.2
     model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))

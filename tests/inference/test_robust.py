@@ -23,7 +23,7 @@ from gp_orff.data.reading import Options, read
 from gp_orff.fitting.robust_em import heavy_tailed_noise
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.posteriors import WeightPosterior
-from gp_orff.inference.robust import StudentTNoise, climb, latent_covariance
+from gp_orff.inference.robust import StudentTNoise, climb
 from gp_orff.symbols.base import Identity
 from tests.support import oracles
 from tests.support.fields import conditioned, curl_free, flow
@@ -743,4 +743,4 @@ def test_variances_along_directions_are_those_of_vectors():
     field = posterior.distribution.split()[0]
     assert isinstance(field, WeightPosterior)
     expected = part.apply_to_covariance(field.blocks(x))
-    torch.testing.assert_close(latent_covariance(field, part), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(field.latent(part), expected, rtol=1e-9, atol=1e-12)

@@ -428,7 +428,7 @@ def test_slow_searches_begin_under_the_exact_kernel_of_a_subset(monkeypatch):
     whole = noisy_swirl(rule)
     monkeypatch.setattr(plans, "SUBSETS", (150,))
     monkeypatch.setattr(plans, "SUBSET_VALUES", 60)
-    monkeypatch.setattr(plans, "RATIO", 0.01)
+    monkeypatch.setattr(plans, "operations_on", lambda *parts: 1e9)
     found = noisy_swirl(rule)
     names = [stage.name for stage in found.stages]
     assert names[1:] == ["exact kernel, 75 points", repr(rule)]
