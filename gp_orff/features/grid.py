@@ -42,6 +42,7 @@ from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
+from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.lines import has_lines, is_line
 from gp_orff.kernels.spectra import GRID_INPUTS
 from gp_orff.kernels.tree import terms as terms_of
@@ -230,8 +231,9 @@ class Grid:
         Its frequencies are all points of a box, so that features are products of functions of space
         and of time. `VectorFieldGP.condition` then has a separate, smaller matrix for each factor.
         Along every input, features have the extent of the domain plus 4.5 of the longest
-        lengthscale as their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ in space. In
-        time, frequencies are at most `fastest`. What is omitted is added to the noise.
+        lengthscale as their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ
+        in space, of terms with a hundredth of the variance or more. In time, frequencies are at
+        most `fastest`. What is omitted is added to the noise.
 
         Args:
             x: (N, d) inputs, all pairs of positions and times.
@@ -256,8 +258,8 @@ class Grid:
             (6, 6, 1)
         """
         box = box_of(x) if domain is None else union(box_of(x), as_box(domain, "domain"))
-        leaves = [leaf for term in terms_of(kernel) for leaf in term.leaves]
-        lines = [leaf for leaf in leaves if is_line(leaf.spectrum)]
+        summands = terms_of(kernel)
+        lines = [leaf for term in summands for leaf in term.leaves if is_line(leaf.spectrum)]
         if not lines:
             raise ValueError(
                 "Grid.for_tides expects a kernel with lines, such as gp_orff.tides(…) + …, got "
@@ -267,16 +269,19 @@ class Grid:
         if fastest is None:
             ends = [leaf.spectrum.lines(leaf.spectrum.num_lines(1e-3))[0].max() for leaf in lines]
             fastest = 1.8 * max(ends).item()
+        variances = [at_zero(term).detach().diagonal().sum().item() for term in summands]
         lengths: dict[int, list[float]] = {column: [] for column in range(len(box))}
-        for leaf in (own for own in leaves if not is_line(own.spectrum)):
-            columns = leaf.columns(len(box))
-            own = axis_lengthscales(leaf.spectrum, len(columns))
-            for column, length in zip(columns, own.tolist(), strict=True):
-                lengths[column].append(length)
+        for term, variance in zip(summands, variances, strict=True):
+            for leaf in term.leaves if variance > 0.01 * sum(variances) else ():
+                if not is_line(leaf.spectrum):
+                    columns = leaf.columns(len(box))
+                    along = axis_lengthscales(leaf.spectrum, len(columns)).tolist()
+                    for column, length in zip(columns, along, strict=True):
+                        lengths[column].append(length)
         periods, largest = [], []
-        for (column, own), (low, high) in zip(lengths.items(), box, strict=True):
-            periods.append(high - low + 4.5 * max(own, default=1.0))
-            top = fastest if column in in_time else 3.5 / min(own, default=1.0)
+        for (column, along), (low, high) in zip(lengths.items(), box, strict=True):
+            periods.append(high - low + 4.5 * max(along, default=1.0))
+            top = fastest if column in in_time else 3.5 / min(along, default=1.0)
             largest.append(max(1, round(top * periods[-1] / (2 * math.pi))))
         return cls(
             domain=box,

@@ -643,6 +643,14 @@ class ProductInference(FeatureInference):
                 "time, on a grid whose frequencies are a product, got others; give spacing= and "
                 "tolerance= to gp_orff.Grid, or a smaller max_features"
             )
+        sizes = (*products.shape, general.num_features - len(products.weights))
+        if max(sizes) > (most := most_factorised(general.directions.device)):
+            space, time, of_lines = sizes
+            raise ValueError(
+                f"expected at most {most} functions of space, functions of time and features of "
+                f"lines, got {space}, {time} and {of_lines}; give gp_orff.Grid a smaller "
+                "largest_index, or the kernel a longer lengthscale"
+            )
         return OnProduct(general, groups, rows, products, self.site)
 
 
