@@ -40,6 +40,7 @@ from gp_orff.features.grid import Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.fitting.robust_em import has_weights, maximise
 from gp_orff.fitting.search import Search, SearchWarning
+from gp_orff.fitting.starting_values import with_common_lengths
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import FeatureInference, Inference
@@ -477,7 +478,8 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
 
 
 def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, "k"]]) -> None:
-    """Go to those hyperparameters whose evidence on the plan is the largest."""
+    """Go to those hyperparameters whose evidence on the plan is the largest; minor terms are also
+    tried at the lengthscale of the others."""
 
     @torch.no_grad()
     def value(u: Float[np.ndarray, "k"]) -> float:
@@ -488,8 +490,11 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
         return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
     # of weights, that others have found; of all of many data, for each of them
-    if len(visited) > 1 and not (plan.refreshes or plan.keeps):
-        search.coordinates.set(max(reversed(visited), key=value))
+    if plan.refreshes or plan.keeps:
+        return
+    tried = [*with_common_lengths(plan.trainer.kernel, search.coordinates), *visited]
+    if len(tried) > 1:
+        search.coordinates.set(max(reversed(tried), key=value))
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 
+import numpy as np
 import torch
 from gpytorch.kernels import (
     AdditiveKernel,
@@ -26,7 +27,7 @@ from torch.nn.functional import normalize
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
 from gp_orff.fitting.delays import Delay, starting_delays
-from gp_orff.fitting.search import set_trained
+from gp_orff.fitting.search import Coordinates, set_trained
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.base import FieldKernel
 from gp_orff.kernels.derivatives import at_zero
@@ -168,6 +169,37 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
         part.covar_factor.data.copy_(root.expand_as(part.covar_factor))
         rest = covariance.diagonal() / covariance.trace() * p - root.square().sum(-1)
         set_trained(part, "var", rest.clamp_min(NEGLIGIBLE))
+
+
+@torch.no_grad()
+def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[np.ndarray, "k"]]:
+    """Coordinates where one minor term has the lengthscale of the other terms, and its variance.
+
+    A part of the data may show nothing of such a term: a search on this part leaves it at any
+    lengthscale, where all data may keep it.
+    """
+    present, summands, found = coordinates.get(), terms(kernel), []
+    pairs = [
+        (scaled, leaf)
+        for scaled in kernel.modules()
+        if isinstance(scaled, ScaleKernel)
+        for leaf in scaled.modules()
+        if isinstance(leaf, Kernel) and leaf.has_lengthscale and leaf.raw_lengthscale.requires_grad
+    ]
+    lengths = [leaf.lengthscale.log() for _, leaf in pairs]
+
+    def variance_of(leaf: Kernel) -> float:
+        return _variance([t for t in terms(kernel) if any(leaf is own.kernel for own in t.leaves)])
+
+    for (scaled, leaf), log in zip(pairs, lengths, strict=True):
+        others = [other for other in lengths if other is not log and other.shape == log.shape]
+        variance = variance_of(leaf)
+        if others and variance < NEGLIGIBLE * _variance(summands):
+            set_trained(leaf, "lengthscale", torch.stack(others).mean(0).exp())
+            rescale(scaled, variance / max(variance_of(leaf), _TINY))
+            found.append(coordinates.get())
+            coordinates.set(present)
+    return found
 
 
 def moments(observations: Sequence[Observations]) -> tuple[float, float]:
