@@ -357,9 +357,6 @@ class ExactPosterior(InChunks):
         values = self._in_chunks(moments, x, alpha.shape[-1] + 1)
         return values[..., 0], values[..., -1].clamp_min(0), values[..., 1:-1]
 
-    def response_to(self, constants=None):
-        return self.response if constants is None else self.response @ constants
-
     def _weighted(self, x: Float[Tensor, "n d"], alpha: Float[Tensor, "M k"]) -> Tensor:
         """Cov[Q f(x), H f] α, (n, q, k)."""
 
