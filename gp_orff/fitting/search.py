@@ -539,7 +539,6 @@ class Search:
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
-    gained: float = np.inf  # nats, in the last run
     expected_gain: float = 0.0  # nats that another step promised when the last run ended
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
     summit: Float[np.ndarray, "k"] | None = None  # where the last run expected the maximum
@@ -576,7 +575,7 @@ class Search:
         low = np.maximum(self.coordinates.low, start - reach)
         high = np.minimum(self.coordinates.high, start + reach)
         evaluate = partial(self._evaluate, objective, num_values, report)
-        point = first = evaluate(start, may_fail=False)
+        point = evaluate(start, may_fail=False)
         left, damping, rise, longest = evaluations - 1, NEGLIGIBLE**2, 2.0, LONGEST_STEP
         curvature = None if self.curvature is None else self.curvature * num_values
         scaled = curvature is not None  # or its size follows from the first step
@@ -629,7 +628,6 @@ class Search:
                 if damping > _MOST_DAMPING or not longest > 0:
                     break
         self.coordinates.set(point.u)
-        self.gained = point.value - first.value
         return self
 
     def _reach(self, trust_factor: float | None) -> Float[np.ndarray, "k"]:

@@ -324,10 +324,7 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        most = (
-            MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
-        )  # weights change sums over all data
-        costly = not self.on_lattice and size <= most and self.requested.exact_values
+        costly = not self.on_lattice and size <= MOST_TRAINING and self.requested.exact_values
         if self.grid is None or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
