@@ -36,7 +36,7 @@ import gp_orff
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.plans import OnLattice, loss_by_gradient
 from gp_orff.fitting.robust_em import has_weights, start_with_weights
-from gp_orff.fitting.searches import best_start
+from gp_orff.fitting.strategy import best_start
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.price import FINE_FACTOR
 from gp_orff.inference.representation import Representation
@@ -72,9 +72,9 @@ def rows_of(name: str, case: cases.Case, sizes: Sequence[int]) -> Iterator[dict[
     trainer = Trainer(kernel, likelihoods, None, data.survey, journal, tracks=data.tracks)
     if has_weights(trainer, data):
         data = start_with_weights(trainer, data, warm_start=False)
+        start = trainer.new_search().reached
     else:
-        best_start(trainer)
-    start = trainer.new_search().reached
+        start = best_start(trainer).reached
     rule = gp_orff.Grid(domain=data.box)
     grids = Representation(kernel, likelihoods, rule, data, rule)
     known = {"set": name, "values": case.values, "inputs": case.x.shape[-1]}

@@ -41,7 +41,7 @@ from gp_orff.fitting.search import (
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution
-from gp_orff.inference.price import MOST_EVALUATIONS, NATS, NEGLIGIBLE
+from gp_orff.inference.price import LEAST_SHARE, MOST_EVALUATIONS, NATS, NEGLIGIBLE
 from gp_orff.inference.robust import Distances, StudentTNoise
 
 # The least noise variance of a search.
@@ -52,7 +52,6 @@ from gp_orff.inference.robust import Distances, StudentTNoise
 # is far above both, and below what observations resolve.
 
 
-_LEAST_SHARE = 1e-8  # of the variance of the data
 _VARIANCES = ("raw_noise", "raw_task_noises")
 
 
@@ -72,7 +71,7 @@ def noise_floors(
         groups = [group for group in observations if group.key.label == label]
         for name, parameter in likelihood.named_parameters():
             if name.split(".")[-1] in _VARIANCES:
-                floors[parameter] = _LEAST_SHARE * variance * mean_weight(groups)
+                floors[parameter] = LEAST_SHARE * variance * mean_weight(groups)
     return floors
 
 
@@ -492,7 +491,7 @@ def with_tracks(
     present_data = [data] if held is None else [held, data]
     tracks = [part for every in present_data for part in every.tracks]
     along, keys = {part.key.label: part for part in tracks}, {part.key for part in tracks}
-    with_own = of_kind(groups, TrackLikelihood)
+    of_tracks = of_kind(groups, TrackLikelihood)
     for key in chain.from_iterable(every.keys for every in present_data):
         if key in keys:
             continue
@@ -502,8 +501,8 @@ def with_tracks(
                 f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
                 "them another name, group="
             )
-        if key.label in with_own:
-            groups[key.label] = independent(with_own[key.label])
+        if key.label in of_tracks:
+            groups[key.label] = independent(of_tracks[key.label])
     for label, part in along.items():
         present = groups.get(label, independent(groups[DEFAULT]))
         if isinstance(present, MultitaskStudentTLikelihood):
@@ -511,19 +510,12 @@ def with_tracks(
                 "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
                 "out likelihood=, or give TrackLikelihood(num_tasks)"
             )
-        if label not in with_own:
-            groups[label] = _started(part, present)
+        if label not in of_tracks:
+            groups[label] = TrackLikelihood(part.key.pattern.num_outputs).to(part.y)
+            remember(groups[label], part)
+            variances = noise_of(present, part.key.pattern.num_outputs).diagonal()
+            start_noise(groups[label], variances.mean().item())
     return groups
-
-
-def _started(part: TrackObservations, present: Likelihood) -> TrackLikelihood:
-    """A new likelihood for tracks, with the variance of the present one."""
-    num_outputs = part.key.pattern.num_outputs
-    likelihood = TrackLikelihood(num_outputs).to(part.y)
-    remember(likelihood, part)
-    with torch.no_grad():
-        start_noise(likelihood, noise_of(present, num_outputs).diagonal().mean().item())
-    return likelihood
 
 
 def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:

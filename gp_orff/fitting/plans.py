@@ -66,7 +66,6 @@ from gp_orff.inference.representation import (
 )
 
 SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
-FEWEST = 2  # evaluations, that a plan has to be worth
 
 
 @dataclass(eq=False)
@@ -307,7 +306,7 @@ class OfCurves(OnLattice):
         evaluations = self._follow(search, evaluations, few)
         self._extrapolate(few)
         self.trainer.curves.end(continued=True)
-        self._follow(search, max(evaluations, FEWEST), self.level, rounds=2)
+        self._follow(search, max(evaluations, 2), self.level, rounds=2)
         self._extrapolate(self.level)
 
     def _extrapolate(self, level: Callable[[Representation], Grid]) -> None:
@@ -369,7 +368,7 @@ def next_plan(
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
     # where the user has chosen the columns, there is one search on them whatever it costs or loses
     chosen = [each for each in priced if each.plan.given and not of_all]
-    priced = [each for each in priced if FEWEST * each.operations <= budget or each in chosen]
+    priced = [each for each in priced if 2 * each.operations <= budget or each in chosen]
     better = [each for each in priced if 2 * each.loss < lost and not of_all]
     most = 0.5 * lost if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if each.plan.of_all]
@@ -412,7 +411,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         plan, before = chosen.plan, search.evaluations
         _go_to_best(search, plan, visited)
         stages = len(trainer.journal.stages)
-        affordable = max(FEWEST, int(max(budget, 0.0) / chosen.operations))
+        affordable = max(2, int(max(budget, 0.0) / chosen.operations))
         plan.search(search, min(affordable, MOST_EVALUATIONS))
         left.remove(plan)
         if search.evaluations == before:  # no lattice could be built
@@ -456,7 +455,7 @@ def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
     """
     lost, most, reference = plan.loss, aim(num_values), plan.reference
     unsure = NEGLIGIBLE * most < lost <= most and not plan.given
-    price = FEWEST * reference.operations if unsure and reference is not None else math.inf
+    price = 2 * reference.operations if unsure and reference is not None else math.inf
     return Priced(plan, price, loss_by_gradient(plan)) if price <= budget else Priced(plan, 0, lost)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gp_orff.data.dataset import Data, Dataset
-from gp_orff.data.likelihoods import KnownNoiseLikelihood, MultitaskStudentTLikelihood
+from gp_orff.data.likelihoods import HeavyTails
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.survey import warn_of_far_points
@@ -23,6 +23,7 @@ from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference, Posterior
 from gp_orff.inference.price import (
+    CONVERGED,
     FINALISTS,
     MOST_EVALUATIONS,
     MOST_TRAINING,
@@ -80,10 +81,6 @@ def restore(kernel: Kernel) -> None:
 
 
 _ROUND = NEGLIGIBLE * NATS_OF_A_NUMBER  # nats per number: a round that gains less ends EM
-_CONVERGED, _SETTLED = (
-    1e-9,
-    1e-12,
-)  # nats per number: of weights and of pseudo-observations, at last
 
 _START = "starting values, EM"  # a stage
 
@@ -98,12 +95,7 @@ def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
 
 
 @heavy_tailed_noise.register
-def _(likelihood: MultitaskStudentTLikelihood) -> StudentTNoise:
-    return StudentTNoise(likelihood.deg_free.item())
-
-
-@heavy_tailed_noise.register
-def _(likelihood: KnownNoiseLikelihood) -> StudentTNoise | None:
+def _(likelihood: HeavyTails) -> StudentTNoise | None:
     return StudentTNoise(likelihood.deg_free.item()) if likelihood.has_deg_free else None
 
 
@@ -229,7 +221,7 @@ class EStep:
             return elbo, torch.cat([tails.get().to(logs), logs])
 
         logs = torch.cat(list(data.all_weights())).log()
-        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else _CONVERGED
+        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else CONVERGED
         near, gain = NATS_OF_A_NUMBER / NEGLIGIBLE * plain.num_values, settled * plain.num_values
         initial = torch.cat([tails.get().to(logs), logs])
         point, converged = climb(step, initial, near, gain, rounds)
@@ -259,11 +251,7 @@ class EStep:
 class RepresentationStep(EStep):
     """The step to pseudo-observations, which represent any likelihood, and converge in it."""
 
-    refreshes, limits = True, {}
-
-    @property
-    def heavy_tailed(self) -> dict[str, StudentTNoise]:
-        return {}
+    refreshes, limits, heavy_tailed = True, {}, {}
 
     def _iterate(self, data: Dataset, inference: Inference) -> Iterate:
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
@@ -295,7 +283,8 @@ class RepresentationStep(EStep):
             if abs(elbo - before) < _ROUND * numbers:
                 break
             before = elbo
-        data = self._converged(data, representation.now().of, _SETTLED * numbers, learns=False)
+        settled = NEGLIGIBLE**3 * CONVERGED  # steps to pseudo-observations gain little at a time
+        data = self._converged(data, representation.now().of, settled * numbers, learns=False)
         return replace(representation, data=data)
 
     def _converged(

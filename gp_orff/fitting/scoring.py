@@ -35,9 +35,6 @@ from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 # A prior of the noise beside learned spectra, which may take its place.
 
 
-_WIDTH = 3.0  # the sd of the logarithm of the noise variance
-
-
 def log_prior_of_noise(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> Float[Tensor, ""] | float:
@@ -60,11 +57,11 @@ def log_prior_of_noise(
     learned = of_kind(likelihoods, GaussianLikelihood | MultitaskGaussianLikelihood)
     for likelihood in learned.values():
         variance = noise_of(likelihood, num_outputs(kernel)).diagonal(dim1=-1, dim2=-2).mean()
-        total = total - 0.5 * ((torch.log(variance) - median) / _WIDTH) ** 2
+        total = total - 0.5 * ((torch.log(variance) - median) / (2 * _SUMMAND)) ** 2
     return total
 
 
-_KNOWN, _SUMMAND, _NOISE = 0.8, 1.5, 1.2  # sd of log lengths and log sd of fields, parts and noise
+_WIDTH, _SUMMAND, _NOISE = 0.8, 1.5, 1.2  # sd of log lengths and log sd of fields, parts and noise
 
 MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
 _FEW = 120  # vectors, up to which predictions depend on what is left open of hyperparameters
@@ -246,7 +243,7 @@ def _lengths(kernel: Kernel, survey: Survey) -> Iterator[tuple[nn.Parameter, Log
             raw = leaf.kernel.raw_lengthscale
             extents = axis_extents(bulk[list(leaf.columns(leaf_dims(term, leaf, len(bulk))))])
             extents = extents if leaf.kernel.ard_num_dims else extents.max()
-            yield raw, _log_normal(extents, raw, SHARES[0], _KNOWN)
+            yield raw, _log_normal(extents, raw, SHARES[0], _WIDTH)
             if isinstance(leaf.kernel, RQKernel):
                 alpha = leaf.kernel.raw_alpha
                 yield alpha, _log_normal(torch.ones(()), alpha, 1.0, 1.0)
@@ -256,7 +253,7 @@ def _amplitudes(
     kernel: Kernel, variance: Float[Tensor, ""]
 ) -> Iterator[tuple[nn.Parameter, LogNormal]]:
     every = all_summands(kernel)
-    width = _KNOWN if len(every) == 1 else _SUMMAND
+    width = _WIDTH if len(every) == 1 else _SUMMAND
     for number, summand in enumerate(every):
         for part in summand.modules():
             name = {ScaleKernel: "raw_outputscale", ConstantKernel: "raw_constant"}.get(type(part))

@@ -23,10 +23,12 @@ from torch.nn.functional import logsigmoid
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.survey import Distances, Survey
 from gp_orff.inference.price import (
+    LONGEST,
     LONGEST_STEP,
     MANY,
     MOST_EVALUATIONS,
     MOST_TRAINING,
+    MOVED,
     NATS,
     NEGLIGIBLE,
 )
@@ -38,7 +40,7 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 # 1. `parameter_ranges` visits every leaf of the kernel tree and asks its spectrum for the
 #    quantities that set the frequencies, each with a lowest and a highest value.
 # 2. `_distance_ranges` gives the spectrum two distances for each input: the shortest one between
-#    points, since the data resolve nothing shorter, and `_LONGEST` times the extent of the points,
+#    points, since the data resolve nothing shorter, and `LONGEST` times the extent of the points,
 #    since the data cannot distinguish a much longer lengthscale from a constant.
 # 3. `_dependencies` differentiates such a quantity to see which raw parameters it is computed from.
 #    Only these parameters get the range, so the spectrum need not know how they are stored.
@@ -46,10 +48,8 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 #    their union (`Coordinate._limits`).
 
 
-_RESOLVED = 0.5 * gammainccinv(
-    3, NEGLIGIBLE**2
-)  # h|k| beyond which a hundredth of ∫k²e^{−2hk} lies
-_LONGEST = 3.0  # distances in the data: the longest lengthscale of a search
+# The depth h times |k|, beyond which a hundredth of the variance ∝ k² exp(−2h|k|) lies.
+_RESOLVED = 0.5 * gammainccinv(3, NEGLIGIBLE**2)
 
 
 def parameter_ranges(
@@ -82,10 +82,10 @@ def _leaf_ranges(
     shortest, longest = _distance_ranges(term, leaf, distances)
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
     # field of sources at depth h decays like exp(−h|k|), so a lower limit of the depth bounds the
-    # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `_LONGEST`.
+    # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `LONGEST`.
     if term.factor.decays and whole and whole.num_values > MANY:
         _, extents = _distance_ranges(term, leaf, whole.distances)
-        resolved = _RESOLVED * np.hypot(*extents[:2]) / _LONGEST / math.sqrt(8 * MOST_TRAINING)
+        resolved = _RESOLVED * np.hypot(*extents[:2]) / LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)
     return density.frequency_parameters(shortest, longest)
 
@@ -117,7 +117,7 @@ def _distance_ranges(
     # Points that coincide in an input have no shortest distance in it; the logarithm of the range
     # still has to be finite.
     shortest = np.array([length if length > 0 else 1e-3 * extent for length in shortest])
-    return np.minimum(shortest, longest), _LONGEST * longest
+    return np.minimum(shortest, longest), LONGEST * longest
 
 
 # Hyperparameters as one vector of coordinates that do not depend on units.
@@ -137,6 +137,13 @@ def _distance_ranges(
 
 _FARTHEST = -math.log(torch.finfo(torch.float64).eps) / 2  # without ranges: squares round away
 AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
+
+
+Map = Callable[[Float[Tensor, "*b k"]], Float[Tensor, "*b k"]]
+
+
+def _log(distance: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    return distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
 
 
 @dataclass(frozen=True)
@@ -194,17 +201,32 @@ class Coordinate:
         low, high = (torch.stack(end) for end in zip(*ends, strict=True))
         return low.amin(0), high.amax(0)
 
-    def of_values(self, value: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """u of values."""
+    @property
+    def _maps(self) -> tuple[Map, Map, Map]:
+        """The value of u, u of a value, and log|∂value/∂u| of u; u increases with the value."""
         low, high = self._bounds
         if low is None and high is None:
-            return value / self.scale
-        if low is not None and high is not None:
+            scale = self.scale
+            return (
+                lambda u: u * scale,
+                lambda v: v / scale,
+                lambda u: torch.full_like(u, scale).log(),
+            )
+        if high is None:
+            return lambda u: low + u.exp(), lambda v: _log(v - low), lambda u: u
+        if low is None:
+            return lambda u: high - (-u).exp(), lambda v: -_log(high - v), lambda u: -u
+        width = high - low
+        return (
+            lambda u: low + width * torch.sigmoid(u),
             # The `eps` keeps a value at an end of its interval finite.
-            return torch.logit((value - low) / (high - low), eps=1e-12)
-        distance = value - low if high is None else high - value
-        log = distance.clamp_min(torch.finfo(distance.dtype).tiny).log()
-        return log if high is None else -log  # u increases with the value in every case
+            lambda v: torch.logit((v - low) / width, eps=1e-12),
+            lambda u: width.log() + logsigmoid(u) + logsigmoid(-u),
+        )
+
+    def of_values(self, value: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+        """u of values."""
+        return self._maps[1](value)
 
     def _expanded(self, value: float | Tensor) -> Float[Tensor, "k"]:
         """A value expanded to every element of the parameter."""
@@ -229,12 +251,7 @@ class Coordinate:
 
     def values(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """The values at u."""
-        low, high = self._bounds
-        if low is None and high is None:
-            return u * self.scale
-        if low is not None and high is not None:
-            return low + (high - low) * torch.sigmoid(u)
-        return low + u.exp() if high is None else high - (-u).exp()
+        return self._maps[0](u)
 
     def allows_each(self, values: Float[Tensor, "*b k"]) -> Bool[Tensor, "*b k"]:
         """Whether the constraint allows each value."""
@@ -251,12 +268,7 @@ class Coordinate:
 
     def log_slopes(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
         """log|∂value/∂u| at u."""
-        low, high = self._bounds
-        if low is None and high is None:
-            return torch.full_like(u, self.scale).log()
-        if low is not None and high is not None:
-            return (high - low).log() + logsigmoid(u) + logsigmoid(-u)
-        return u if high is None else -u
+        return self._maps[2](u)
 
     def gradient(self) -> Float[Tensor, "k"]:
         """The gradient in u, from the gradient of the raw parameter."""
@@ -353,12 +365,12 @@ class Coordinates:
     def set(self, u: Float[np.ndarray, "k"]) -> None:
         """Set the hyperparameters to their values at u."""
         for part, piece in zip(self.parts, self.split(u), strict=True):
-            part.set(torch.from_numpy(piece).to(part.parameter.device))
+            part.set(part.on_device(piece))
 
     def raw(self, u: Float[np.ndarray, "S k"]) -> dict[nn.Parameter, Float[Tensor, "S ..."]]:
         """The raw parameters at a batch of coordinates."""
         return {
-            part.parameter: part.raw(torch.from_numpy(piece).to(part.parameter.device))
+            part.parameter: part.raw(part.on_device(piece))
             for part, piece in zip(self.parts, self.split(u), strict=True)
         }
 
@@ -482,7 +494,6 @@ def _coordinates(
 
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
 _LEAST = NEGLIGIBLE**2 * NATS  # what a step promises at least, and the least curvature of one
-_MOVED = 1.5  # of a coordinate, after which the information is computed again
 _MOST_DAMPING = 1 / torch.finfo(torch.float64).eps
 Report = Callable[[float], None]
 Information = Callable[[], Float[np.ndarray, "k k"] | None]
@@ -528,7 +539,6 @@ class Search:
     evaluations: int = 0
     failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
     value: float = -np.inf  # nats per observed number
-    gained: float = np.inf  # nats, in the last run
     expected_gain: float = 0.0  # nats that another step promised when the last run ended
     settled: bool = True  # whether no lengthscale has reached the edge of its trust region
     summit: Float[np.ndarray, "k"] | None = None  # where the last run expected the maximum
@@ -565,7 +575,7 @@ class Search:
         low = np.maximum(self.coordinates.low, start - reach)
         high = np.minimum(self.coordinates.high, start + reach)
         evaluate = partial(self._evaluate, objective, num_values, report)
-        point = first = evaluate(start, may_fail=False)
+        point = evaluate(start, may_fail=False)
         left, damping, rise, longest = evaluations - 1, NEGLIGIBLE**2, 2.0, LONGEST_STEP
         curvature = None if self.curvature is None else self.curvature * num_values
         scaled = curvature is not None  # or its size follows from the first step
@@ -618,7 +628,6 @@ class Search:
                 if damping > _MOST_DAMPING or not longest > 0:
                     break
         self.coordinates.set(point.u)
-        self.gained = point.value - first.value
         return self
 
     def _reach(self, trust_factor: float | None) -> Float[np.ndarray, "k"]:
@@ -632,7 +641,7 @@ class Search:
         """Whether the information is that of other data, or of other hyperparameters."""
         if self.informed is None or self.informed[0] != of:
             return True
-        return bool(np.abs(u - self.informed[1]).max() > _MOVED)
+        return bool(np.abs(u - self.informed[1]).max() > MOVED)
 
     def _informed_at(
         self, u: Float[np.ndarray, "k"], information: Information
@@ -702,7 +711,7 @@ class Search:
     def go_to(self, reached: Mapping[str, object]) -> None:
         """Go to where another search was, as told by its `reached`."""
         self.coordinates.set(reached["u"])
-        vars(self).update({name: copy(own) for name, own in reached.items() if name != "u"})
+        vars(self).update({name: copy(value) for name, value in reached.items() if name != "u"})
 
 
 def _newton_step(

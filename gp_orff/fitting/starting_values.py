@@ -63,7 +63,6 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 
 
 SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
-_MAX_SHORTER = 5  # how many shorter lengthscales are added
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -92,14 +91,13 @@ def starts(
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
     # learned spectra have eight times longer and shorter lengths: every other start suffices
     shares, ratio = ([SHARES[1]], 9.0) if wide else ([*SHARES], 3.0)
-    most = len(shares) + _MAX_SHORTER
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
     varying = [dims for dims in inputs if distances.bulk[dims].max() > 0]
     if varying:
         dims = max(varying, key=len)
         extent, spacing = distances.bulk[dims].max(), distances.typical(dims)
         shortest = 2 * spacing
-        while shares[-1] * extent > ratio * shortest > 0 and len(shares) < most:
+        while shares[-1] * extent > ratio * shortest > 0:
             shares.append(shares[-1] / ratio)
     count = len(_varying_terms(kernel))
     dominant = [None, *range(count)] if count > 1 else [None]

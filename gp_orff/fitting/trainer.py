@@ -190,27 +190,22 @@ class Trainer:
 
     def inference(self, data: Dataset) -> Inference:
         """Inference from a subset of the data, under the exact kernel if there is one."""
-        if self._has_cheap_outputs and self._is_whole(data.observations):
-            return self._by_features(data, _FREQUENCIES // 2)
-        if has_covariance(self.kernel, data):
-            return ExactInference(data)
-        rank = max(term.factor.rank for term in terms(self.kernel))
-        number = min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length())
-        return self._by_features(data, max(1, number // rank))
+        number = _FREQUENCIES // 2
+        if not (self._has_cheap_outputs and self._is_whole(data.observations)):
+            if has_covariance(self.kernel, data):
+                return ExactInference(data)
+            rank = max(term.factor.rank for term in terms(self.kernel))
+            number = max(1, min(_FREQUENCIES, 2 ** (2 * data.num_values).bit_length()) // rank)
+        rule = QuasiMonteCarlo(number)
+        return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
     def _is_whole(self, observations: Sequence[Observations]) -> bool:
         """Whether observations are whole vectors with one noise, which is white."""
         return not self.tracks and whole_vectors(observations)
 
-    def _by_features(self, data: Dataset, num_frequencies: int) -> Inference:
-        rule = QuasiMonteCarlo(num_frequencies)
-        return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
-
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
         """Warn if the numbers are few for what is learned, and posteriors do not count that."""
-        if self.curves and data.num_values <= MOST_SAMPLED:
-            return
-        if self.priors is not None:
+        if self.priors is not None or (self.curves and data.num_values <= MOST_SAMPLED):
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
             alike = (

@@ -547,8 +547,25 @@ class Kronecker(NormalEquations):
     group: Group
 
     @cached_property
-    def _equations(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        return kronecker_equations(self.expansion, *self.group)
+    def _equations(
+        self,
+    ) -> tuple[
+        Float[Tensor, "*b M M"],
+        Float[Tensor, "*b r r"],
+        Float[Tensor, "*b M r"],
+        Float[Tensor, "*b M 1"],
+        Float[Tensor, "*b 1+p 1+r"],
+    ]:
+        """S C S, G = LᵀΣ⁻¹L, Z, s and E, where A = I + SCS ⊗ G and B = [vec Z, s⊗I] Eᵀ."""
+        statistics, noise = self.group
+        scales, mixing = self.expansion.scales, self.expansion.mixing
+        whitened = noise.precision @ mixing  # Σ⁻¹L
+        gram = scales * statistics.gram * scales.mT
+        cross = scales * (statistics.cross @ whitened)
+        sums = scales * statistics.column_sum.unsqueeze(-1)
+        outputs = pad(whitened, (1, 0, 1, 0))  # 1 ⊕ Σ⁻¹L
+        outputs[..., 0, 0] = 1
+        return gram, mixing.mT @ whitened, cross, sums, outputs
 
     def evidence(self) -> Evidence:
         *equations, outputs = self._equations
@@ -658,26 +675,6 @@ class KroneckerDual(NormalEquations):
     def _written_out(self) -> Dual:
         """These equations with a row for each value, which can be differentiated."""
         return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
-
-
-def kronecker_equations(
-    expansion: KroneckerExpansion, statistics: Statistics, noise: Noise
-) -> tuple[
-    Float[Tensor, "*b M M"],
-    Float[Tensor, "*b r r"],
-    Float[Tensor, "*b M r"],
-    Float[Tensor, "*b M 1"],
-    Float[Tensor, "*b 1+p 1+r"],
-]:
-    """S C S, G = LᵀΣ⁻¹L, Z, s and E, where A = I + SCS ⊗ G and B = [vec Z, s⊗I] Eᵀ."""
-    scales, mixing = expansion.scales, expansion.mixing
-    whitened = noise.precision @ mixing  # Σ⁻¹L
-    gram = scales * statistics.gram * scales.mT
-    cross = scales * (statistics.cross @ whitened)
-    sums = scales * statistics.column_sum.unsqueeze(-1)
-    outputs = pad(whitened, (1, 0, 1, 0))  # 1 ⊕ Σ⁻¹L
-    outputs[..., 0, 0] = 1
-    return gram, mixing.mT @ whitened, cross, sums, outputs
 
 
 # Which algebra serves an expansion and observations.

@@ -759,11 +759,9 @@ class System:
         transforms = 5 * p * images.size * math.log2(images.size)
         return transforms + 2 * len(self.preconditioner.block) ** 2
 
-    def draw(self, z: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
+    def draw(self, z: Float[Tensor, "k F"], tolerance: float | None = None) -> Float[Tensor, "k F"]:
         """R⁻ᵀB^{−½}z, draws from N(0, A⁻¹) if z are draws from N(0, I)."""
-        return self._draw(z, self.accuracy.variance_tolerance)
-
-    def _draw(self, z: Float[Tensor, "k F"], tolerance: float) -> Float[Tensor, "k F"]:
+        tolerance = tolerance or self.accuracy.variance_tolerance
         limits = tolerance, self.accuracy.most, self.accuracy.permitted_tolerance
         return inverse_root(self.precision, self.preconditioner, z, *limits)
 
@@ -773,7 +771,7 @@ class System:
         shape = self.accuracy.paths, len(self.preconditioner.diagonal)
         z = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         z = z.to(self.preconditioner.diagonal.device)
-        draws = self._draw(z, self.accuracy.random_tolerance)
+        draws = self.draw(z, self.accuracy.random_tolerance)
         return draws, self.preconditioner.inverse_root_transposed(z)
 
     @cached_property

@@ -92,7 +92,7 @@ class FieldDistribution(ABC):
     def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
         """The weights that E[f] has given k constants instead of the data; by default, given
         1⊗I_p."""
-        raise NotImplementedError
+        return self.response if constants is None else self.response @ constants
 
     @property
     def given_mean(self) -> "FieldDistribution":
@@ -446,9 +446,6 @@ class GeneralPosterior(WeightPosterior):
     """A posterior that has the response of its weights to constants, written out."""
 
     response: Float[Tensor, "*b F p"]
-
-    def response_to(self, constants=None):
-        return self.response if constants is None else self.response @ constants
 
 
 @dataclass(frozen=True)

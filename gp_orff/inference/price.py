@@ -8,19 +8,25 @@ those of searches in `fitting.plans`, and those of a posterior in `representatio
 The constants of this file decide which searches are made, and where they end.
 """
 
-NATS = 1.0  # of loss, with which a fit may end: less changes no decision between models
+NATS = 1.0  # of loss, with which a fit may end: a factor of e in the marginal likelihood
 NATS_OF_A_NUMBER = 1e-4  # nats, likewise, for each of many observed numbers
-NEGLIGIBLE = 0.1  # of a standard deviation, or of nats; a hundredth of a variance, therefore
+NEGLIGIBLE = 0.1  # of a standard deviation, or of nats; hence a hundredth of a variance
 BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
-SUBSET_VALUES = 600  # numbers, of which an evaluation takes as long as its overhead
-FINALISTS = 3  # starting values that are searched from on more data: as many maxima are usual
-SHORT = 6  # evaluations, of which a search shows which maximum it goes to
-MOST_EVALUATIONS = 100  # of a search: ten for each hyperparameter of usual kernels
-LONGEST_STEP = 2.0  # of the logarithm of a hyperparameter: the evidence is no parabola beyond
-MOST_TRAINING = 4096  # features, or numbers, of a step of a search that takes about ten seconds
-MOST_ITERATIVE = 2**15  # features of the posterior, by default: iterations take about a minute
-MANY = 2**16  # points or numbers, of which a pass takes longer than an evaluation
-FINE_FACTOR = 1.2  # of lengthscales that one lattice serves: its features grow by it for each input
+SUBSET_VALUES = 600  # numbers, on which starting values are found: 4·10⁸ operations an evaluation
+FINALISTS = 3  # starting values that are searched from on more data: one may lead astray
+SHORT = 6  # evaluations of a search, after which its maximum can be foreseen
+MOST_EVALUATIONS = 100  # of a search on one plan, whatever it still gains
+LONGEST_STEP = 2.0  # of the logarithm of a hyperparameter, over which curvature is not known
+MOST_TRAINING = 4096  # features or numbers of a search: 10¹¹ operations an evaluation
+MOST_ITERATIVE = 2**15  # features of a posterior, whose matrix would take 8 GiB
+MANY = 2**16  # points that are visited once for all lattices; numbers whose sites are sought
+MOST_ON_SITES = 10**6  # numbers whose sites are sought for a posterior: each width sorts them
+FINE_FACTOR = 1.2  # of lengthscales that one lattice serves: more takes more features
+STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales: few points change them
+LONGEST = 3.0  # extents of the data: a longer lengthscale is like a constant
+MOVED = 1.5  # of a logarithm, beyond which an information misleads: at 2, a fit lost 2.5 nats
+CONVERGED = 1e-9  # nats of a number: of weights and pseudo-observations, near rounding
+LEAST_SHARE = 1e-8  # of the variance of data, of noise: the posterior variance is rounding below
 
 
 def aim(num_values: float) -> float:

@@ -37,8 +37,10 @@ from gp_orff.inference.price import (
     FINE_FACTOR,
     MANY,
     MOST_ITERATIVE,
+    MOST_ON_SITES,
     MOST_TRAINING,
     NEGLIGIBLE,
+    STEP,
     aim,
     loss_of_noise,
     loss_of_share,
@@ -63,8 +65,8 @@ class Memo:
 
     def get(self, make: Callable[[], T], modules: Iterable[nn.Module], key: object = None) -> T:
         now, entry = [p for module in modules for p in module.parameters()], self._entry
-        known = entry is not None and entry[0] == key and len(entry[1]) == len(now)
-        if not (known and all(map(torch.equal, entry[1], now))):
+        same = entry is not None and entry[0] == key and len(entry[1]) == len(now)
+        if not (same and all(map(torch.equal, entry[1], now))):
             self._entry = entry = (key, [p.detach().clone() for p in now], make())
         return entry[2]
 
@@ -112,7 +114,6 @@ class Kept:
 COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
 COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids for a search that begins
 MOST_EXACT = MOST_DENSE  # numbers, by default: an evaluation takes about 20 s
-_STEP = 4  # ratio of tolerances and budgets that follow each other, and quarters of lengthscales
 
 
 def grid_for(
@@ -134,9 +135,6 @@ def _range(factor: float) -> tuple[float, float]:
 
 
 # The exact kernel instead of a grid: where it has few numbers, or few sites.
-
-
-_MOST_ON_SITES = 10**6  # numbers, of which sites are made: with more, that takes many seconds
 
 
 @torch.no_grad()
@@ -175,7 +173,7 @@ def exact_instead(
     if enough or not has_covariance(kernel, data):
         return None
     once = most_factorised(next(kernel.parameters()).device)
-    if iterative and numbers <= MANY:
+    if iterative and numbers <= MOST_ON_SITES:
         exact = ExactInference.merging(kernel, noises, data)
         if exact.size <= once:
             features = num_features(kernel, inference.draws)
@@ -185,12 +183,7 @@ def exact_instead(
             )
     waves = any(draw.decays for draw in inference.draws)
     given = data.repeats.distance is not None  # by the user: no others are merged
-    if (
-        given
-        or data.tracks
-        or not data.revisitable
-        or numbers > (MANY if waves else _MOST_ON_SITES)
-    ):
+    if given or data.tracks or not data.revisitable or numbers > (MANY if waves else MOST_ON_SITES):
         return None
     data = with_few_sites(kernel, noises, data, most)
     sites = ExactInference.merging(kernel, noises, data)
@@ -322,8 +315,8 @@ class Representation:
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         chosen = replace(self, rule=rule, reason=reason)
         if chosen.grid:  # without a budget, each use of the grid has its own
-            own = replace(rule, domain=auto.domain, max_features=auto.max_features)
-            chosen = replace(chosen, rule=own)
+            rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
+            chosen = replace(chosen, rule=rule)
         if exact and not chosen._grid_suffices(size):
             reason = f"exact kernel: cheaper than the features it would take; {reason}"
             return replace(self, rule=None, reason=reason)
@@ -331,10 +324,7 @@ class Representation:
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid of few features, or fewer than `size`, truncates little."""
-        most = (
-            MOST_EXACT if weighs(self.likelihoods) else MOST_TRAINING
-        )  # weights change sums over all data
-        costly = not self.on_lattice and size <= most and self.requested.exact_values
+        costly = not self.on_lattice and size <= MOST_TRAINING and self.requested.exact_values
         if self.grid is None or costly:  # decaying waves cost more than their kernel
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
@@ -384,7 +374,7 @@ class Representation:
             (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
-        tolerance = self._tolerance(rule) / _STEP**2
+        tolerance = self._tolerance(rule) / STEP**2
         grid = grid_for(rule, box, box, tolerance, _range(FINE_FACTOR))
         grid = self._with_symbols(replace(grid, max_features=MOST_ITERATIVE))
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
@@ -409,7 +399,7 @@ class Representation:
         box = self._rounded_box
         fits = rule.domain is not None and contains(rule.domain, self.data.box)
         domain = domain or (rule.domain if fits else box)
-        tolerance = _STEP ** math.floor(math.log(self._tolerance(rule), _STEP))
+        tolerance = STEP ** math.floor(math.log(self._tolerance(rule), STEP))
         most = MOST_DENSE if self.on_lattice else MOST_TRAINING
         grid = grid_for(rule, domain, box, tolerance, most=most)
         dense = rule.max_features or self.dense or self.data.tracks or not self.on_lattice
@@ -499,11 +489,11 @@ class Representation:
         if rule.spacing is None:
             # new observations may be anywhere in the domain
             low, high = np.array(data.box).T
-            margin = np.maximum(self._lengthscales, (high - low) / _STEP)
+            margin = np.maximum(self._lengthscales, (high - low) / STEP)
             wide = tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
             domain, tolerance = rule.domain or wide, self._tolerance(rule)
             rule = grid_for(rule, domain, domain, tolerance, _range(COARSE_FACTOR), MOST_DENSE)
-            rule = replace(rule, max_features=_STEP * rule.max_features, sum_constant=False)
+            rule = replace(rule, max_features=STEP * rule.max_features, sum_constant=False)
         lattice = self._draw(rule)[0].lattice
         statistics = data.statistics(lattice.columns().full_box())
         return StatisticsOnly(statistics, rule.domain, data.survey, data.symbol_data)
@@ -567,7 +557,7 @@ class Representation:
     def _signal(self) -> float:
         """The variance of the field that varies, in the mean over the outputs."""
         varying = (at_zero(term) for term in terms(self.kernel) if term.leaves)
-        return sum(own.diagonal(dim1=-1, dim2=-2).mean().item() for own in varying)
+        return sum(k.diagonal(dim1=-1, dim2=-2).mean().item() for k in varying)
 
     def _tolerance_of(self, rule: Grid, signal: float, counted: float, share: float) -> float:
         """The tolerance that truncates a share of the posterior variance, which the number of
@@ -607,12 +597,12 @@ class Representation:
         if not self._learns_spectrum:
             return scales
         extent = np.ptp(self.data.box, axis=1)
-        return np.minimum(scales, np.where(extent > 0, extent / _STEP, np.inf))
+        return np.minimum(scales, np.where(extent > 0, extent / STEP, np.inf))
 
     @property
     def _rounded_box(self) -> Box:
         """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
-        return rounded(self.data.box, self._lengthscales / _STEP)
+        return rounded(self.data.box, self._lengthscales / STEP)
 
     @property
     def _noises(self) -> Noises:

@@ -14,8 +14,7 @@ from gp_orff.data.dataset import Data
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import Progress
 from gp_orff.fitting.plans import OfSubset, Priced, plans_of, route
-from gp_orff.fitting.searches import best_start
-from gp_orff.fitting.strategy import trainer_of
+from gp_orff.fitting.strategy import best_start, trainer_of
 from gp_orff.inference.price import SHORT, SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 

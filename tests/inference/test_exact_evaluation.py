@@ -20,7 +20,7 @@ from linear_operator.utils.warnings import NumericalWarning
 import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
-from gp_orff.inference import tiles
+from gp_orff.inference import exact
 from gp_orff.inference.exact import ExactInference
 from gp_orff.kernels.pairs import Rows, in_closed_form, row_covariance
 from gp_orff.models.few_readings import with_parameters
@@ -39,7 +39,7 @@ assert {"curl_free", "helmholtz", "separable_sum", "field_times_time"} <= set(BA
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(tiles, "_TILE", 16)
+    monkeypatch.setattr(exact, "_TILE", 16)
 
 
 def problem(kind, p, num_dims, points=14):
@@ -165,7 +165,7 @@ def test_every_composition_equals_dense_algebra(name, kind):
 @pytest.mark.parametrize("kept", [0, 10_000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_of_lags_serves_other_hyperparameters_and_kernels(kind, kept, monkeypatch):
-    monkeypatch.setattr(tiles, "_KEPT", kept)
+    monkeypatch.setattr(exact, "_KEPT", kept)
     inference = problem(kind, 2, 2)
     for field, name in itertools.product(FIELDS, ("rbf", "rq")):
         for lengthscale in (0.4, 1.5):
@@ -173,7 +173,7 @@ def test_what_is_kept_of_lags_serves_other_hyperparameters_and_kernels(kind, kep
             leaves = [part for part in kernel.modules() if isinstance(part, RBFKernel | RQKernel)]
             leaves[0].lengthscale = lengthscale
             check(kernel, inference, 2)
-    pieces = tiles.Tiles.of(inference.data.observations)
+    pieces = exact.Tiles.of(inference.data.observations)
     pieces.covariance(kernel)
     for own, known in ((pieces, kept > 0), (pickle.loads(pickle.dumps(pieces)), False)):
         assert all(bool(geometry) == known for *_, geometry in own.lower())

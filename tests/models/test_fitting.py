@@ -439,8 +439,8 @@ def test_slow_searches_begin_under_the_exact_kernel_of_a_subset(monkeypatch):
 def test_a_budget_ends_searches(monkeypatch):
     """Within it a plan gets two evaluations at least, and a warning says what another step
     promised; below, no search on all data is made."""
-    monkeypatch.setattr("gp_orff.fitting.searches.SUBSET_VALUES", 60)  # starting values are poor
-    monkeypatch.setattr("gp_orff.fitting.searches.SCREENED_VALUES", 60)
+    monkeypatch.setattr("gp_orff.fitting.strategy.SUBSET_VALUES", 60)  # starting values are poor
+    monkeypatch.setattr("gp_orff.fitting.strategy.SCREENED_VALUES", 60)
     monkeypatch.setattr(plans, "BUDGET", 2.1 * plans.cubic(300))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", gp_orff.SearchWarning)
@@ -534,7 +534,7 @@ def test_starts_outside_the_ranges_are_moved_inside(monkeypatch):
         seen.append(trainer.kernel.base_kernel.base_kernel.lengthscale.item())
         raise SeenError
 
-    monkeypatch.setattr("gp_orff.fitting.searches.starts", lambda *given: [Start(100.0)])
+    monkeypatch.setattr("gp_orff.fitting.strategy.starts", lambda *given: [Start(100.0)])
     monkeypatch.setattr(Trainer, "value", value)
     x = points(60)
     model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2))
