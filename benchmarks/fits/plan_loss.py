@@ -14,8 +14,9 @@ by gradient ½ gᵀH⁻¹g, from the gradient and the information under the exac
 true        the evidence under the exact kernel that is missing to the best known, of `record` or of
             this run
 
-and the tables count the rows by each loss and the true one. A fit takes the first where it is below
-a tenth of a nat or above one, and the second in between.
+and the tables count the rows by each loss and the true one, and those within a factor of five of a
+true loss above a tenth of a nat. A fit takes the first where it is below a tenth of a nat or above
+one, and the second in between.
 """
 
 import json
@@ -46,6 +47,7 @@ EDGES = (1.0, 3.0, 10.0)  # nats
 LOSSES = "foreseen", "by gradient"
 EVALUATIONS = 60  # of a search
 NOTHING = 1e-2  # nats: further grids lose no less
+SMALL, FACTOR = 0.1, 5  # true losses in nats; how near is near
 
 
 def known(name: str) -> float:
@@ -107,6 +109,11 @@ def table(rows: list[dict[str, object]], loss: str) -> list[dict[str, object]]:
     return found
 
 
+def near(rows: list[dict[str, object]], loss: str) -> int:
+    """How many of these rows have a loss of some kind within the factor of the true one."""
+    return sum(1 / FACTOR <= own[loss] / own["true"] <= FACTOR for own in rows)
+
+
 def with_true(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
     """The rows of a set with the evidence that is missing to the best of them, or known."""
     best = max([known(name), *(own["reached"] for own in rows)])
@@ -130,4 +137,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for loss in LOSSES:
         for line in table(rows, loss):
             counts.add(**line)
-    save(arguments, {"rows": list(rows), "table": list(counts)})
+    large = [own for own in rows if own["true"] > SMALL]
+    close = {loss: near(large, loss) for loss in LOSSES}
+    close["of"] = len(large)
+    print(f"within a factor of {FACTOR}: {close}")
+    save(arguments, {"rows": list(rows), "table": list(counts), "close": close})
