@@ -16,7 +16,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "few": 36,
     "found": 37,
     "held": 22,
-    "kept": 38,
+    "kept": 37,
     "known": 49,
     "mended": 1,
     "own": 81,
