@@ -306,7 +306,9 @@ def given_noise(
         values = values.reshape(each)
     if values.dim() == 3:
         return _covariances(values, observed)
-    _check_variances(values, observed.any(-1) if values.dim() == 1 else observed)
+    observed = observed.any(-1) if values.dim() == 1 else observed
+    positive = (values > 0) & torch.isfinite(values)
+    _require(positive | ~observed, values, "positive, finite noise variances")
     return values
 
 
@@ -342,17 +344,6 @@ def _principal_axes(
     return (axes * (covariance @ axes)).sum(-2), axes * largest.sign()
 
 
-def _check_variances(values: Tensor, observed: Bool[Tensor, "..."]) -> None:
-    wrong = observed & ~((values > 0) & torch.isfinite(values))
-    if wrong.any():
-        reading = int(torch.nonzero(wrong)[0, 0])
-        raise ValueError(
-            f"expected positive, finite noise variances, got {int(wrong.sum())} others, first "
-            f"{values[wrong][0].item():.6g} of observation {reading}; drop observations of unknown "
-            "noise"
-        )
-
-
 def _covariances(
     values: Float[Tensor, "N v v"], observed: Bool[Tensor, "N v"]
 ) -> Float[Tensor, "N v v"]:
@@ -362,24 +353,25 @@ def _covariances(
     # Rows and columns of values that were not observed become those of the identity: the checks
     # below pass for them whatever the user gave, NaN included.
     values = torch.where(both, values, eye)
-    _require(torch.isfinite(values).all(-1).all(-1), values, "finite")
+    _require(torch.isfinite(values).all(-1).all(-1), values, "finite noise covariances")
     size = values.diagonal(dim1=-1, dim2=-2).abs().sqrt()
     skew = (values - values.mT).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))
-    _require(~(skew > _ASYMMETRY).any(-1).any(-1), values, "symmetric")
+    _require(~(skew > _ASYMMETRY).any(-1).any(-1), values, "symmetric noise covariances")
     values = 0.5 * (values + values.mT)
     eigenvalues = torch.linalg.eigvalsh(values)
     positive = eigenvalues[:, 0] > _SINGULAR * eigenvalues[:, -1]
-    _require(positive, values, "positive definite")
+    _require(positive, values, "positive definite noise covariances")
     return values
 
 
-def _require(holds: Bool[Tensor, "N"], values: Float[Tensor, "N v v"], what: str) -> None:
-    if not holds.all():
-        reading = int(torch.nonzero(~holds)[0, 0])
+def _require(valid: Bool[Tensor, "N *v"], values: Float[Tensor, "N *b"], what: str) -> None:
+    """Raise ValueError unless all values are valid; those that are not observed are."""
+    if not valid.all():
+        first = int(torch.nonzero(~valid)[0, 0])
         raise ValueError(
-            f"expected {what} noise covariances, got {int((~holds).sum())} of {len(values)} that "
-            f"are not, first that of observation {reading}: {values[reading].tolist()}; drop "
-            "these observations"
+            f"expected {what}, got {int((~valid).sum())} of {valid.numel()} that are not, first "
+            f"that of observation {first}: {values[first].tolist()}; drop observations of unknown "
+            "noise"
         )
 
 

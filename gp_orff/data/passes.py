@@ -223,16 +223,10 @@ def _(value: MethodType) -> Iterator[bytes]:
 # A worker records the warnings of a task, each once, as the arguments of `warnings.warn_explicit`,
 # and returns them with the sum. The caller gives each one once per call, under its own filters.
 # Several tasks may run as threads of one worker process, where filters are shared: the first one
-# installs `_record`, the last one removes it, and a thread-local dict separates their warnings.
+# installs `_record`, the last one removes it, and a context variable separates their warnings.
 
 
-class _Task(threading.local):
-    """The warnings of the task of this thread, as keys."""
-
-    recorded: dict[tuple, None] | None = None
-
-
-_task = _Task()
+_recorded = ContextVar("recorded", default=None)  # warnings of the task of this thread, as keys
 _lock = threading.Lock()
 _recorded_tasks, _before = 0, warnings.catch_warnings()
 
@@ -251,11 +245,11 @@ def recorded_warnings() -> Iterator[dict[tuple, None]]:
             warnings.simplefilter("always")
             warnings.showwarning = _record
         _recorded_tasks += 1
-    _task.recorded = {}
+    before = _recorded.set({})
     try:
-        yield _task.recorded
+        yield _recorded.get()
     finally:
-        _task.recorded = None
+        _recorded.reset(before)
         with _lock:
             _recorded_tasks -= 1
             if not _recorded_tasks:
@@ -264,12 +258,13 @@ def recorded_warnings() -> Iterator[dict[tuple, None]]:
 
 def _record(message, category, filename, lineno, file=None, line=None) -> None:
     """In the place of `warnings.showwarning`; what other threads say is dropped."""
-    if _task.recorded is not None:
+    recorded = _recorded.get()
+    if recorded is not None:
         try:
             pickle.dumps(category)
         except Exception:  # a class that cannot be sent to the caller
             category = UserWarning
-        _task.recorded[str(message), category, filename, lineno] = None
+        recorded[str(message), category, filename, lineno] = None
 
 
 # What is done with the chunks of a task, in the process that does it.

@@ -67,7 +67,6 @@ class Options:
 
     def rows(self, rows: slice) -> "Options":
         """The options of some rows."""
-
         values = {name: getattr(self, name) for name in PER_OBSERVATION}
         cut = {name: each[rows] for name, each in values.items() if not is_single(each)}
         return replace(self, **cut)

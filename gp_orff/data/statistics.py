@@ -399,69 +399,6 @@ def check_kind(record: object, kind: str, expected: str, place: str = "") -> Non
         raise ValueError(f"expected {expected} a {kind}, got {actual!r}{place}")
 
 
-# Plain values as bytes with a version, and bytes between the processes of `torch.distributed`.
-
-
-_VERSION = 1
-
-
-def write_bytes(kind: str, content: dict) -> bytes:
-    """The bytes of a dict of tensors and plain values; `kind` says of what.
-
-    Raises:
-        ValueError: a function among the values, such as that of `Templates(function=)`.
-    """
-    if _has_function(content):
-        raise ValueError(
-            f"expected a {kind} of plain values, got the columns of a rule with a function, which "
-            "cannot be written; add the data in one process, or use a rule without function= and "
-            "sampler="
-        )
-    stream = io.BytesIO()
-    torch.save({"format": kind, "version": _VERSION, **content}, stream)
-    return stream.getvalue()
-
-
-def _has_function(values: object) -> bool:
-    """Whether a function is among plain values."""
-    if isinstance(values, Mapping):
-        values = list(values.values())
-    if isinstance(values, list | tuple):
-        return any(map(_has_function, values))
-    return callable(values)
-
-
-def read_bytes(kind: str, content: bytes) -> dict:
-    """The dict that `write_bytes` wrote, on the CPU.
-
-    Raises:
-        ValueError: bytes that are damaged, of another kind, or of a newer version.
-    """
-    try:
-        record = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except (RuntimeError, EOFError, ValueError, BadZipFile, pickle.UnpicklingError) as error:
-        raise ValueError(f"expected bytes of a {kind}, got others, or damaged ones") from error
-    check_kind(record, kind, "bytes of")
-    if record["version"] > _VERSION:
-        raise ValueError(
-            f"expected a {kind} of a version up to {_VERSION}, got {record['version']}: install a "
-            "newer gp_orff"
-        )
-    return record
-
-
-def gathered(content: bytes, group: object) -> list[bytes]:
-    """The bytes of every process of a group, in the order of their ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        raise RuntimeError(
-            "expected processes that torch.distributed connects, got none: call "
-            "torch.distributed.init_process_group first"
-        )
-    parts = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(parts, content, group)
-    return parts
-
-
 # Sums of groups as plain values; the keys are those of the file format, and stay.
 
 
@@ -509,7 +446,7 @@ def _unpack_weights(group: Mapping) -> Weights:
 # The sufficient statistics of observations of a vector field, group by group.
 
 
-_KIND = "gp_orff.FieldStatistics"
+_KIND, _VERSION = "gp_orff.FieldStatistics", 1  # of bytes
 
 
 @dataclass(frozen=True)
@@ -589,7 +526,16 @@ class FieldStatistics:
         Raises:
             ValueError: a rule with a function, such as `Templates(function=)`.
         """
-        return write_bytes(_KIND, self.plain())
+        content = self.plain()
+        if _has_function(content):
+            raise ValueError(
+                f"expected a {_KIND} of plain values, got the columns of a rule with a function, "
+                "which cannot be written; add the data in one process, or use a rule without "
+                "function= and sampler="
+            )
+        stream = io.BytesIO()
+        torch.save({"format": _KIND, "version": _VERSION, **content}, stream)
+        return stream.getvalue()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "FieldStatistics":
@@ -598,7 +544,17 @@ class FieldStatistics:
         Raises:
             ValueError: the bytes are damaged, are not statistics, or come from a newer version.
         """
-        return cls.from_plain(read_bytes(_KIND, content))
+        try:
+            record = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        except (RuntimeError, EOFError, ValueError, BadZipFile, pickle.UnpicklingError) as error:
+            raise ValueError(f"expected bytes of a {_KIND}, got others, or damaged ones") from error
+        check_kind(record, _KIND, "bytes of")
+        if record["version"] > _VERSION:
+            raise ValueError(
+                f"expected a {_KIND} of a version up to {_VERSION}, got {record['version']}: "
+                "install a newer gp_orff"
+            )
+        return cls.from_plain(record)
 
     def __reduce__(self) -> tuple:
         return FieldStatistics.from_bytes, (self.to_bytes(),)
@@ -616,7 +572,13 @@ class FieldStatistics:
             RuntimeError: `torch.distributed` has not been initialised.
             ValueError: the frequencies differ between processes.
         """
-        parts = gathered(self.to_bytes(), group)
+        if not (distributed.is_available() and distributed.is_initialized()):
+            raise RuntimeError(
+                "expected processes that torch.distributed connects, got none: call "
+                "torch.distributed.init_process_group first"
+            )
+        parts = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(parts, self.to_bytes(), group)
         return sum(map(FieldStatistics.from_bytes, parts)).to(self.phi.device)
 
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
@@ -701,6 +663,15 @@ class FieldStatistics:
             cross = tensors[key, "cross", 0]
             groups[key] = replace(group, phi=phi, moments=moments, cross=cross)
         return FieldStatistics(phi, groups, self.elbo_correction)
+
+
+def _has_function(values: object) -> bool:
+    """Whether a function is among plain values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        return any(map(_has_function, values))
+    return callable(values)
 
 
 Visit = Callable[[], Iterator[Observations]]

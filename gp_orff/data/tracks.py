@@ -254,23 +254,6 @@ def averaged(
     return _means(phi, lambda rows: phi.values(x[rows]), x, phi.num_columns, block, count)
 
 
-def averaged_along(
-    phi: Columns,
-    x: Float[Tensor, "N d"],
-    direction: Float[Tensor, "N p"],
-    block: Int[Tensor, "N"],
-    count: int,
-) -> Float[Tensor, "M p*T"]:
-    """mean_i φ(x_i) u_i of `count` blocks of observations at x along directions u."""
-
-    def products(rows: slice) -> Float[Tensor, "n p*M"]:
-        return (direction[rows].unsqueeze(-1) * phi.values(x[rows]).unsqueeze(1)).flatten(1)
-
-    width = direction.shape[-1] * phi.num_columns
-    means = _means(phi, products, x, width, block, count)
-    return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
-
-
 def _means(
     phi: Columns,
     values: Callable[[slice], Float[Tensor, "n k"]],
@@ -844,7 +827,14 @@ class TrackObservations(LinearObservations):
 
     def averages_along(self, phi: Columns) -> Float[Tensor, "k p*T"]:
         """mean_i φ(x_i) u_i of every block, of observations along directions u."""
-        return averaged_along(phi, self.x, self.direction, self.times.block, len(self.y))
+        x, direction = self.x, self.direction
+
+        def products(rows: slice) -> Float[Tensor, "n p*M"]:
+            return (direction[rows].unsqueeze(-1) * phi.values(x[rows]).unsqueeze(1)).flatten(1)
+
+        width = direction.shape[-1] * phi.num_columns
+        means = _means(phi, products, x, width, self.times.block, len(self.y))
+        return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
 
     def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
         """[φ̄, ȳ, 1] of batches of tracks, with zeros instead of blocks that a track lacks."""

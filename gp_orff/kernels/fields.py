@@ -26,7 +26,7 @@ from gp_orff.kernels.derivatives import radial_derivatives
 from gp_orff.kernels.pairs import Pairs, collected, field_forms, total
 from gp_orff.kernels.spectra import spectral_density, spectrum
 from gp_orff.kernels.tree import (
-    FieldFactor,
+    Factor,
     Gradient,
     Solenoidal,
     Term,
@@ -54,7 +54,6 @@ class PotentialKernel(WrapperKernel):
 
     is_stationary = True
     minimum_dims = 1
-    kind: type[FieldFactor]  # of the factor B(ω)
 
     def __init_subclass__(cls) -> None:
         name_constructor(cls)
@@ -75,6 +74,10 @@ class PotentialKernel(WrapperKernel):
         self.base_kernel = base_kernel
         for term in terms(base_kernel):
             self._check(term)
+
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        """The factor B(ω) of fields whose potential depends on the inputs `dims` (all if None)."""
+        raise NotImplementedError
 
     def _check(self, term: Term) -> None:
         """Refuse a term of the potential whose field does not exist, or is not known here."""
@@ -184,7 +187,8 @@ class CurlFreeKernel(PotentialKernel):
         tensor([4., 4.])
     """
 
-    kind = Gradient
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        return Gradient(self.num_dims, dims)
 
 
 class DivergenceFreeKernel(PotentialKernel):
@@ -220,7 +224,9 @@ class DivergenceFreeKernel(PotentialKernel):
     """
 
     minimum_dims = 2
-    kind = Solenoidal
+
+    def factor(self, dims: tuple[int, ...] | None) -> Factor:
+        return Solenoidal(self.num_dims, dims)
 
 
 _HALVES = "curl_free", "divergence_free"
@@ -372,7 +378,7 @@ def _set_level(kernel: HelmholtzKernel, value: Float[Tensor, "*b"]) -> None:
 @inner_terms.register
 def _(kernel: PotentialKernel) -> list[Term]:
     return [
-        term.with_factor(kernel.kind(kernel.num_dims, term.leaves[0].active_dims))
+        term.with_factor(kernel.factor(term.leaves[0].active_dims))
         for term in terms(kernel.base_kernel)
     ]
 

@@ -119,9 +119,10 @@ def aliased_curvature(
 
 def first_nonzero(points: Int[np.ndarray, "D d"]) -> Int[np.ndarray, "D"]:
     """The sign of the first coordinate that is not zero."""
-    signs = np.sign(points).astype(int)
-    first = (signs != 0).argmax(axis=1)  # 0 where all are zero
-    return signs[np.arange(len(signs)), first]
+    sign = np.zeros(len(points), dtype=int)
+    for column in points.T:
+        sign = np.where(sign == 0, np.sign(column), sign)
+    return sign
 
 
 class _Scales:

@@ -10,7 +10,7 @@ import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from linear_operator import to_dense
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.kernels.base import about_their_middle, is_traced
@@ -452,7 +452,8 @@ def in_closed_form(kernel: Kernel) -> bool:
 def _have_closed_forms(kernel: Kernel, summands: Sequence[Term]) -> bool:
     known = all(_is_known(term) for term in summands)
     known = known and all(leaf.is_elementary for term in summands for leaf in term.leaves)
-    return known and all(_has_covariance_of_terms(type(part)) for part in kernel.modules())
+    parts = (kernel, *kernel.sub_kernels())
+    return known and all(_has_covariance_of_terms(type(part)) for part in parts)
 
 
 def _is_known(term: Term) -> bool:
@@ -463,7 +464,7 @@ def _is_known(term: Term) -> bool:
     return kernel.has_lengthscale and radial_derivatives.dispatch(type(kernel)) is not unknown
 
 
-def _has_covariance_of_terms(cls: type[nn.Module]) -> bool:
+def _has_covariance_of_terms(cls: type[Kernel]) -> bool:
     """Whether a class has the covariance of the class that its terms are registered for."""
     registered = next(base for base in cls.__mro__ if base in inner_terms.registry)
     return registered is object or cls.forward is registered.forward

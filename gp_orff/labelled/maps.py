@@ -166,7 +166,7 @@ def on_grid(
     of_field = {name: attrs.get(name, {}) for name in requests[0][1]}
     if everything:  # whose numbers are those of `readings`
         units = common_units(of_field, vectors_of(of_field))
-        attrs = {**attrs, **dict(zip(of_field, _in_units(of_field, units), strict=True))}
+        attrs = {**attrs, **{n: {**of_field[n], "units": unit} for n, unit in units.items()}}
     of_field = [attrs.get(name, {}) for name in of_field]
     in_space = [inputs[column] for column in field.space]
     layers = []
@@ -260,13 +260,6 @@ def _draws_of(
         joined = torch.cat(parts, dim=1).numpy().reshape(len(paths), *shape, -1)
         variables += [output.factor * joined[..., i] for i, output in enumerate(outputs)]
     return variables
-
-
-def _in_units(attrs: Mapping[str, Attributes], units: Mapping[str, str]) -> list[Attributes]:
-    """Attributes of variables whose numbers are in other units than they say."""
-    return [
-        {**entry, "units": units[name]} if name in units else entry for name, entry in attrs.items()
-    ]
 
 
 def _converted(

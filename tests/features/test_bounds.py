@@ -639,7 +639,8 @@ def test_a_factor_of_ones_own():
         pass
 
     class Kernel(gp_orff.CurlFreeKernel):
-        kind = Twice
+        def factor(self, dims):
+            return Twice(self.num_dims, dims)
 
     kernel = Kernel(unit("rbf"), num_dims=2)
     assert math.isfinite(BOUNDS["minh"](kernel, BOX).error(10))  # that of its class above
