@@ -478,8 +478,8 @@ def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
 
 def is_trained(mean: Mean) -> bool:
     """Whether the mean is a trained constant for every output."""
-    means = base_means(mean)
-    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
+    trained = [any(p.requires_grad for p in m.parameters()) for m in base_means(mean)]
+    return is_constant(mean) and all(trained)
 
 
 def check_mean(mean: Mean, num_outputs: int) -> None:
