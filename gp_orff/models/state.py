@@ -75,7 +75,7 @@ class ModelState:
     inference: Inference
     mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
-    results: dict[str, Memo] = field(
+    results: dict[object, Memo] = field(
         default_factory=partial(defaultdict, Memo), compare=False, repr=False
     )
     weighted_at: tuple[str, Tensor] | None = field(default=None, compare=False, repr=False)
@@ -317,15 +317,14 @@ class ModelState:
         for `VectorFieldGP.posterior`."""
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
         spectra = spectra and not any_pointwise(self.likelihoods)
-        default = bool(self._leaves_much_open or spectra)
-        sampled = default if marginalize is None else marginalize
+        sampled = bool(self._leaves_much_open or spectra) if marginalize is None else marginalize
         if sampled:
             require_gaussian(self.likelihoods, "marginalize=True", "marginalize=False")
         # Two memories, so that asking for the other kind of posterior once does not discard the
         # usual one.
-        memo = self.results["snapshots" if sampled == default else "others"]
-        key = sampled, trained_names(self.kernel, self.likelihoods)
-        snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
+        memo = self.results["snapshot", sampled]
+        trained = trained_names(self.kernel, self.likelihoods)
+        snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, trained)
         if marginalize:
             _ = snapshot.sample  # raises here if there is none
         return snapshot
