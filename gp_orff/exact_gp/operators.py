@@ -34,7 +34,6 @@ from gp_orff.inference.equations import (
 )
 from gp_orff.inference.known_noise import block_matrix, equations_with_noise
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
-from gp_orff.inference.quadratic import Evidence
 
 # Base classes of the covariances of this package, as LinearOperators.
 #
@@ -545,9 +544,6 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
         check_finite(y)
         return y.unflatten(-1, (-1, self.num_outputs))
 
-    def _evidence(self, y: Float[Tensor, "*b N*p"]) -> Evidence:
-        return self._equations(y, self.latent.expansion).evidence()
-
     def _zeros(self) -> Float[Tensor, "*b N*p"]:
         return torch.zeros(self.shape[:-1], dtype=torch.float64, device=self.device)
 
@@ -559,12 +555,12 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
     ) -> tuple[Tensor, Tensor]:
         zero = torch.zeros([], dtype=self.dtype, device=self.device)
         if inv_quad_rhs is None:
-            log_determinant = self._evidence(self._zeros()).logdet if logdet else zero
-            return zero.new_empty(0), log_determinant.to(self.dtype)
+            equations = self._equations(self._zeros(), self.latent.expansion)
+            return zero.new_empty(0), equations.evidence().logdet.to(self.dtype) if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
         # gpytorch's marginal likelihood asks for both at once.
         if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
-            evidence = self._evidence(rhs.squeeze(-1))
+            evidence = self._equations(rhs.squeeze(-1), self.latent.expansion).evidence()
             quad, log_determinant = evidence.inv_quad, evidence.logdet
             quad = quad if reduce_inv_quad else quad.unsqueeze(-1)
             return quad.to(self.dtype), log_determinant.to(self.dtype)

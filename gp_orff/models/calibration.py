@@ -231,24 +231,21 @@ class Calibration:
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
         """From the parts of every block; None without any. A share of `outliers` is no fault."""
-        numbers = count = spread = 0.0
-        scores = []
-        for parts in blocks:
-            deviation = 0.0  # of the number inside, over that of one
-            for score, correlation in parts:
-                scores.append(score.detach().cpu())
-                numbers += len(score)
-                # Parts of one block, such as groups, are taken as fully dependent: their deviations
-                # add up before they are squared. Different blocks count as independent.
-                deviation += correlation.square().sum().sqrt().item()
-            count, spread = count + 1, spread + deviation**2
-        if not numbers:
+        scores, deviations = [], []  # of the number inside each block, over that of one number
+        for parts in map(list, blocks):
+            scores += [score.detach().cpu() for score, _ in parts]
+            # Parts of one block, such as groups, are taken as fully dependent: their deviations add
+            # up before they are squared. Different blocks count as independent.
+            of_parts = [correlation.square().sum().sqrt().item() for _, correlation in parts]
+            deviations.append(sum(of_parts))
+        if not any(map(len, scores)):
             return None
         z = torch.cat(scores).abs()
         inside = int((z <= _HALF_WIDTH).sum())
         usual = z[z <= z.quantile(1 - outliers)]
         central = int((z < _MIDDLE * usual.square().mean().sqrt()).sum())
-        return cls(inside, int(numbers), int(count), numbers**2 / spread, central=central)
+        independent = len(z) ** 2 / float(np.square(deviations).sum())
+        return cls(inside, len(z), len(deviations), independent, central=central)
 
     @property
     def coverage(self) -> float:

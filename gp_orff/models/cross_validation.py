@@ -583,20 +583,17 @@ class Predictor:
         """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
         if found.part.represented is not None:
             return self._scores_of_values(found)
-        part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
-        noise = found.noise
+        part, noises, noise = found.part, self.e_step.noises, found.noise
+        residual, latent = (part.y - found.mean).flatten(), found.variance.clamp_min(0).flatten()
         if noise is None:
-            noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+            noise = part.noise(GroupNoise(group_noise(part.key, noises)))
             noise = noise.diagonal(dim1=-1, dim2=-2)
-        noise = noise.flatten()
-        model = self.e_step.heavy_tailed.get(part.key.label)
+        noise, label = noise.flatten(), part.key.label
+        model, slow = self.e_step.heavy_tailed.get(label), noises.slow.get(label)
         nu = math.inf if model is None else model.deg_free
-        residual, latent = (part.y - mean).flatten(), latent.flatten()
-        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
         # Student-t noise with the squared scale σ² has the variance σ² ν/(ν − 2).
-        variance, label = latent + heavier * noise, part.key.label
-        noises = self.e_step.noises
-        slow = noises.slow.get(label)
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        variance = latent + heavier * noise
         if slow is None:
             scores = Scores.of(residual, latent, noise, *scales_of_noise(nu))
         else:  # `variance` has the present value of that of new tracks, and not those integrated
@@ -611,7 +608,7 @@ class Predictor:
             part.index.repeat_interleave(values),
             column,
             (part.y + trend).flatten(),
-            (mean + trend).flatten(),
+            (found.mean + trend).flatten(),
             variance.sqrt(),
             *astuple(scores),
         ]

@@ -292,8 +292,7 @@ class ExactGPSnapshot(Snapshot):
         return cls(kernel, inference, {DEFAULT: noise}, mean, constant, x.shape[-1])
 
     def inference_at(self, points, symbol=None):
-        self.inference.require(symbol)
-        self.inference.draws[0].shared.check(points)
+        self.require(points, symbol)  # raises, since there are no other frequencies
         return self.inference
 
 
