@@ -11,9 +11,9 @@ from gpytorch.variational import (
     CholeskyVariationalDistribution,
     NaturalVariationalDistribution,
     TrilNaturalVariationalDistribution,
+    _VariationalDistribution,
+    _VariationalStrategy,
 )
-from gpytorch.variational._variational_distribution import _VariationalDistribution
-from gpytorch.variational._variational_strategy import _VariationalStrategy
 from jaxtyping import Float
 from linear_operator import to_linear_operator
 from linear_operator.operators import (

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from gp_orff.data.noise import Noise
 from gp_orff.data.statistics import Statistics
-from gp_orff.exact_gp.parts import check_finite
 from gp_orff.features.assemble import merge
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.equations import (
@@ -36,7 +35,6 @@ from gp_orff.inference.equations import (
     prefers_dual,
 )
 from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
-from gp_orff.inference.quadratic import Evidence
 
 # Base classes of the covariances of this package, as LinearOperators.
 #
@@ -57,6 +55,21 @@ from gp_orff.inference.quadratic import Evidence
 #   takes over, with a warning.
 # - Arithmetic is in float64 inside, whatever the dtype of the model: normal equations of features
 #   lose too many digits in float32. Results are returned in the dtype of the operator.
+
+
+def check_finite(y: Tensor) -> None:
+    """Refuse NaN and infinity, which would be that of all results.
+
+    Raises:
+        ValueError: observations that are not finite.
+    """
+    invalid = int((~torch.isfinite(y)).sum())
+    if invalid:
+        raise ValueError(
+            f"expected finite observations, got {invalid} NaN or infinite values among "
+            f"{y.numel()}; drop those points, or train and predict under gpytorch.settings."
+            'observation_nan_policy("mask"), at a cost cubic in the number of points'
+        )
 
 
 def with_one_batch(*matrices: Float[Tensor, "*_ m n"]) -> tuple[Float[Tensor, "*b m n"], ...]:
@@ -123,10 +136,8 @@ class RootedOperator(PointwiseOperator):
         # wide root is reduced by QR, since R of Mᵀ = QR has M Mᵀ = RᵀR, and a tall one is padded
         # with zeros.
         if columns > rows:
-            return RootLinearOperator(torch.linalg.qr(root.mT).R.mT)
-        if columns == rows:
-            return RootLinearOperator(root)
-        return RootLinearOperator(PaddedRoot(root))
+            root = torch.linalg.qr(root.mT).R.mT
+        return RootLinearOperator(PaddedRoot(root) if columns < rows else root)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
         """R ε with ε ~ N(0, I)."""
@@ -172,9 +183,6 @@ class WithWhiteNoise(PointwiseOperator):
         """Whether all points have one noise."""
         return self.noise.shape[-2] == self.num_outputs
 
-    def _noise_of(self, points: slice) -> Float[Tensor, "*b m*p p"]:
-        return self.noise if self._is_shared else self._blocks[..., points, :, :].flatten(-3, -2)
-
     def _size(self) -> torch.Size:
         return self.latent.shape
 
@@ -198,7 +206,8 @@ class WithWhiteNoise(PointwiseOperator):
     def _points(self, rows: slice, cols: slice) -> LinearOperator:
         latent = self.latent._points(rows, cols)
         if rows == cols:
-            return self.of(latent, self._noise_of(rows))
+            blocks = self._blocks if self._is_shared else self._blocks[..., rows, :, :]
+            return self.of(latent, blocks.flatten(-3, -2))
         index = torch.arange(self.shape[-1] // self.num_outputs, device=self.device)
         same = (index[rows].unsqueeze(-1) == index[cols]).to(self.dtype)
         blocks = of_each(self._blocks, len(index))[..., rows, :, :]
@@ -223,12 +232,6 @@ class WithWhiteNoise(PointwiseOperator):
 def of_each(blocks: Float[Tensor, "*b m p p"], count: int) -> Float[Tensor, "*b n p p"]:
     """The block of every point, of which there may be one for all."""
     return blocks.expand(*blocks.shape[:-3], count, -1, -1)
-
-
-def sum_of_noises(*noises: Float[Tensor, "*b m*p p"]) -> Float[Tensor, "*b m*p p"]:
-    """The sum, where any may have one block for all points."""
-    p = noises[0].shape[-1]
-    return sum(noise.unflatten(-2, (-1, p)) for noise in noises).flatten(-3, -2)
 
 
 def noise_covariance(
@@ -392,8 +395,12 @@ class OfFeatures(PointwiseOperator):
             latent = None if more is None else latent
         if latent is None:
             return _unstructured_sum(self, other, super().__add__)
-        noises = [own for own in (noise, more) if own is not None]
-        return NoisyFeatureCovariance.of(latent, sum_of_noises(*noises)) if noises else latent
+        noises = [part for part in (noise, more) if part is not None]
+        if not noises:
+            return latent
+        # any of them may have one block for all points
+        blocks = sum(part.unflatten(-2, (-1, self.num_outputs)) for part in noises)
+        return NoisyFeatureCovariance.of(latent, blocks.flatten(-3, -2))
 
 
 class FeatureCovariance(OfFeatures, RootedOperator):
@@ -538,9 +545,6 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
         check_finite(y)
         return y.unflatten(-1, (-1, self.num_outputs))
 
-    def _evidence(self, y: Float[Tensor, "*b N*p"]) -> Evidence:
-        return self._equations(y, self.latent.expansion).evidence()
-
     def _zeros(self) -> Float[Tensor, "*b N*p"]:
         return torch.zeros(self.shape[:-1], dtype=torch.float64, device=self.device)
 
@@ -552,12 +556,12 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
     ) -> tuple[Tensor, Tensor]:
         zero = torch.zeros([], dtype=self.dtype, device=self.device)
         if inv_quad_rhs is None:
-            log_determinant = self._evidence(self._zeros()).logdet if logdet else zero
-            return zero.new_empty(0), log_determinant.to(self.dtype)
+            equations = self._equations(self._zeros(), self.latent.expansion)
+            return zero.new_empty(0), equations.evidence().logdet.to(self.dtype) if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
         # gpytorch's marginal likelihood asks for both at once.
         if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
-            evidence = self._evidence(rhs.squeeze(-1))
+            evidence = self._equations(rhs.squeeze(-1), self.latent.expansion).evidence()
             quad, log_determinant = evidence.inv_quad, evidence.logdet
             quad = quad if reduce_inv_quad else quad.unsqueeze(-1)
             return quad.to(self.dtype), log_determinant.to(self.dtype)

@@ -5,10 +5,17 @@ from copy import deepcopy
 from functools import singledispatch, wraps
 
 import torch
-from gpytorch import settings
+from gpytorch import Module, settings
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MultitaskKernel, ProductKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    MultitaskGaussianLikelihood,
+)
+from gpytorch.means import Mean
 from gpytorch.models import ExactGP
 from gpytorch.models.exact_prediction_strategies import DefaultPredictionStrategy
 from gpytorch.utils.memoize import add_to_cache, cached
@@ -19,6 +26,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.warnings import PerformanceWarning
 from torch import Tensor
 
+from gp_orff.data.likelihoods import HeavyTails, KnownNoiseLikelihood, TrackLikelihood
 from gp_orff.data.observations import Observations, PointObservations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
 from gp_orff.data.statistics import Statistics
@@ -26,15 +34,15 @@ from gp_orff.exact_gp.operators import (
     NoisyFeatureCovariance,
     OfFeatures,
     PointwiseOperator,
+    check_finite,
     posterior_covariance,
 )
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
-from gp_orff.exact_gp.parts import check_kernels, check_mean, check_noise, check_parts
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel
-from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
+from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.tree import num_outputs
@@ -215,6 +223,175 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
+# Means, targets and likelihoods of an `ExactGP`, which have to fit its kernel.
+
+
+@singledispatch
+def check_noise(likelihood: Likelihood) -> None:
+    """Refuse likelihoods of this package that no `ExactGP` follows.
+
+    Raises:
+        NotImplementedError: noise that is not Gaussian, or shared by observations.
+    """
+
+
+@check_noise.register
+def _(likelihood: HeavyTails) -> None:
+    if likelihood.has_deg_free:
+        raise NotImplementedError(
+            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose outliers "
+            "it would not see; give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), "
+            "and call fit(x, y)"
+        )
+
+
+@check_noise.register
+def _(likelihood: TrackLikelihood) -> None:
+    raise NotImplementedError(
+        "an ExactGP expects noise that is independent from point to point, got a "
+        f"{type(likelihood).__name__}, whose observations share offsets; use "
+        "gp_orff.VectorFieldGP(kernel).fit(x, y, track=track, time=time)"
+    )
+
+
+@singledispatch
+def _check_sizes(likelihood: Likelihood, count: int, p: int) -> None:
+    """Refuse a likelihood that is not one of `count` observations of p values."""
+
+
+@_check_sizes.register
+def _(likelihood: FixedNoiseGaussianLikelihood, count, p) -> None:
+    if p > 1:
+        raise NotImplementedError(
+            f"expected noise of vectors in an ExactGP with {p} outputs, got a "
+            f"{type(likelihood).__name__}, whose noise gpytorch ignores; use "
+            f"gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
+        )
+
+
+@_check_sizes.register
+def _(likelihood: KnownNoiseLikelihood, count, p) -> None:
+    given = "no" if likelihood.noise is None else len(likelihood.noise)
+    if (likelihood.num_tasks, given) != (p, count):
+        raise ValueError(
+            f"expected the noise of {count} observations of {p} values in an ExactGP, got a "
+            f"KnownNoiseLikelihood with num_tasks={likelihood.num_tasks} and noise of {given} "
+            f"observations; use gp_orff.KnownNoiseLikelihood(num_tasks={p}, noise=noise)"
+        )
+
+
+@_check_sizes.register(GaussianLikelihood)
+@_check_sizes.register(MultitaskGaussianLikelihood)
+def _(likelihood, count, p) -> None:
+    expected = getattr(likelihood, "num_tasks", 1)
+    if expected != p:
+        several = f"MultitaskGaussianLikelihood(num_tasks={p})"
+        raise ValueError(
+            f"expected a likelihood for the {p} outputs of the model, got a "
+            f"{type(likelihood).__name__} for {expected}; use gpytorch.likelihoods."
+            f"{several if p > 1 else 'GaussianLikelihood()'}"
+        )
+
+
+def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likelihood) -> None:
+    """Refuse targets and likelihoods that do not fit the prior distribution of an `ExactGP`.
+
+    gpytorch takes targets of shape (p, N) in a wrong order, ignores the noise of a
+    `FixedNoiseGaussianLikelihood` if there are several outputs, and takes Student-t noise for
+    Gaussian; likelihoods of another number of outputs end in errors of shapes.
+
+    Raises:
+        NotImplementedError: as `check_noise`; a `FixedNoiseGaussianLikelihood` for several outputs.
+        TypeError: complex targets.
+        ValueError: targets of another shape, or NaN in them; a likelihood with another number of
+            outputs, or known noise of other data.
+    """
+    as_real_tensor(targets, "the targets of ExactGP")
+    check_noise(likelihood)
+    if settings.observation_nan_policy.value() == "ignore":
+        check_finite(targets)
+    shape = tuple(prior.event_shape)
+    size = prior.lazy_covariance_matrix.shape[-1]
+    if size != prior.loc.shape[-1]:
+        raise ValueError(_wrong_mean(shape, size // shape[0]))
+    p = shape[1] if len(shape) > 1 else 1
+    _check_sizes(likelihood, shape[0], p)
+    given = tuple(targets.shape)
+    if given[-len(shape) :] == shape or (p > 1 and given[-1] == shape[0] * p):  # or flattened
+        return
+    rows = "give a row with all components for each point"
+    remedy = "give y.mT" if given[-2:] == shape[::-1] and len(shape) > 1 else rows
+    raise ValueError(
+        f"an ExactGP expects targets y of shape {shape}, as its mean, got {given}; {remedy}"
+    )
+
+
+@singledispatch
+def check_outputs(part: Module) -> None:
+    """Refuse a sum or product of kernels with different numbers of outputs, and a field in the
+    place of a scalar kernel, whose matrices would have different sizes.
+
+    Raises:
+        ValueError: such a kernel.
+    """
+
+
+@check_outputs.register(AdditiveKernel)
+@check_outputs.register(ProductKernel)
+def _(part) -> None:
+    outputs = [num_outputs(kernel) for kernel in part.kernels]
+    if len(set(outputs)) > 1:
+        require_field_products(part)
+        raise ValueError(
+            f"expected summands with one number of outputs, got {outputs}; wrap scalar kernels in "
+            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
+        )
+
+
+@check_outputs.register
+def _(part: MultitaskKernel) -> None:
+    p = num_outputs(part.data_covar_module)
+    if p > 1:
+        raise ValueError(
+            "expected a scalar kernel in a MultitaskKernel, got a "
+            f"{type(part.data_covar_module).__name__} with {p} outputs; give it to the model as it "
+            "is, or take the scalar kernel inside it"
+        )
+
+
+def check_mean(model: ExactGP, x: Float[Tensor, "*b n d"], error: RuntimeError) -> None:
+    """Say which mean a model needs whose `forward` has failed, if it has one mean and one kernel.
+
+    Raises:
+        ValueError: a mean with another number of outputs.
+    """
+    kernels = [part for part in model.children() if isinstance(part, Kernel)]
+    means = [part for part in model.children() if isinstance(part, Mean)]
+    if len(kernels) != 1 or len(means) != 1:
+        return
+    (kernel,), (mean,) = kernels, means
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    shape, n, p = tuple(mean(x).shape), x.shape[-2], num_outputs(kernel)
+    shape = shape[-1:] if shape[-1] == n else shape[-2:]
+    if shape not in ((n, p), (n,) if p == 1 else ()):
+        raise ValueError(_wrong_mean(shape, p)) from error
+
+
+def _wrong_mean(shape: tuple[int, ...], p: int) -> str:
+    """The message for a mean of shape (N,) or (N, q)."""
+    if p == 1:
+        return (
+            f"expected a mean of shape {shape[:1]} for the one output of the kernel, got {shape}; "
+            "or make the scalar kernel one of vectors, "
+            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={shape[1]})"
+        )
+    return (
+        f"expected a mean of shape {(shape[0], p)} for the {p} outputs of the kernel, in a "
+        f"MultitaskMultivariateNormal, got {shape}; use "
+        f"gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), num_tasks={p})"
+    )
+
+
 # Prediction strategies of our kernels, and six methods of gpytorch that are replaced.
 #
 # gpytorch has no hook for sums and products of our kernels, nor for elementwise products of their
@@ -312,7 +489,8 @@ def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     check_noise(self.likelihood)
     if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
         return _gpytorch_call(self, *args, **kwargs)
-    check_kernels(self)
+    for part in self.modules():
+        check_outputs(part)
     for part in self.modules() if self.training else ():
         if isinstance(part, ORFFKernel):
             part.follow_lengthscales()

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -48,9 +49,9 @@ from gp_orff.models.state import ModelState
 # it predicts there, and are as dense as all are, so that errors which they share show.
 #
 # 1. A sample of the data gives the positions of blocks and of tested observations.
-# 2. `_place` estimates from the sample how far the nearest 2 × 1200 numbers around a block reach.
-# 3. One visit to the data collects all observations in this shell, and `_nearest` keeps 1200
-#    numbers.
+# 2. The sample shows how far the nearest 2 × 1200 numbers around a block reach.
+# 3. One visit to the data collects all observations in this shell, and the nearest 1200 numbers
+#    are kept.
 # 4. The exact kernel, with the hyperparameters of the fit, predicts the block from these.
 
 
@@ -61,25 +62,6 @@ _OF_ALL, _FEW, _MOST_READINGS = (
     2**20,
 )  # observations of chunks: a share, and at least and at most
 _FEWEST_NEIGHBOURS = 4  # observations of a sample, from whose distance that of more is told
-
-
-@dataclass(frozen=True)
-class Place:
-    """A block, and the observations around it, by their distance from its centre in half widths."""
-
-    centre: Float[Tensor, "d"]
-    half: Float[Tensor, "d"]
-    inner: float
-    outer: float
-
-    def distance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n"]:
-        """The largest difference along any axis."""
-        return ((x - self.centre.to(x)).abs() / self.half.to(x)).amax(-1)
-
-    def around(self, part: Observations) -> Observations:
-        """The observations around the block."""
-        distance = self.distance(part.x)
-        return part.take(torch.nonzero((distance > self.inner) & (distance <= self.outer))[:, 0])
 
 
 def first_readings(data: Dataset) -> Dataset:
@@ -121,45 +103,41 @@ def left_out_of_surroundings(
     x = torch.cat([part.x for part in data.survey.sample])
     wanted = _LEARNED * len(x) / data.survey.num_values  # of the sample, around a block
     for block in blocks:
-        place = _place(x, block.left_out.to(x.device), half, wanted)
-        parts = [part for part in map(place.around, data.visit()) if len(part)]
-        if parts:
-            learned = Dataset.in_memory(_nearest(parts, place))
-            inference = ExactInference.merging(kernel, noises, learned)
-            posterior = inference.posterior(kernel, noises, constant)
-            chosen = block.tested.split([len(part) for part in data.survey.sample])
-            pairs = zip(data.survey.sample, chosen, strict=True)
-            parts = [part.take(torch.nonzero(rows)[:, 0].to(part.x.device)) for part, rows in pairs]
-            tested = [replace(part, index=torch.arange(len(part))) for part in parts if len(part)]
-            every = block._replace(tested=torch.ones_like(block.tested))
-            yield predicted(Dataset.in_memory(tested), every, posterior.field(fixed=True))
+        inside = block.left_out.to(x.device)
+        box = x[inside].aminmax(dim=0)
+        away = partial(_distance, 0.5 * (box.min + box.max), half)
+        within, others = away(x[inside]), away(x[~inside])
+        rank = min(len(others), _FEWEST_NEIGHBOURS + round(2 * wanted))
+        outer = others.kthvalue(rank).values
+        parts = []
+        for part in data.visit():
+            distance = away(part.x)
+            parts.append(_rows_of(part, (distance > within.max()) & (distance <= outer)))
+        if not any(map(len, parts)):
+            continue
+        of_numbers = [away(part.x).repeat_interleave(part.y.shape[-1]) for part in parts]
+        every = torch.cat(of_numbers)
+        most = every.kthvalue(min(_LEARNED, len(every))).values
+        near = [_rows_of(part, away(part.x) <= most) for part in parts]
+        learned = Dataset.in_memory(list(filter(len, near)))
+        inference = ExactInference.merging(kernel, noises, learned)
+        posterior = inference.posterior(kernel, noises, constant)
+        chosen = block.tested.split([len(part) for part in data.survey.sample])
+        tested = list(filter(len, map(_rows_of, data.survey.sample, chosen)))
+        tested = [replace(part, index=torch.arange(len(part))) for part in tested]
+        every = block._replace(tested=torch.ones_like(block.tested))
+        yield predicted(Dataset.in_memory(tested), every, posterior.field(fixed=True))
 
 
-def _place(
-    x: Float[Tensor, "n d"], inside: Bool[Tensor, "n"], half: Float[Tensor, "d"], wanted: float
-) -> Place:
-    """The place of a block of a sample, with about twice as many observations around it as
-    wanted."""
-    centre = 0.5 * (x[inside].amin(0) + x[inside].amax(0))
-    place = Place(centre, half, 0.0, math.inf)
-    distance = place.distance(x)
-    others, inner = distance[~inside], distance[inside].max().item()
-    rank = min(len(others), _FEWEST_NEIGHBOURS + round(2 * wanted))
-    return replace(place, inner=inner, outer=others.kthvalue(rank).values.item())
+def _distance(
+    centre: Float[Tensor, "d"], half: Float[Tensor, "d"], x: Float[Tensor, "n d"]
+) -> Float[Tensor, "n"]:
+    """The largest difference from the centre along any axis, in half widths."""
+    return ((x - centre.to(x)).abs() / half.to(x)).amax(-1)
 
 
-def _nearest(parts: Sequence[Observations], place: Place) -> list[Observations]:
-    """The observations nearest to a block, of as many numbers as are learned from."""
-    distance = [place.distance(part.x) for part in parts]
-    of_numbers = torch.cat(
-        [own.repeat_interleave(part.y.shape[-1]) for own, part in zip(distance, parts, strict=True)]
-    )
-    most = of_numbers.kthvalue(min(_LEARNED, len(of_numbers))).values
-    near = [
-        part.take(torch.nonzero(own <= most)[:, 0])
-        for own, part in zip(distance, parts, strict=True)
-    ]
-    return [part for part in near if len(part)]
+def _rows_of(part: Observations, chosen: Bool[Tensor, "n"]) -> Observations:
+    return part.take(torch.nonzero(chosen)[:, 0].to(part.x.device))
 
 
 # A cheap look at a few left-out blocks after a fit: whether error bars hold.
@@ -252,24 +230,21 @@ class Calibration:
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
         """From the parts of every block; None without any. A share of `outliers` is no fault."""
-        numbers = count = spread = 0.0
-        scores = []
-        for parts in blocks:
-            deviation = 0.0  # of the number inside, over that of one
-            for score, correlation in parts:
-                scores.append(score.detach().cpu())
-                numbers += len(score)
-                # Parts of one block, such as groups, are taken as fully dependent: their deviations
-                # add up before they are squared. Different blocks count as independent.
-                deviation += correlation.square().sum().sqrt().item()
-            count, spread = count + 1, spread + deviation**2
-        if not numbers:
+        scores, deviations = [], []  # of the number inside each block, over that of one number
+        for parts in map(list, blocks):
+            scores += [score.detach().cpu() for score, _ in parts]
+            # Parts of one block, such as groups, are taken as fully dependent: their deviations add
+            # up before they are squared. Different blocks count as independent.
+            of_parts = [correlation.square().sum().sqrt().item() for _, correlation in parts]
+            deviations.append(sum(of_parts))
+        if not any(map(len, scores)):
             return None
         z = torch.cat(scores).abs()
         inside = int((z <= _HALF_WIDTH).sum())
         usual = z[z <= z.quantile(1 - outliers)]
         central = int((z < _MIDDLE * usual.square().mean().sqrt()).sum())
-        return cls(inside, int(numbers), int(count), numbers**2 / spread, central=central)
+        independent = len(z) ** 2 / float(np.square(deviations).sum())
+        return cls(inside, len(z), len(deviations), independent, central=central)
 
     @property
     def coverage(self) -> float:
@@ -675,17 +650,16 @@ def _rows(state: ModelState) -> float:
     inference = state.inference
     if inference.is_exact:
         return inference.size
-    iterative = inference.is_iterative
-    return math.inf if iterative else inference.num_features(state.kernel)
+    return math.inf if inference.is_iterative else inference.num_features(state.kernel)
 
 
 def _in_memory(data: Dataset) -> bool:
     return all(isinstance(source, InMemory | Arrays) for source in data.sources)
 
 
-def _some(held: TrackObservations, count: int, seed: int = 0) -> TrackObservations:
+def _some(held: TrackObservations, count: int) -> TrackObservations:
     """Blocks of a few tracks drawn at random, a fifth of all at most."""
-    generator, few = torch.Generator().manual_seed(seed), int(_SHARE * len(held.tracks))
+    generator, few = torch.Generator().manual_seed(0), int(_SHARE * len(held.tracks))
     few = min(count, max(1, few))
     chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
     part = replace(held, tracks=tuple(held.tracks[number] for number in chosen))
@@ -711,14 +685,13 @@ def _blocks(
     half: Float[Tensor, "d"],
     count: int,
     most_tested: int,
-    seed: int = 0,
 ) -> list[Block]:
     """Blocks around observations drawn at random, which do not overlap.
 
     A block is two lengthscales wide, or less if it had a fifth of the observations. Outliers under
     Student-t noise are no fault of the field, and are not tested, unless they are many.
     """
-    generator, blocks = torch.Generator().manual_seed(seed), []
+    generator, blocks = torch.Generator().manual_seed(0), []
     columns = (x / half).mT.contiguous()
     free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
     # If most weights are small, they say nothing of single observations, and all are tested.

@@ -145,30 +145,27 @@ def _rings(polygon: object) -> Iterator[Ring]:
 
 def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
     """Those of a geometry as of GeoJSON."""
-    kind, vertices = shape.get("type"), shape.get("coordinates", ())
-    if kind in ("Polygon", "MultiPolygon", "LineString", "MultiLineString"):
-        vertices = _without_heights(vertices)
-    if kind in ("GeometryCollection", "FeatureCollection"):
+    kind = shape.get("type")
+    if kind == "Feature":
+        yield from _rings(shape["geometry"])
+    elif kind in ("GeometryCollection", "FeatureCollection"):
         for part in shape.get("geometries", shape.get("features", ())):
             yield from _rings(part)
-    elif kind == "Feature":
-        yield from _rings(shape["geometry"])
-    elif kind == "Polygon":
-        yield from ((ring, True) for ring in vertices)
-    elif kind == "MultiPolygon":
-        yield from ((ring, True) for part in vertices for ring in part)
-    elif kind in ("LineString", "MultiLineString"):
-        lines = [vertices] if kind == "LineString" else vertices
-        yield from ((line, False) for line in lines)
+    elif kind in ("Polygon", "MultiPolygon", "LineString", "MultiLineString"):
+        closed = kind.endswith("Polygon")
+        yield from ((line, closed) for line in _lines(shape.get("coordinates", ())))
     else:
         raise ValueError(f"expected a polygon or line as a coast, got a geometry of type {kind!r}")
 
 
-def _without_heights(vertices: Any) -> Any:
-    """Nested vertices as of GeoJSON, without their third coordinate."""
-    if len(vertices) and np.ndim(vertices[0]) == 0:
-        return vertices[:2]
-    return [_without_heights(part) for part in vertices]
+def _lines(vertices: Any) -> Iterator[Any]:
+    """The lines in nested vertices as of GeoJSON, without third coordinates."""
+    first = vertices[0] if len(vertices) else ()
+    if len(first) and np.ndim(first[0]) == 0:
+        yield [point[:2] for point in vertices]
+    else:
+        for part in vertices:
+            yield from _lines(part)
 
 
 def _vertices(ring: object, units: tuple[str | None, ...]) -> Float[np.ndarray, "v 2"]:

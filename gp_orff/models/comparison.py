@@ -10,12 +10,9 @@ from itertools import pairwise
 import torch
 from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
-from torch import Tensor
-from torch.nn import Parameter
 
-from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options
-from gp_orff.data.validation import as_matrix, as_points
+from gp_orff.data.validation import as_matrix, as_points, is_single
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
@@ -182,7 +179,12 @@ def compare_kernels(
         True
     """
     if kernels is None:
-        kernels = _default_kernels(_num_inputs(x, y, options))
+        d = _num_inputs(x, y, options)
+        kernels = {"curl-free": CurlFreeKernel(num_dims=d)}
+        if d > 1:
+            kernels["divergence-free"] = DivergenceFreeKernel(num_dims=d)
+            kernels["Helmholtz"] = HelmholtzKernel(num_dims=d)
+        kernels["independent"] = MultitaskKernel(RBFKernel(), num_tasks=d, rank=0)
     _check(kernels)
     choice = Options(**options)
     if blocks is not None and (y is None or not isinstance(blocks, str)):  # raises before the fits
@@ -206,7 +208,7 @@ def compare_kernels(
     if blocks is not None:
         same = blocks_of(blocks, models[order[0]].kernel, x, y, choice)
         for name in order:
-            announce(f"{name}: {len(same.members)} blocks", progress)
+            announce(f"{name}: {len(same)} blocks", progress)
             results[name] = models[name].cross_validate(x, y, blocks=same, **options)
         order.sort(key=lambda name: results[name].nlpd)
     return KernelComparison(
@@ -225,7 +227,7 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
             "compare_kernels expects kernels= as a mapping from names to kernels, such as "
             f"{{'curl-free': gp_orff.CurlFreeKernel(num_dims=2)}}, got {type(kernels).__name__}"
         )
-    owners: dict[Parameter, str] = {}
+    owners: dict[torch.nn.Parameter, str] = {}
     for name, kernel in kernels.items():
         for parameter in kernel.parameters():
             owner = owners.setdefault(parameter, name)
@@ -235,15 +237,6 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
                     f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
                     "a base kernel of its own, such as copy.deepcopy(k)"
                 )
-
-
-def _default_kernels(num_dims: int) -> dict[str, Kernel]:
-    kernels = {"curl-free": CurlFreeKernel(num_dims=num_dims)}
-    if num_dims > 1:
-        kernels["divergence-free"] = DivergenceFreeKernel(num_dims=num_dims)
-        kernels["Helmholtz"] = HelmholtzKernel(num_dims=num_dims)
-    independent = MultitaskKernel(RBFKernel(), num_tasks=num_dims, rank=0)
-    return {**kernels, "independent": independent}
 
 
 def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
@@ -354,7 +347,10 @@ def compare_with_exact(
     # The first `subset` points of a random order are the data of both posteriors; predictions are
     # compared at these and at the next `subset` points, where error bars are wider.
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    data = _subset_of(model, x, y, choice, order[:subset])
+    rows = order[:subset]
+    of_rows = {n: each if is_single(each) else each[rows] for n, each in vars(choice).items()}
+    data = model.copied(x[rows], y[rows], Options(**of_rows))
+    data = state.weighted(data, state.data)
     points = x[order[: 2 * subset]].to(next(model.kernel.parameters()).device)
     noises, inference = state.e_step.noises, state.inference
     results = []
@@ -377,15 +373,3 @@ def compare_with_exact(
         len(data.observations[0]),
         on_grid,
     )
-
-
-def _subset_of(
-    model: VectorFieldGP, x: Tensor, y: Tensor, options: Options, rows: Tensor
-) -> Dataset:
-    """Some rows of the data and of their options, with the weights the model gives them."""
-    row_options = {
-        name: value if value is None or isinstance(value, str | int | float) else value[rows]
-        for name, value in vars(options).items()
-    }
-    data = model.copied(x[rows], y[rows], Options(**row_options))
-    return model.state.weighted(data, model.state.data)

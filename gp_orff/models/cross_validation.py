@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -52,10 +52,8 @@ _FEWEST, _MOST = 5, 50  # blocks
 _FINEST = 2**20  # cells along an axis
 
 
-class Blocks(NamedTuple):
+class Blocks(tuple[Block, ...]):
     """All blocks, as they serve several models."""
-
-    members: tuple[Block, ...]
 
 
 def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
@@ -93,13 +91,13 @@ def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Opt
     if hasattr(blocks, "split") and not isinstance(blocks, Iterable):  # as tensors are
         labels = options.group, options.track
         groups = next((each for each in labels if not is_single(each)), None)
-        return Blocks(tuple(_of_splitter(blocks, x, y, groups)))
-    return Blocks(tuple(_of_labels(blocks, len(x))))
+        return Blocks(_of_splitter(blocks, x, y, groups))
+    return Blocks(_of_labels(blocks, len(x)))
 
 
 def _of_labels(labels: object, count: int) -> list[Block]:
     """A block for each label, in the order of their first observations."""
-    if is_single(labels) or not isinstance(labels, Iterable):
+    if is_single(labels):
         raise TypeError(
             "expected blocks='auto', a label for each observation or a splitter with a method "
             f"split, got {type(labels).__name__}"
@@ -439,7 +437,8 @@ class Scores:
         residual: Float[Tensor, "M"],
         latent: Float[Tensor, "M"],
         noise: Float[Tensor, "M"],
-        deg_free: float = math.inf,
+        scales: Float[Tensor, "k"],
+        q: Float[Tensor, "k"],
     ) -> "Scores":
         """The scores of observations y of residual y − E[y].
 
@@ -455,21 +454,10 @@ class Scores:
         Args:
             residual: y − E[y].
             latent: the variance of H f.
-            noise: the variance of ε; under Student-t noise, its squared scale.
-            deg_free: ν of the noise; infinite for Gaussian noise.
+            noise: the variance of ε, or that over the scales.
+            scales, q: the variance of ε is `noise` · `scales`_k with probability q_k, as by
+                `scales_of_noise`.
         """
-        return cls.of_mixture(residual, latent, noise, *_scales(deg_free))
-
-    @classmethod
-    def of_mixture(
-        cls,
-        residual: Float[Tensor, "M"],
-        latent: Float[Tensor, "M"],
-        noise: Float[Tensor, "M"],
-        scales: Float[Tensor, "k"],
-        q: Float[Tensor, "k"],
-    ) -> "Scores":
-        """As `of`, if y has the variance `latent` + `noise` · `scales`_k with probability q_k."""
         scales, q = scales.to(residual), q.to(residual)
         pairs = _pairs(scales, q)
         rows = max(1, _CHUNK // len(pairs[0]))
@@ -503,7 +491,7 @@ def _normal_density(z: Tensor) -> Tensor:
     return torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
 
 
-def _scales(deg_free: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+def scales_of_noise(deg_free: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
     """1/w and the probability at nodes of w ~ Gamma(ν/2, ν/2), equidistant in log w."""
     one = torch.ones(1, dtype=torch.float64)
     if math.isinf(deg_free):
@@ -567,10 +555,6 @@ class Predictor:
             return left_out_of_tracks(self.inference, self.along, *parts, blocks)
         return left_out(self.inference, *parts, blocks)
 
-    def _name(self) -> list[object]:
-        """What distinguishes this work from others of the same call."""
-        return ["cross validation", [[part.x, part.y] for part in self.inference.data.visit()]]
-
     @torch.no_grad()
     def cross_validation(self, blocks: Sequence[Block]) -> CrossValidation:
         """The scores of all blocks with observations.
@@ -579,7 +563,11 @@ class Predictor:
             ValueError: a block that leaves nothing to learn from, or no numbers to predict.
         """
         work = Work(tuple, partial(_scores_of_blocks, self), len)
-        scored = fold(work, self._name, shares(blocks)) or []
+        scored = fold(
+            work,
+            lambda: ["cross validation", [[p.x, p.y] for p in self.inference.data.visit()]],
+            shares(blocks),
+        )
         if not scored:
             raise ValueError(
                 "expected blocks with observed values, got none in any of them; drop points "
@@ -595,26 +583,23 @@ class Predictor:
         """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
         if found.part.represented is not None:
             return self._scores_of_values(found)
-        part, mean, latent = found.part, found.mean, found.variance.clamp_min(0)
-        noise = found.noise
+        part, noises, noise = found.part, self.e_step.noises, found.noise
+        residual, latent = (part.y - found.mean).flatten(), found.variance.clamp_min(0).flatten()
         if noise is None:
-            noise = part.noise(GroupNoise(group_noise(part.key, self.e_step.noises)))
+            noise = part.noise(GroupNoise(group_noise(part.key, noises)))
             noise = noise.diagonal(dim1=-1, dim2=-2)
-        noise = noise.flatten()
-        model = self.e_step.heavy_tailed.get(part.key.label)
+        noise, label = noise.flatten(), part.key.label
+        model, slow = self.e_step.heavy_tailed.get(label), noises.slow.get(label)
         nu = math.inf if model is None else model.deg_free
-        residual, latent = (part.y - mean).flatten(), latent.flatten()
-        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
         # Student-t noise with the squared scale σ² has the variance σ² ν/(ν − 2).
-        variance, label = latent + heavier * noise, part.key.label
-        noises = self.e_step.noises
-        slow = noises.slow.get(label)
+        heavier = 1.0 if math.isinf(nu) else nu / (nu - 2)
+        variance = latent + heavier * noise
         if slow is None:
-            scores = Scores.of(residual, latent, noise, nu)
+            scores = Scores.of(residual, latent, noise, *scales_of_noise(nu))
         else:  # `variance` has the present value of that of new tracks, and not those integrated
             new = found.on_new_track.repeat_interleave(part.pattern.num_values)
             rest = variance - new * noises.tracks[label].slow
-            scores = Scores.of_mixture(residual, rest, new.to(rest), slow.values, slow.weights)
+            scores = Scores.of(residual, rest, new.to(rest), slow.values, slow.weights)
             variance = torch.where(new, slow.matched(rest), rest)
         trend = part.apply(varying_mean(self.prior_mean, part.x, part.pattern.num_outputs))
         values = part.pattern.num_values
@@ -623,7 +608,7 @@ class Predictor:
             part.index.repeat_interleave(values),
             column,
             (part.y + trend).flatten(),
-            (mean + trend).flatten(),
+            (found.mean + trend).flatten(),
             variance.sqrt(),
             *astuple(scores),
         ]

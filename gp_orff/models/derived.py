@@ -1,139 +1,24 @@
-"""Symbols by name, normal distributions of a field, and heights of harmonic kernels."""
+"""Warnings of unknown derivatives, normal distributions of a field, heights of harmonic kernels."""
 
 import warnings
 from collections.abc import Sequence
 
 import gpytorch
-import numpy as np
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
 from jaxtyping import Float
 from torch import Tensor
 
-from gp_orff.data.checks import directions_across, entries_in_units, place_in_words
+from gp_orff.data.checks import directions_across, place_in_words
 from gp_orff.data.dataset import Data
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import DataWarning
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.cross_validation import lengthscales_of
-from gp_orff.models.sample_paths import Summary
 from gp_orff.symbols.base import Symbol
-from gp_orff.symbols.pointwise import (
-    Component,
-    Curl,
-    CurlFreePart,
-    Divergence,
-    DivergenceFreePart,
-    Jacobian,
-    Potential,
-    ReductionToPole,
-    StreamFunction,
-    VectorPotential,
-)
 
 _ZERO = 1e-12  # of the multiplier of a symbol of the kernel's fields
-
-# Symbols of a field as methods.
-
-
-class NamedSymbols:
-    """Methods for the symbols of a field, of a class whose objects `self(x, symbol)` return the
-    distribution at n points of the field, or of a symbol of it."""
-
-    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
-        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
-        return self(x, Divergence())
-
-    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
-        return self(x, Curl())
-
-    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
-        space = len(self.space)
-        return self(x, Jacobian(None if space == self.num_outputs else space))
-
-    def potential(
-        self,
-        x: Float[Tensor, "n d"],
-        reference: Float[Tensor, "d"] | None = None,
-        *,
-        background: bool | None = None,
-    ) -> MultivariateNormal:
-        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
-        `background` as in `Potential`: the point where g is zero, or None for zero mean over space
-        a priori, and whether g includes that of the constant mean."""
-        return self(x, Potential(self._in_space(reference), background))
-
-    def stream_function(
-        self,
-        x: Float[Tensor, "n 2"],
-        reference: Float[Tensor, "2"] | None = None,
-        *,
-        background: bool | None = None,
-    ) -> MultivariateNormal:
-        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`; see
-        `StreamFunction`."""
-        return self(x, StreamFunction(self._in_space(reference), background))
-
-    def _in_space(self, place: object) -> object:
-        """A place (d,) in the units of the directions of space, as far as both are known."""
-        if place is None:
-            return None
-        units = tuple(self.units[column] for column in self.space) if self.units else ()
-        return torch.from_numpy(np.stack(entries_in_units(place, units, "reference")))
-
-    def vector_potential(
-        self, x: Float[Tensor, "n 3"], *, background: bool | None = None
-    ) -> MultitaskMultivariateNormal:
-        """A (n, 3) at points `x`, of the divergence-free part ∇×A; see `VectorPotential`."""
-        return self(x, VectorPotential(background))
-
-    def curl_free_part(
-        self, x: Float[Tensor, "n d"], *, background: bool = False
-    ) -> MultitaskMultivariateNormal:
-        """The curl-free part of f (n, d), a gradient, at points `x`; see `CurlFreePart`."""
-        return self(x, CurlFreePart(background))
-
-    def divergence_free_part(
-        self, x: Float[Tensor, "n d"], *, background: bool = False
-    ) -> MultitaskMultivariateNormal:
-        """The divergence-free part of f (n, d), at points `x`; see `DivergenceFreePart`."""
-        return self(x, DivergenceFreePart(background))
-
-    def reduction_to_pole(
-        self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]
-    ) -> MultivariateNormal:
-        """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
-        sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
-        return self(x, ReductionToPole(magnetisation))
-
-    def analytic_signal(
-        self,
-        x: Float[Tensor, "n d"],
-        direction: Sequence[float] | Float[Tensor, "p"],
-        *,
-        num_draws: int = 256,
-        seed: int = 0,
-    ) -> Summary:
-        """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
-
-        For the anomaly T along the main field u, it shows the edges of magnetic rocks, for any
-        magnetisation (Nabighian 1972).
-
-        Raises:
-            ValueError: a direction that is not a vector of p numbers.
-        """
-        slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
-        mean, covariance = self.mean(x, slopes), self.pointwise_covariance(x, slopes)
-        values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-        generator = torch.Generator().manual_seed(seed)
-        shape = num_draws, *mean.shape, 1
-        draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
-        return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))
-
 
 # Derivatives across a line or a plane on which all points lie.
 
@@ -227,18 +112,15 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
     for term in terms(kernel):
         for leaf in term.leaves:
             own = leaf.kernel
-            if not getattr(own, "follows_data", False):
-                continue
-            if anew or own.heights.isnan().any():
+            if getattr(own, "follows_data", False) and (anew or own.heights.isnan().any()):
                 columns = leaf.columns(data.num_inputs)
                 box = [data.box[column] for column in columns]
                 warn_of_degrees(box)
                 if own.num_sides == 2:
                     warn_of_one_height(box, data.survey.sample)
-                column = columns[-1]
-                lowest, highest = data.box[column]
-                readings = torch.cat([part.x[:, column] for part in data.survey.sample])
-                own.set_heights(lowest, readings.double().mean().item(), highest)
+                (lowest, highest), column = box[-1], columns[-1]
+                heights = torch.cat([part.x[:, column] for part in data.survey.sample])
+                own.set_heights(lowest, heights.double().mean().item(), highest)
 
 
 def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:

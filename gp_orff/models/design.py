@@ -105,19 +105,6 @@ class Side:
     rows: Tensor  # features (n·q, F), or Cov[t(x), H f] L⁻ᵀ (n·q, M)
     effect: Float[Tensor, "n*q k"]  # of the unknown constant mean
 
-    @classmethod
-    def of(cls, distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> "Side":
-        """Of any layers of a distribution; what is white, or common to all points, is of no use."""
-        inner, effect = distribution, None
-        while isinstance(inner, Plus | WithMean):
-            if isinstance(inner, WithMean):
-                effect = inner.effect(x).flatten(0, 1)
-            inner = inner.distribution
-        core, rows = _given(inner, x)
-        if effect is None:  # the mean is known
-            effect = x.new_zeros(len(rows), 0)
-        return cls(core, x, rows, effect)
-
     def take(self, points: Int[Tensor, "k"]) -> "Side":
         """Some of the points."""
         q = len(self.effect) // len(self.x)
@@ -129,33 +116,43 @@ class Side:
         return _between(self.core, self, other) + self.effect @ other.effect.mT
 
 
-Given = tuple[WeightPosterior | ExactPosterior, Tensor]
-"""The posterior of weights, and the features of points; or that of the exact kernel, and the
-whitened covariance of points with the data."""
-
-
 @singledispatch
-def _given(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Given:
+def side_of(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Side:
+    """Points under any layers of a distribution; what is white, or common to all points, is of no
+    use."""
     raise NotImplementedError(
         f"expected a posterior of one model, got a {type(distribution).__name__}"
     )
 
 
-@_given.register
+@side_of.register
+def _(distribution: Plus, x):
+    return side_of(distribution.distribution, x)
+
+
+@side_of.register
+def _(distribution: WithMean, x):
+    effect = distribution.effect(x).flatten(0, 1)
+    return replace(side_of(distribution.distribution, x), effect=effect)
+
+
+@side_of.register
 def _(distribution: WeightPosterior, x):
-    return distribution, distribution.expansion.features(x)
+    rows = distribution.expansion.features(x)
+    return Side(distribution, x, rows, x.new_zeros(len(rows), 0))
 
 
-@_given.register
+@side_of.register
 def _(distribution: SymbolPosterior, x):
-    return distribution.posterior, distribution.features(x)
+    rows = distribution.features(x)
+    return Side(distribution.posterior, x, rows, x.new_zeros(len(rows), 0))
 
 
-@_given.register
+@side_of.register
 def _(distribution: ExactPosterior, x):
     cross = distribution.cross(x)
-    whitened = torch.linalg.solve_triangular(distribution.factor, cross, upper=False)
-    return distribution, whitened.mT
+    rows = torch.linalg.solve_triangular(distribution.factor, cross, upper=False).mT
+    return Side(distribution, x, rows, x.new_zeros(len(rows), 0))
 
 
 @singledispatch
@@ -203,7 +200,7 @@ def design(
         raise ValueError(f"expected at most the {len(x)} candidates as count, got {count}")
     r = region_of(region, snapshot)
     field, image = _field_and_target(snapshot, x, r, target)
-    goal = Side.of(image.distribution, r)
+    goal = side_of(image.distribution, r)
     every = _candidates(snapshot, field, x, directions, noise)
     cost = torch.ones_like(x[:, 0]) if cost is None else cost
     prices = as_real_tensor(cost, "cost", dtype=torch.float64).to(x)
@@ -225,21 +222,16 @@ class Candidates(NamedTuple):
     side: Side
     blocks: Float[Tensor, "C v v"]  # B
     noise: Float[Tensor, "C v v"]
-    directions: Float[Tensor, "C p"] | None  # of the one number at each place
+    h: Float[Tensor, "C v p"]  # H
 
     def rows(self, values: Float[Tensor, "C*p k"]) -> Float[Tensor, "C v k"]:
         """H of k fields."""
-        values = values.unflatten(0, (len(self.blocks), -1))
-        if self.directions is None:
-            return values
-        return torch.einsum("cp,cpk->ck", self.directions, values).unsqueeze(1)
+        return self.h @ values.unflatten(0, (len(self.h), -1))
 
     def with_one(self, index: int) -> Float[Tensor, "C v v"]:
         """C = Cov[H f, H_* f] of every candidate with one of them."""
         one = self.side.take(torch.tensor([index], device=self.side.x.device))
-        values = self.rows(self.side.covariance(one))  # (C, v, p)
-        along = self.directions
-        return values if along is None else values @ along[index, :, None]
+        return self.rows(self.side.covariance(one)) @ self.h[index].mT
 
 
 def _candidates(
@@ -251,19 +243,14 @@ def _candidates(
 ) -> Candidates:
     distribution, white = field.distribution.split()
     blocks, p = distribution.blocks(x), distribution.num_outputs
+    h = torch.eye(p).to(blocks).expand(len(x), p, p)
+    if directions is not None:
+        h = unit_directions(directions, len(x), p).to(blocks).unsqueeze(1)
     added = _noise_of(snapshot, noise, len(x), p, directions is not None).to(blocks)
-    if white is not None and directions is None:
-        added = added + white
-    if directions is None:
-        return Candidates(Side.of(distribution, x), blocks, added.expand_as(blocks), None)
-    along = unit_directions(directions, len(x), p).to(blocks)
-    full = blocks if white is None else blocks + white
-    blocks = torch.einsum("cp,cpq,cq->c", along, blocks, along)[:, None, None]
-    more = torch.einsum("cp,cpq,cq->c", along, full, along)[:, None, None] - blocks
-    if added.shape[-1] == p > 1:
-        added = torch.einsum("cp,cpq,cq->c", along, added.expand(len(x), p, p), along)
-        added = added[:, None, None]
-    return Candidates(Side.of(distribution, x), blocks, (added + more).expand_as(blocks), along)
+    added = h @ added @ h.mT if added.shape[-1] == p else added
+    added = added if white is None else added + h @ white @ h.mT
+    blocks = h @ blocks @ h.mT
+    return Candidates(side_of(distribution, x), blocks, added.expand_as(blocks), h)
 
 
 def _noise_of(
@@ -412,9 +399,9 @@ def redundancy(
     names, station = _stations(stations, every, len(parts) > 1)
     field, image = _field_and_target(snapshot, every, r, target)
     distribution, white = field.distribution.split()
-    goal, pieces, firsts = Side.of(image.distribution, r), [], np.cumsum([0, *map(len, parts)])
+    goal, pieces, firsts = side_of(image.distribution, r), [], np.cumsum([0, *map(len, parts)])
     for part in parts:
-        side, group = Side.of(distribution, part.x), group_noise(part.key, snapshot.noises)
+        side, group = side_of(distribution, part.x), group_noise(part.key, snapshot.noises)
         cross = part.rows(side.covariance(goal)).unflatten(0, (len(part), -1))  # W
         pieces.append(Piece(part, side, cross, part.noise(GroupNoise(group, white))))
     losses, points = [], []

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor, nn
 
-from gp_orff.data.noise import noises_of
+from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.observations import PointObservations
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
@@ -82,23 +82,21 @@ class Model:
             return 1
         return max(1, int(_NUMBERS / self.inference.size**2))
 
-    def batch(self, u: Float[np.ndarray, "S k"]) -> tuple[Kernel, dict[str, Likelihood]]:
-        """A batch of kernels and likelihoods."""
-        return self._at(self.coordinates.raw(u), torch.Size([len(u)]))
-
-    def at(self, u: Float[np.ndarray, "k"]) -> tuple[Kernel, dict[str, Likelihood]]:
-        """A kernel and likelihoods."""
-        raw = self.coordinates.raw(u[None])
-        return self._at({own: values[0] for own, values in raw.items()}, torch.Size())
-
-    def _at(
-        self, raw: Mapping[nn.Parameter, Tensor], batch: torch.Size
-    ) -> tuple[Kernel, dict[str, Likelihood]]:
+    def at(self, u: Float[np.ndarray, "*S k"]) -> tuple[Kernel, dict[str, Likelihood]]:
+        """A kernel and likelihoods, or a batch of them."""
+        raw = self.coordinates.raw(np.atleast_2d(u))
+        if u.ndim == 1:
+            raw = {parameter: values[0] for parameter, values in raw.items()}
         kernel, *likelihoods = (
-            with_parameters(module, raw, batch)
+            with_parameters(module, raw, torch.Size(u.shape[:-1]))
             for module in (self.kernel, *self.likelihoods.values())
         )
         return kernel, dict(zip(self.likelihoods, likelihoods, strict=True))
+
+    def with_noises(self, u: Float[np.ndarray, "*S k"]) -> tuple[Kernel, Noises]:
+        """As `at`, with the noise of the likelihoods."""
+        kernel, likelihoods = self.at(u)
+        return kernel, noises_of(kernel, likelihoods)
 
     def evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """log p(y | u): with the constant mean integrated out, unless it is fixed; −∞ where it
@@ -112,12 +110,8 @@ class Model:
     def _evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         try:
             if len(u) == 1:
-                kernel, likelihoods = self.at(u[0])
-                noises = noises_of(kernel, likelihoods)
-                return self.log_density(self.inference.evidence(kernel, noises))[None]
-            kernel, likelihoods = self.batch(u)
-            whitened = self.inference.in_batches(kernel, noises_of(kernel, likelihoods))
-            return self.log_density(whitened.evidence)
+                return self.log_density(self.inference.evidence(*self.with_noises(u[0])))[None]
+            return self.log_density(self.inference.in_batches(*self.with_noises(u)).evidence)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError):
             if len(u) == 1:
                 return np.array([-np.inf])
@@ -132,10 +126,8 @@ class Model:
         Raises:
             LinAlgError: one of the covariances is not positive definite.
         """
-        kernel, likelihoods = self.batch(u)
-        whitened = self.inference.in_batches(kernel, noises_of(kernel, likelihoods))
-        pairs = list(map(self.at, u))
-        each = [(kernel, noises_of(kernel, likelihoods)) for kernel, likelihoods in pairs]
+        whitened = self.inference.in_batches(*self.with_noises(u))
+        each = list(map(self.with_noises, u))
         posteriors = self.inference.posteriors(whitened, each, self.mean)
         return list(zip((kernel for kernel, _ in each), posteriors, strict=True))
 
@@ -143,8 +135,7 @@ class Model:
         self, u: Float[np.ndarray, "S k"], x: Float[Tensor, "n d"]
     ) -> tuple[Float[np.ndarray, "S t"], Float[np.ndarray, "S t"]]:
         """Means and variances of the field at points, and of each summand of a sum of kernels."""
-        kernel, likelihoods = self.batch(u)
-        noises = noises_of(kernel, likelihoods)
+        kernel, noises = self.with_noises(u)
         factor, half, evidence = self.inference.in_batches(kernel, noises)
         summands = all_summands(kernel)
         # `half` is L⁻¹V with V = [y, 1⊗I], so the contrast turns it into L⁻¹(y − H c).
@@ -178,23 +169,21 @@ def with_parameters(
         if part not in copies:
             copies[part] = own = object.__new__(type(part))
             own.__dict__.update(vars(part))
+            of_part = batch if isinstance(part, Kernel) else torch.Size()
             own.__dict__["_parameters"] = {
-                name: None if raw is None else value(part, raw)
+                name: None if raw is None else value(raw, of_part)
                 for name, raw in vars(part)["_parameters"].items()
             }
             children = vars(part)["_modules"].items()
             own.__dict__["_modules"] = {n: None if c is None else copied(c) for n, c in children}
-            if batch and isinstance(part, Kernel):
-                own.batch_shape = batch
+            if of_part:
+                own.batch_shape = of_part
         return copies[part]
 
-    def value(part: Module, raw: nn.Parameter) -> nn.Parameter:
-        values = parameters.get(raw)
-        if values is None:
-            own = isinstance(part, Kernel)
-            # Every parameter of a batched kernel needs the batch dimension, also those that do not
-            # vary.
-            values = raw.detach().expand((*batch, *raw.shape)) if own else raw.detach()
+    def value(raw: nn.Parameter, of_part: torch.Size) -> nn.Parameter:
+        # Every parameter of a batched kernel needs the batch dimension, also those that do not
+        # vary.
+        values = parameters.get(raw, raw.detach().expand((*of_part, *raw.shape)))
         return nn.Parameter(values, requires_grad=False)
 
     return copied(module)
@@ -249,12 +238,12 @@ class PriorOfCoordinates:
         }
 
     @cached_property
-    def _scaling(self) -> dict[Owner, LogNormal]:
-        """The variances of summands that a parameter without other bounds scales."""
-        weak = self.priors.weak.items()
+    def _scaling(self) -> dict[Owner, tuple[slice, float]]:
+        """The columns of parameters without other bounds that scale summands, and the widths of the
+        priors of the variances of these."""
         return {
-            own: prior
-            for own, prior in weak
+            own: (self._columns[own][0], prior.width)
+            for own, prior in self.priors.weak.items()
             if prior.summand is not None and self._columns[own][1].is_logarithm
         }
 
@@ -277,14 +266,12 @@ class PriorOfCoordinates:
         """Draws from q."""
         means, widths = self._normal
         u = means + widths * rng.standard_normal((count, len(means)))
-        for own in self._scaling:  # from the present ones
-            columns, _ = self._columns[own]
+        for columns, _ in self._scaling.values():  # from the present ones
             u[:, columns] = means[columns]
         residuals = self._residuals(u)
-        for own, prior in self._scaling.items():
-            columns, _ = self._columns[own]
+        for own, (columns, width) in self._scaling.items():
             wanted = rng.standard_normal((count, columns.stop - columns.start))
-            u[:, columns] += prior.width * (wanted - residuals[own])
+            u[:, columns] += width * (wanted - residuals[own])
         return u
 
     def log_proposal(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
@@ -292,9 +279,8 @@ class PriorOfCoordinates:
         means, widths = self._normal
         scores, residuals = (u - means) / widths, self._residuals(u)
         widths = widths.copy()
-        for own, prior in self._scaling.items():
-            columns, _ = self._columns[own]
-            scores[:, columns], widths[columns] = residuals[own], prior.width
+        for own, (columns, width) in self._scaling.items():
+            scores[:, columns], widths[columns] = residuals[own], width
         return (-0.5 * np.square(scores) - np.log(widths) - _LOG_ROOT).sum(-1)
 
     def log_density(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
@@ -324,8 +310,7 @@ class PriorOfCoordinates:
         _, widths = self._normal
         steps = _STEP * np.concatenate([np.eye(len(u)), -np.eye(len(u))])
         residuals, jacobian = self._residuals(u + steps), np.diag(1 / widths)
-        for own in self._scaling:
-            columns, _ = self._columns[own]
+        for own, (columns, _) in self._scaling.items():
             after, before = np.split(residuals[own], 2)
             jacobian[columns] = (after - before).T / (2 * _STEP)
         return jacobian.T @ jacobian
@@ -334,7 +319,7 @@ class PriorOfCoordinates:
         """(log v − log median) / width of all that has a weak prior."""
         if not self.priors.weak:
             return {}
-        kernel, likelihoods = self.model.batch(u)
+        kernel, likelihoods = self.model.at(u)
         every = self.priors.residuals(kernel, likelihoods).expand(len(u), -1).cpu().numpy()
         ends = np.cumsum([prior.median.numel() for prior in self.priors.weak.values()])
         return dict(zip(self.priors.weak, np.split(every, ends[:-1], axis=-1), strict=True))
@@ -916,8 +901,11 @@ def _members(model: Model, drawn: Draws) -> list[Member]:
             DataWarning,
             stacklevel=3,
         )
-    total = sum(w for w, _ in members)
-    return [Member(float(w / total), *parts) for w, parts in members]
+    total, fixed = sum(w for w, _ in members), model.mean is not None
+    return [
+        Member(float(w / total), kernel, posterior.field(fixed=fixed))
+        for w, (kernel, posterior) in members
+    ]
 
 
 def _longer(model: Model, draws: Draws) -> float:
@@ -1027,12 +1015,8 @@ def about_a_fit(model: Model) -> Draws | None:
     return Draws(np.array(points), truncated_weights(np.array(logs)), np.nan)
 
 
-Parts = tuple[Kernel, FieldDistribution]
-"""A kernel, and the posterior under it."""
-
-
-def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
-    """The parts of the member at every u; None where they cannot be computed."""
+def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[tuple[Kernel, Posterior] | None]:
+    """The kernel and the posterior at every u; None where they cannot be computed."""
     generator = np.random.default_rng(1)
     e_step = EStep.of(model.kernel, model.likelihoods, model.mean)
     batches = model.inference.serves_batches(model.kernel) and not e_step.heavy_tailed
@@ -1044,14 +1028,14 @@ def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[Parts | None]:
         if batch is None:
             yield from (_member(model, one, generator) for one in some)
         else:
-            yield from (_of(model, *pair) for pair in batch)
+            yield from batch
 
 
 def _member(
     model: Model, u: Float[np.ndarray, "k"], generator: np.random.Generator
-) -> Parts | None:
-    """The parts of a member, under Student-t noise with drawn weights; None if they cannot be
-    computed."""
+) -> tuple[Kernel, Posterior] | None:
+    """The kernel and the posterior at u, under Student-t noise with drawn weights; None if they
+    cannot be computed."""
     kernel, likelihoods = model.at(u)
     try:
         parts = kernel, likelihoods, model.mean
@@ -1059,11 +1043,7 @@ def _member(
         posterior = inference.posterior(kernel, noises_of(kernel, likelihoods), model.mean)
     except (torch.linalg.LinAlgError, ValueError, RuntimeError):
         return None
-    return _of(model, kernel, posterior)
-
-
-def _of(model: Model, kernel: Kernel, posterior: Posterior) -> Parts:
-    return kernel, posterior.field(fixed=model.mean is not None)
+    return kernel, posterior
 
 
 def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:

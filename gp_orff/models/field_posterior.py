@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.models import ExactGP
@@ -23,7 +24,6 @@ from gp_orff.labelled.maps import on_grid
 from gp_orff.labelled.plane import LocalPlane
 from gp_orff.models.derived import (
     FieldNormal,
-    NamedSymbols,
     ScalarNormal,
     directions_unknown,
     warn_of_derivatives,
@@ -36,13 +36,25 @@ from gp_orff.models.report import description
 from gp_orff.models.sample_paths import SamplePaths, Summary, sample_paths
 from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.pointwise import (
+    Component,
+    Curl,
+    CurlFreePart,
+    Divergence,
+    DivergenceFreePart,
+    Jacobian,
+    Potential,
+    ReductionToPole,
+    StreamFunction,
+    VectorPotential,
+)
 from gp_orff.threads import chosen_threads
 
 if TYPE_CHECKING:
     import xarray
 
 
-class FieldPosterior(NamedSymbols):
+class FieldPosterior:
     """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
 
     `model.posterior()` returns it. A `symbol` is a linear map of the field, such as `Divergence()`.
@@ -319,6 +331,112 @@ class FieldPosterior(NamedSymbols):
         weights, means, blocks = distribution.normals(points)
         means = means + self._snapshot.trend(points, symbol)
         return weights, means[:, : len(x)], blocks[:, : len(x)]
+
+    # symbols by name
+
+    def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
+        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
+        return self(x, Divergence())
+
+    def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        return self(x, Curl())
+
+    def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
+        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
+        space = len(self.space)
+        return self(x, Jacobian(None if space == self.num_outputs else space))
+
+    def potential(
+        self,
+        x: Float[Tensor, "n d"],
+        reference: Float[Tensor, "d"] | None = None,
+        *,
+        background: bool | None = None,
+    ) -> MultivariateNormal:
+        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
+        `background` as in `Potential`: the point where g is zero, or None for zero mean over space
+        a priori, and whether g includes that of the constant mean."""
+        return self(x, Potential(self._in_space(reference), background))
+
+    def stream_function(
+        self,
+        x: Float[Tensor, "n 2"],
+        reference: Float[Tensor, "2"] | None = None,
+        *,
+        background: bool | None = None,
+    ) -> MultivariateNormal:
+        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`.
+        `background` and all else are as in `StreamFunction`."""
+        return self(x, StreamFunction(self._in_space(reference), background))
+
+    def _in_space(self, place: object) -> object:
+        """A place (d,) in the units of the directions of space, as far as both are known."""
+        if place is None:
+            return None
+        units = tuple(self.units[column] for column in self.space) if self.units else ()
+        return torch.from_numpy(np.stack(entries_in_units(place, units, "reference")))
+
+    def vector_potential(
+        self, x: Float[Tensor, "n 3"], *, background: bool | None = None
+    ) -> MultitaskMultivariateNormal:
+        """A (n, 3) at points `x`, of the divergence-free part ∇×A; `background` is as in
+        `VectorPotential`."""
+        return self(x, VectorPotential(background))
+
+    def curl_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
+        """The curl-free part of f (n, d), a gradient, at points `x`; `background` is as in
+        `CurlFreePart`."""
+        return self(x, CurlFreePart(background))
+
+    def divergence_free_part(
+        self, x: Float[Tensor, "n d"], *, background: bool = False
+    ) -> MultitaskMultivariateNormal:
+        """The divergence-free part of f (n, d), at points `x`; `background` is as in
+        `DivergenceFreePart`."""
+        return self(x, DivergenceFreePart(background))
+
+    def reduction_to_pole(
+        self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]
+    ) -> MultivariateNormal:
+        """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
+        sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
+        return self(x, ReductionToPole(magnetisation))
+
+    def analytic_signal(
+        self,
+        x: Float[Tensor, "n d"],
+        direction: Sequence[float] | Float[Tensor, "p"],
+        *,
+        num_draws: int = 256,
+        seed: int = 0,
+    ) -> Summary:
+        """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
+
+        For the anomaly T along the main field u, it shows the edges of magnetic rocks, for any
+        magnetisation (Nabighian 1972).
+
+        Args:
+            x: points (n, d).
+            direction: the vector u (p,).
+            num_draws: the number of draws.
+            seed: of the draws.
+
+        Raises:
+            ValueError: a direction that is not a vector of p numbers.
+        """
+        slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
+        mean, covariance = self.mean(x, slopes), self.pointwise_covariance(x, slopes)
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+        generator = torch.Generator().manual_seed(seed)
+        shape = num_draws, *mean.shape, 1
+        draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
+        return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))
+
+    # terms, paths and what follows from them
 
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the mean μ.

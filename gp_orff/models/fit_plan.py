@@ -140,22 +140,15 @@ def plan_of(
         first = OfSubset(trainer, "starting values", numbers, data.num_values)
         chosen = [Priced(first, first.operations, first.loss)]
     speed = _operations_a_second(next(kernel.parameters()).device)
-    searches = tuple(_planned(priced, speed) for priced in chosen)
-    return FitPlan(searches, data.num_values, representation.reason)
-
-
-def _planned(priced: Priced, speed: float) -> PlannedSearch:
-    rows, features = priced.plan.shape
-    size = rows if features is None else min(rows, features)
-    return PlannedSearch(
-        priced.plan.name,
-        rows,
-        features,
-        priced.operations,
-        SHORT * priced.operations / speed,
-        _MATRICES * _BYTES * size**2 / 2**20,
-        priced.loss,
-    )
+    searches = []
+    for priced in chosen:
+        rows, features = priced.plan.shape
+        seconds = SHORT * priced.operations / speed
+        size = rows if features is None else min(rows, features)
+        mebibytes = _MATRICES * _BYTES * size**2 / 2**20
+        costs = priced.operations, seconds, mebibytes, priced.loss
+        searches.append(PlannedSearch(priced.plan.name, rows, features, *costs))
+    return FitPlan(tuple(searches), data.num_values, representation.reason)
 
 
 def _operations_a_second(device: torch.device) -> float:

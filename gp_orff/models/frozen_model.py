@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -274,10 +275,9 @@ class ExactGPSnapshot(Snapshot):
                 f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
                 "kernels inside ORFFKernel"
             )
-        kernel = (covariance.base_kernel if has_features else covariance).double()
-        p, mean = num_outputs(kernel), mean.double()
-        for module in (kernel, mean):
-            module.requires_grad_(False)
+        kernel = covariance.base_kernel if has_features else covariance
+        kernel, mean = (part.double().requires_grad_(False) for part in (kernel, mean))
+        p = num_outputs(kernel)
         targets = as_real_tensor(model.train_targets, "the targets of ExactGP")
         x, y = model.train_inputs[0].double(), targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
@@ -292,8 +292,7 @@ class ExactGPSnapshot(Snapshot):
         return cls(kernel, inference, {DEFAULT: noise}, mean, constant, x.shape[-1])
 
     def inference_at(self, points, symbol=None):
-        self.inference.require(symbol)
-        self.inference.draws[0].shared.check(points)
+        self.require(points, symbol)  # raises, since there are no other frequencies
         return self.inference
 
 
@@ -340,11 +339,8 @@ class PartSnapshot(Snapshot):
         # The terms of all kernels before the first half of the part determine where its terms
         # begin.
         first = part.kernels[0] if isinstance(part, HelmholtzKernel) else part
-        start = 0
-        for kernel in total.kernels:
-            if kernel is first:
-                break
-            start += len(terms(kernel))
+        before = takewhile(lambda kernel: kernel is not first, total.kernels)
+        start = sum(len(terms(kernel)) for kernel in before)
         return range(start, start + len(terms(part)))
 
     def with_part(self, kernel, indices):

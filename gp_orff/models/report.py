@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -31,65 +31,32 @@ from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.inference.price import MOST_TRAINING
-from gp_orff.models.few_readings import Draws
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.threads import chosen_threads
 
 # Which features represent the kernel, and how accurate they are.
 
 
-@dataclass(frozen=True)
-class Approximation:
-    """The representation of the kernel; the fields are attributes of `FitReport`."""
-
-    method: str
-    features: int | None = None
-    tolerance_reached: float | None = None
-    aliasing: float | None = None
-    share_cut: float | None = None
-    cut_over_noise: float | None = None
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, snapshot: ModelSnapshot) -> "Approximation":
-        """The representation that a model with data uses."""
-        inference, kernel = snapshot.inference, snapshot.kernel
-        if inference.is_exact:
-            return cls("exact")
-        features = inference.num_features(kernel)
-        if any(draw.sampled for draw in inference.draws):
-            return cls("random", features)
-        grids = accuracy(kernel, inference.draws)
-        if not grids:
-            return cls("quadrature", features)
-        return cls(
-            "grid",
-            features,
-            max(grid.tolerance for grid in grids),
-            max(grid.aliasing for grid in grids),
-            max(grid.truncated for grid in grids),
-            max(inference.truncation_ratios(kernel, snapshot.noises).values()),
-        )
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """Labels and values, as `print` shows them."""
-        if self.method == "exact":
-            return [("kernel", "exact")]
-        if self.method != "grid":
-            return [("kernel", f"{self.features} {self.method} features")]
-        return [
-            (
-                "kernel",
-                f"frequency grid of {self.features} features, "
-                f"tolerance {self.tolerance_reached:.1g}, aliasing {self.aliasing:.1g}",
-            ),
-            (
-                "truncated variance",
-                f"{self.share_cut:.2g} of the prior variance, "
-                f"{self.cut_over_noise:.2g} of the noise variance",
-            ),
-        ]
+@torch.no_grad()
+def approximation(snapshot: ModelSnapshot) -> dict[str, object]:
+    """The representation that a model with data uses, by the names of attributes of `FitReport`."""
+    inference, kernel = snapshot.inference, snapshot.kernel
+    if inference.is_exact:
+        return {"method": "exact"}
+    found = {"features": inference.num_features(kernel)}
+    if any(draw.sampled for draw in inference.draws):
+        return {"method": "random", **found}
+    grids = accuracy(kernel, inference.draws)
+    if not grids:
+        return {"method": "quadrature", **found}
+    return {
+        "method": "grid",
+        **found,
+        "tolerance_reached": max(grid.tolerance for grid in grids),
+        "aliasing": max(grid.aliasing for grid in grids),
+        "share_cut": max(grid.truncated for grid in grids),
+        "cut_over_noise": max(inference.truncation_ratios(kernel, snapshot.noises).values()),
+    }
 
 
 # The contents of a model as numbers: hyperparameters, noise, the constant mean, the data.
@@ -197,15 +164,6 @@ def _by_parameter(modules: Iterable[Module]) -> dict[nn.Parameter, Numbers]:
 
 
 _MAX_NUMBERS = 6  # of an array in a row; a longer one shows its first and last two
-
-
-def with_error(
-    value: float | Float[np.ndarray, "..."], error: float | Float[np.ndarray, "..."] | None
-) -> str:
-    """Format a value with its standard error, as 0.59782 ± 0.21; without one, the value alone."""
-    if error is None or not np.isfinite(error).any():
-        return brief(value, 5)
-    return f"{brief(value, 5)} ± {brief(error, 2)}"
 
 
 def brief(value: float | Float[np.ndarray, "..."], digits: int) -> str:
@@ -328,8 +286,11 @@ class Curvature:
         else:
             errors_of_u[free], remarks = _errors(gradient, precision)
         errors = coordinates.by_parameter(errors_of_u * np.abs(coordinates.slopes()))
-        for parameter in rotating(names):
-            errors.pop(parameter, None)
+        for name, parameter in names.items():
+            # Low-rank factors W of gpytorch's output covariances W Wᵀ are determined only up to a
+            # rotation if they have several columns.
+            if name.endswith("covar_factor") and parameter.shape[-1] > 1:
+                errors.pop(parameter, None)
         data = self.snapshot.representation.data
         if data.revisitable and data.weights and data.is_small:  # of degrees of freedom
             found = EStep(kernel, likelihoods, None).stored(data)
@@ -355,13 +316,6 @@ class Curvature:
     @property
     def _likelihoods(self) -> Mapping[str, Likelihood]:
         return self.snapshot.representation.likelihoods
-
-
-def rotating(names: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
-    """Low-rank factors W of gpytorch's output covariances W Wᵀ with several columns: W is
-    determined only up to a rotation, and has no standard error."""
-    factors = (parameter for name, parameter in names.items() if name.endswith("covar_factor"))
-    return [factor for factor in factors if factor.shape[-1] > 1]
 
 
 def _errors(
@@ -457,7 +411,7 @@ class Estimate:
         return as_numbers(np.full_like(self.value, np.nan) if error is None else error)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FitReport:
     r"""The hyperparameters, the data and the fit of a `VectorFieldGP`; `print` shows it as text.
 
@@ -548,19 +502,19 @@ class FitReport:
     """
 
     action: str
-    method: str
-    features: int | None
-    tolerance_reached: float | None
-    aliasing: float | None
-    share_cut: float | None
-    cut_over_noise: float | None
-    points: int
-    numbers: float
-    held: str
-    observed: dict[str, int]
-    skipped: int
-    evidence: float
-    evidence_error: float
+    method: str = "none"
+    features: int | None = None
+    tolerance_reached: float | None = None
+    aliasing: float | None = None
+    share_cut: float | None = None
+    cut_over_noise: float | None = None
+    points: int = 0
+    numbers: float = 0
+    held: str = "nothing"
+    observed: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    evidence: float = float("nan")
+    evidence_error: float = 0.0
     noise: dict[str, Numbers]
     hyperparameters: dict[str, Estimate]
     stages: tuple[Stage, ...]
@@ -568,8 +522,8 @@ class FitReport:
     threads: int | None
     weak_priors: bool
     coverage: float | None
-    effective_draws: float | None
-    pareto_k: float | None
+    effective_draws: float | None = None
+    pareto_k: float | None = None
     notes: tuple[str, ...]
     _curvature: Curvature | None = field(default=None, repr=False)
 
@@ -599,13 +553,17 @@ class FitReport:
         }
         means = {name: Estimate(value) for name, value in mean_values(snapshot.prior_mean).items()}
         noises = {label: noise for label, noise in snapshot.noises.items() if label in labels}
+        draws, of_draws = snapshot.sample.draws, {}
+        if draws is not None:
+            k = None if np.isnan(draws.pareto_k) else float(draws.pareto_k)
+            of_draws = {"effective_draws": draws.effective, "pareto_k": k}
         data, observed = representation.data, Counter[str]()
         for part in data.symbol_data:
             observed[type(part.symbol).__name__] += part.num_values
         return cls(
             **vars(history),
-            **vars(Approximation.of(snapshot)),
-            **_of_draws(snapshot.sample.draws),
+            **approximation(snapshot),
+            **of_draws,
             points=data.survey.num_points,
             numbers=data.num_values,
             held="data" if data.revisitable else "statistics",
@@ -624,15 +582,6 @@ class FitReport:
         values = hyperparameter_values(kernel, likelihoods, likelihoods)
         return cls(
             **vars(History("not fitted")),
-            **vars(Approximation("none")),
-            points=0,
-            numbers=0,
-            held="nothing",
-            **_of_draws(None),
-            observed={},
-            skipped=0,
-            evidence=float("nan"),
-            evidence_error=0.0,
             noise=noise_variances(noises_of(kernel, likelihoods)),
             hyperparameters={name: Estimate(value) for name, value in values.items()},
         )
@@ -658,7 +607,7 @@ class FitReport:
         The keys are the names of the attributes. Values are dicts, lists, strings and numbers, with
         None instead of NaN. Standard errors are computed, which may take long.
         """
-        values = {name: own for name, own in vars(self).items() if name != "_curvature"}
+        values = {name: value for name, value in vars(self).items() if name != "_curvature"}
         values["hyperparameters"] = {
             name: {"value": estimate.value, "standard_error": estimate.standard_error}
             for name, estimate in self.hyperparameters.items()
@@ -678,11 +627,10 @@ class FitReport:
     @property
     def _summary(self) -> list[str]:
         """The last action, and a table of data, kernel and evidence."""
-        parts = {entry.name: getattr(self, entry.name) for entry in fields(Approximation)}
         error = f" ± {self.evidence_error:.2g}" if self.evidence_error else ""
         rows = [
             ("data", self._data),
-            *Approximation(**parts).rows,
+            *self._kernel,
             ("log marginal likelihood", f"{self.evidence:.2f}{error} nats"),
         ]
         if self.effective_draws is not None:
@@ -690,6 +638,26 @@ class FitReport:
             draws = f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
             rows.append(("hyperparameters", draws))
         return [self._action, *table(rows, left=2)]
+
+    @property
+    def _kernel(self) -> list[tuple[str, str]]:
+        """What represents the kernel, and how well."""
+        if self.method == "exact":
+            return [("kernel", "exact")]
+        if self.method != "grid":
+            return [("kernel", f"{self.features} {self.method} features")]
+        return [
+            (
+                "kernel",
+                f"frequency grid of {self.features} features, "
+                f"tolerance {self.tolerance_reached:.1g}, aliasing {self.aliasing:.1g}",
+            ),
+            (
+                "truncated variance",
+                f"{self.share_cut:.2g} of the prior variance, "
+                f"{self.cut_over_noise:.2g} of the noise variance",
+            ),
+        ]
 
     @property
     def _action(self) -> str:
@@ -731,10 +699,10 @@ class FitReport:
     def _hyperparameters(self) -> list[str]:
         """A table of the values, with standard errors and remarks unless these take long."""
         shown = self._seconds_of_errors <= _PATIENCE
-        rows = [
-            (name, with_error(estimate.value, estimate.standard_error if shown else None))
-            for name, estimate in self.hyperparameters.items()
-        ]
+        rows = []
+        for name, estimate in self.hyperparameters.items():
+            error, text = estimate.standard_error if shown else np.nan, brief(estimate.value, 5)
+            rows.append((name, f"{text} ± {brief(error, 2)}" if np.isfinite(error).any() else text))
         errors = any("±" in value for _, value in rows)
         header = ("hyperparameter", "value ± standard error" if errors else "value")
         if shown:
@@ -754,11 +722,3 @@ class FitReport:
             return float("inf")
         last = self.stages[-1]
         return curvature.evaluations * last.seconds / max(last.evaluations, 1)
-
-
-def _of_draws(draws: Draws | None) -> dict[str, float | None]:
-    """The effective number of draws of hyperparameters, and the shape of the tail of weights."""
-    if draws is None:
-        return {"effective_draws": None, "pareto_k": None}
-    k = None if np.isnan(draws.pareto_k) else float(draws.pareto_k)
-    return {"effective_draws": draws.effective, "pareto_k": k}

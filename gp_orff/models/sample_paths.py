@@ -64,10 +64,6 @@ class Paths(ABC):
             f"features, such as {_BY_FEATURES}, or differentiate the paths"
         )
 
-    def less(self, weights: Float[Tensor, "k S"]) -> "Paths":
-        """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
-        raise NotImplementedError
-
     @abstractmethod
     def __len__(self) -> int:
         """S, the number of paths."""
@@ -100,7 +96,8 @@ class WeightPaths(Paths):
     def __len__(self) -> int:
         return self.theta.shape[-1]
 
-    def less(self, weights: Tensor) -> "WeightPaths":
+    def less(self, weights: Float[Tensor, "k S"]) -> "WeightPaths":
+        """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
         return replace(self, theta=self.theta - weights)
 
     def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
@@ -247,7 +244,13 @@ def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePa
             "sample paths of a part of an exact model are not known: expected features, such as "
             + _BY_FEATURES
         )
-    rule = _prior_rule(distribution.kernel, snapshot.inference.data.box, seed)
+    rule: Rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
+    if any(term.factor.decays for term in terms(distribution.kernel)):
+        # The waves of a harmonic prior are chosen for a domain, of three times the extent: paths
+        # far outside the data are not represented.
+        box = snapshot.inference.data.box
+        domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
+        rule = Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
     draws = [
         term.to(distribution.alpha) for term in draw(distribution.kernel, rule, snapshot.num_inputs)
     ]
@@ -260,16 +263,6 @@ def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePa
     noise = distribution.noise_root @ normal(len(distribution.alpha), count)
     correction = torch.cholesky_solve(torch.cat(rows) + noise, distribution.factor)
     return PathwisePaths(distribution, prior, distribution.alpha - correction)
-
-
-def _prior_rule(kernel: Kernel, box: Box, seed: int) -> Rule:
-    """Random frequencies; a harmonic kernel has a grid, in a box of three times the extent."""
-    if not any(term.factor.decays for term in terms(kernel)):
-        return QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
-    # The waves of a harmonic prior are chosen for a domain: paths far outside the data are not
-    # represented.
-    domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
-    return Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
 
 
 class SamplePaths:

@@ -81,7 +81,7 @@ class ModelState:
     inference: Inference
     mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
     history: History
-    results: dict[str, Memo] = field(
+    results: dict[object, Memo] = field(
         default_factory=partial(defaultdict, Memo), compare=False, repr=False
     )
     weighted_at: tuple[str, Tensor] | None = field(default=None, compare=False, repr=False)
@@ -323,15 +323,14 @@ class ModelState:
         for `VectorFieldGP.posterior`."""
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
         spectra = spectra and not any_pointwise(self.likelihoods)
-        default = bool(self._leaves_much_open or spectra)
-        sampled = default if marginalize is None else marginalize
+        sampled = bool(self._leaves_much_open or spectra) if marginalize is None else marginalize
         if sampled:
             require_gaussian(self.likelihoods, "marginalize=True", "marginalize=False")
         # Two memories, so that asking for the other kind of posterior once does not discard the
         # usual one.
-        memo = self.results["snapshots" if sampled == default else "others"]
-        key = sampled, trained_names(self.kernel, self.likelihoods)
-        snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, key)
+        memo = self.results["snapshot", sampled]
+        trained = trained_names(self.kernel, self.likelihoods)
+        snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, trained)
         if marginalize:
             _ = snapshot.sample  # raises here if there is none
         return snapshot
@@ -484,8 +483,8 @@ def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
 
 def is_trained(mean: Mean) -> bool:
     """Whether the mean is a trained constant for every output."""
-    means = base_means(mean)
-    return all(isinstance(m, ConstantMean) and m.raw_constant.requires_grad for m in means)
+    trained = [any(p.requires_grad for p in m.parameters()) for m in base_means(mean)]
+    return is_constant(mean) and all(trained)
 
 
 def check_mean(mean: Mean, num_outputs: int) -> None:

@@ -14,19 +14,11 @@ import gpytorch
 import numpy as np
 import torch
 from gpytorch import Module
-from gpytorch.kernels import Kernel, LCMKernel, MultitaskKernel
-from gpytorch.likelihoods import Likelihood
-from gpytorch.priors import NormalPrior
 from torch import Tensor, nn
 
 from gp_orff import features, symbols
 from gp_orff.data import likelihoods
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
-from gp_orff.data.likelihoods import (
-    HeavyTails,
-    KnownNoiseLikelihood,
-    MultitaskStudentTLikelihood,
-)
 from gp_orff.data.observations import Observations, Represented, SymbolObservations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.pointwise import any_pointwise
@@ -38,10 +30,6 @@ from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
-from gp_orff.kernels.dot_product import DotProductKernel, LegendreKernel, ProjectionKernel
-from gp_orff.kernels.fields import HelmholtzKernel
-from gp_orff.kernels.harmonic import HarmonicKernel
-from gp_orff.kernels.learned import RelatedSpectrumKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
@@ -158,42 +146,42 @@ _CLASSES = {
         *(dot_product, fields, harmonic, learned, lines, scalar, separable),
     )
     for name, cls in getmembers(place, isclass)
-    if issubclass(cls, Module) and cls is not RelatedSpectrumKernel
+    if issubclass(cls, Module) and cls is not learned.RelatedSpectrumKernel
 }
 
 
-def _coefficients(kernel: DotProductKernel) -> list[float]:
+def _coefficients(kernel: dot_product.DotProductKernel) -> list[float]:
     """One where coefficients are positive, zero elsewhere; their values are in the state."""
     return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
 
 
-def _tails(likelihood: HeavyTails) -> dict:
+def _tails(likelihood: likelihoods.HeavyTails) -> dict:
     nu = likelihood.deg_free
     return {"deg_free": None if nu is None else nu.item()}
 
 
-def _task_rank(kernel: Kernel) -> int:
+def _task_rank(kernel: gpytorch.kernels.Kernel) -> int:
     return kernel.task_covar_module.covar_factor.shape[-1]
 
 
 # the constructor arguments that are not attributes of the same name
 _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
-    MultitaskKernel: lambda k: {"rank": _task_rank(k)},
-    LCMKernel: lambda k: {
+    gpytorch.kernels.MultitaskKernel: lambda k: {"rank": _task_rank(k)},
+    gpytorch.kernels.LCMKernel: lambda k: {
         "base_kernels": [term.data_covar_module for term in k.covar_module_list],
         "num_tasks": k.covar_module_list[0].num_tasks,
         "rank": [_task_rank(term) for term in k.covar_module_list],
     },
-    HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
-    HarmonicKernel: lambda k: {
+    fields.HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
+    harmonic.HarmonicKernel: lambda k: {
         "reference_height": None if k.follows_data else k.reference_height,
         "mean_height": None,  # which is in the state
     },
-    DotProductKernel: lambda k: {"coefficients": _coefficients(k)},
-    LegendreKernel: lambda k: {"eigenvalues": _coefficients(k)},
-    ProjectionKernel: lambda k: {"coefficients": _coefficients(k)},
-    MultitaskStudentTLikelihood: _tails,
-    KnownNoiseLikelihood: _tails,
+    dot_product.DotProductKernel: lambda k: {"coefficients": _coefficients(k)},
+    dot_product.LegendreKernel: lambda k: {"eigenvalues": _coefficients(k)},
+    dot_product.ProjectionKernel: lambda k: {"coefficients": _coefficients(k)},
+    likelihoods.MultitaskStudentTLikelihood: _tails,
+    likelihoods.KnownNoiseLikelihood: _tails,
 }
 
 
@@ -201,8 +189,8 @@ def _captured(module: Module) -> dict[str, object]:
     """The constructor arguments of a module, "*" for positional ones, without those that the rest
     of its description has: priors, constraints and what is trained."""
     parameters = signature(type(module)).parameters
-    if isinstance(module, Kernel) and "kwargs" in parameters:
-        parameters = {**signature(Kernel).parameters, **parameters}
+    if isinstance(module, gpytorch.kernels.Kernel) and "kwargs" in parameters:
+        parameters = {**signature(gpytorch.kernels.Kernel).parameters, **parameters}
     kinds = {
         name: parameter.kind
         for name, parameter in parameters.items()
@@ -325,8 +313,8 @@ def _recipe(module: Module) -> dict:
         _require(type(constraint).__name__ in _CONSTRAINTS and constraint.enforced)
         bounds = [constraint.lower_bound.tolist(), constraint.upper_bound.tolist()]
         default = _constraint(type(constraint).__name__, *map(torch.tensor, bounds))
-        own, usual = constraint._transform, default._transform  # functions, or equal modules
-        _require(type(own) is type(usual) and repr(own) == repr(usual))
+        given, usual = constraint._transform, default._transform  # functions, or equal modules
+        _require(type(given) is type(usual) and repr(given) == repr(usual))
         constraints[name] = [type(constraint).__name__, *bounds]
     dims = getattr(module, "active_dims", None)
     return {
@@ -341,9 +329,9 @@ def _recipe(module: Module) -> dict:
 def _is_own(named_prior: tuple) -> bool:
     """Whether a prior is the one that the constructor of its module makes."""
     name, owner, prior, _, _ = named_prior
-    if isinstance(owner, HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
+    if isinstance(owner, likelihoods.HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
         return owner.has_default_prior
-    if not isinstance(prior, NormalPrior):
+    if not isinstance(prior, gpytorch.priors.NormalPrior):
         return False
     default, scale = getattr(owner, "default_prior", (None, None))
     values = name.rpartition(".")[-1], float(prior.loc), float(prior.scale)
@@ -509,10 +497,13 @@ def _pack_data_or_statistics(state: ModelState) -> dict:
     """The data with their learned weights, or the statistics that serve in their place, whichever
     take fewer bytes; the data where statistics would not serve."""
     data, inference = state.data, state.inference
-    needed = inference.is_exact or data.tracks
-    needed = needed or (data.revisitable and any_pointwise(state.likelihoods))
-    needed = needed or inference.written_out(state.kernel)
-    if needed or not state.representation.on_lattice:  # whose statistics serve no other waves
+    if (
+        inference.is_exact
+        or data.tracks
+        or (data.revisitable and any_pointwise(state.likelihoods))
+        or inference.written_out(state.kernel)
+        or not state.representation.on_lattice  # whose statistics serve no other waves
+    ):
         return {"known": None, "data": pack_data(data)}
     shared = inference.draws[0].shared_columns() is not None
     statistics = {
@@ -530,7 +521,10 @@ def _num_bytes(content: object) -> int:
 
 
 def unpack_state(
-    content: Mapping, kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule
+    content: Mapping,
+    kernel: gpytorch.kernels.Kernel,
+    likelihoods: Mapping[str, gpytorch.likelihoods.Likelihood],
+    requested: Rule,
 ) -> ModelState:
     """The state from the content that `pack_state` wrote."""
     data, packed = unpack_data(content["data"]), content["known"]
@@ -593,11 +587,15 @@ def unpack_data(content: Mapping) -> Data:
         data = Dataset.in_memory([*observations, *tracks]).copied()
         repeats = Repeats(**content.get("repeats", {}))
         survey = dataclasses.replace(data.survey, skipped=skipped)
-        data = dataclasses.replace(data, survey=survey, symbol_data=symbol_data, repeats=repeats)
         weights = content.get("weights")
-        if weights is None:
-            return dataclasses.replace(data, elbo_correction=content["bound"])
-        return data.weighted(weights, content["bound"])
+        return dataclasses.replace(
+            data,
+            survey=survey,
+            weights=None if weights is None else tuple(weights),
+            elbo_correction=content["bound"],
+            symbol_data=symbol_data,
+            repeats=repeats,
+        )
     sample = [_unpack_observations(part) for part in content["sample"]]
     statistics = FieldStatistics.from_plain(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]

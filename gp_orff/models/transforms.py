@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd import Function
 
 Values = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n *q"]]
 
@@ -46,7 +45,7 @@ def derivatives(function: Values, x: Float[Tensor, "n d"], order: int) -> Float[
     return value.detach()
 
 
-class _Derivatives(Function):
+class _Derivatives(torch.autograd.Function):
     """The derivatives of a function of points, whose derivatives are those of the next order."""
 
     @staticmethod

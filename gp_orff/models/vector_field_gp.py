@@ -87,16 +87,6 @@ from gp_orff.models.state import (
     trend_of,
     with_groups,
 )
-from gp_orff.models.storage import (
-    build,
-    build_rule,
-    describe,
-    describe_rule,
-    pack_state,
-    rebuilt,
-    recipe_of,
-    unpack_state,
-)
 from gp_orff.settings import check_calibration
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.threads import chosen_threads
@@ -794,7 +784,7 @@ class VectorFieldGP(GP):
         e_step = EStep.of(self.kernel, representation.likelihoods, self._fixed_mean)
         representation = e_step.converged(representation)
         predictor = Predictor(representation.now(), e_step, self.mean, along)
-        return predictor.cross_validation(chosen.members)
+        return predictor.cross_validation(chosen)
 
     @chosen_threads()
     def track_offsets(self, group: str = DEFAULT) -> TrackOffsets:
@@ -867,12 +857,14 @@ class VectorFieldGP(GP):
         `torch.load(path, weights_only=True)` can also read it.
         """
         content = {
-            "kernel": describe(self.kernel),
-            "likelihood": describe(self.likelihood),
-            "likelihoods": {name: describe(noise) for name, noise in self.likelihoods.items()},
-            "mean": describe(self.mean),
-            "frequencies": describe_rule(self.frequencies),
-            "fit": None if self._assigned is None else pack_state(self.state),
+            "kernel": storage.describe(self.kernel),
+            "likelihood": storage.describe(self.likelihood),
+            "likelihoods": {
+                name: storage.describe(noise) for name, noise in self.likelihoods.items()
+            },
+            "mean": storage.describe(self.mean),
+            "frequencies": storage.describe_rule(self.frequencies),
+            "fit": None if self._assigned is None else storage.pack_state(self.state),
             "units": asdict(self._units),
         }
         storage.write(path, _KIND, content)
@@ -917,17 +909,17 @@ class VectorFieldGP(GP):
         content = storage.read(path, _KIND)
         template = None if kernel is None else with_amplitude(kernel)
         model = cls(
-            build(content["kernel"], template, "kernel"),
-            likelihood=build(content["likelihood"], likelihood, "likelihood"),
-            mean=build(content["mean"], mean, "mean"),
-            frequencies=build_rule(content["frequencies"], frequencies),
+            storage.build(content["kernel"], template, "kernel"),
+            likelihood=storage.build(content["likelihood"], likelihood, "likelihood"),
+            mean=storage.build(content["mean"], mean, "mean"),
+            frequencies=storage.build_rule(content["frequencies"], frequencies),
         )
         for label, description in content["likelihoods"].items():
-            model.likelihoods[label] = build(description, None, "likelihood")
+            model.likelihoods[label] = storage.build(description, None, "likelihood")
         model._units = ColumnUnits(**content.get("units", {}))
         if content["fit"] is not None:
             parts = model.kernel, model._every_likelihood, model.frequencies
-            model._assign(unpack_state(content["fit"], *parts))
+            model._assign(storage.unpack_state(content["fit"], *parts))
         return model
 
     def get_extra_state(self) -> dict[str, object]:
@@ -936,7 +928,7 @@ class VectorFieldGP(GP):
         do not change, `condition` gives a posterior that integrates over them, as the fit does."""
         every = self._every_likelihood.items()
         return {
-            "likelihoods": {label: recipe_of(likelihood) for label, likelihood in every},
+            "likelihoods": {label: storage.recipe_of(likelihood) for label, likelihood in every},
             "learned": torch.empty(0) if self._learned is None else self._learned,
         }
 
@@ -957,7 +949,10 @@ class VectorFieldGP(GP):
             state_dict[key] = {"learned": state}
         else:  # have those of the state, whose values are loaded next
             present, recipes = self._every_likelihood, state["likelihoods"]
-            every = {n: rebuilt(own, present.get(n), "likelihood") for n, own in recipes.items()}
+            every = {
+                label: storage.rebuilt(recipe, present.get(label), "likelihood")
+                for label, recipe in recipes.items()
+            }
             self.likelihoods = NamedLikelihoods()
             for label, likelihood in every.items():
                 likelihood = likelihood.to(next(self.kernel.parameters()))

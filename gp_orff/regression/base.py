@@ -30,7 +30,12 @@ from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
-from gp_orff.regression.laplacian import Matrix, check_laplacian, graph_laplacian
+from gp_orff.regression.laplacian import (
+    Matrix,
+    check_laplacian,
+    graph_laplacian,
+    without_tensor,
+)
 from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined, is_number
 from gp_orff.threads import chosen_threads
 
@@ -55,13 +60,13 @@ def read_points(estimator: BaseEstimator, X: ArrayLike, reset: bool = False) -> 
     Raises:
         ValueError: not a matrix of finite numbers, or with another number of columns.
     """
-    return _tensor(validate_data(estimator, _array(X), dtype=np.float64, reset=reset))
+    return _tensor(validate_data(estimator, without_tensor(X), dtype=np.float64, reset=reset))
 
 
 def read_targets(y: ArrayLike) -> Float[np.ndarray, "N *q"]:
     """y as an array, whose rows may be NaN."""
     how = {"ensure_2d": False, "ensure_all_finite": "allow-nan", "input_name": "y"}
-    return check_array(_array(y), dtype=np.float64, **how)
+    return check_array(without_tensor(y), dtype=np.float64, **how)
 
 
 def checked_number(estimator: BaseEstimator, name: str) -> float:
@@ -95,7 +100,9 @@ def checked_combination(
                 "combinations of those of the kernel"
             )
         return None
-    matrix = _tensor(check_array(_array(combination), dtype=np.float64, input_name="combination"))
+    matrix = _tensor(
+        check_array(without_tensor(combination), dtype=np.float64, input_name="combination")
+    )
     if matrix.shape != (num_targets, num_outputs):
         raise ValueError(
             f"expected combination ({num_targets}, {num_outputs}), a row for each column of y and "
@@ -103,11 +110,6 @@ def checked_combination(
             "several outputs see gp_orff.SeparableKernel"
         )
     return matrix
-
-
-def _array(values: ArrayLike) -> ArrayLike:
-    """The values, as an array if they are a tensor."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -137,8 +139,8 @@ class FeatureMap:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, kernel: Kernel | None, rule: Rule | None, x: Float[Tensor, "N d"]) -> "FeatureMap":
-        """The features for the points x.
+    def of(cls, estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> "FeatureMap":
+        """The features of the kernel and the rule of an estimator, for the points x.
 
         Without a kernel: an RBF kernel whose lengthscale is the median distance of the points. The
         kernel is copied. Without a rule: `Auto`, for the lengthscales that the kernel has.
@@ -147,13 +149,13 @@ class FeatureMap:
             TypeError: not an instance of a kernel, or not a rule.
             ValueError: a kernel that does not fit the inputs; points outside the domain of a rule.
         """
-        if isinstance(kernel, ORFFKernel):
+        if isinstance(estimator.kernel, ORFFKernel):
             raise TypeError(
                 "expected a kernel without frequencies, got an ORFFKernel; use its base_kernel, "
                 "and its rule as frequencies="
             )
-        kernel = fixed_kernel(kernel, x)
-        features = cls._resolving(kernel, rule, box_of(x))
+        kernel = fixed_kernel(estimator, x)
+        features = cls._resolving(kernel, estimator.frequencies, box_of(x))
         features.check(x)
         if features.truncated > _MOST_TRUNCATED:
             warnings.warn(
@@ -233,15 +235,19 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
     return rule
 
 
-def fixed_kernel(kernel: Kernel | None, x: Float[Tensor, "N d"]) -> Kernel:
-    """A copy of the kernel in float64 that is not trained; `median_kernel` without one.
+def fixed_kernel(estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> Kernel:
+    """A copy of its kernel in float64 that is not trained; `median_kernel` without one.
 
     Raises:
+        TypeError: not an instance of a kernel.
         ValueError: a batch of kernels.
     """
-    kernel = median_kernel(x) if kernel is None else copy.deepcopy(kernel)
-    if not isinstance(kernel, Kernel):  # refused where it is used
-        return kernel
+    kernel = median_kernel(x) if estimator.kernel is None else copy.deepcopy(estimator.kernel)
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"{type(estimator).__name__} expects a gpytorch kernel, such as "
+            f"gp_orff.CurlFreeKernel(num_dims=2), got {kernel!r}; pass an instance"
+        )
     if kernel.batch_shape:
         raise ValueError(
             f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "

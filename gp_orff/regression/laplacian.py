@@ -19,6 +19,7 @@ from torch import Tensor
 from gp_orff.data.validation import as_points
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.kernels.base import check_positive_integer
 
 Matrix = sp.csr_array | np.ndarray
 
@@ -65,8 +66,7 @@ def graph_laplacian(X: Float[Tensor, "N d"], n_neighbors: int = 10) -> sp.csr_ar
         (0.5, True)
     """
     X = as_points(X).numpy()
-    if not isinstance(n_neighbors, int | np.integer) or n_neighbors < 1:
-        raise ValueError(f"n_neighbors expects a positive integer, got {n_neighbors!r}")
+    n_neighbors = check_positive_integer(n_neighbors, "n_neighbors", "graph_laplacian")
     places, index, copies = np.unique(X, axis=0, return_inverse=True, return_counts=True)
     if len(places) < 2:
         raise ValueError(
@@ -173,11 +173,16 @@ def check_laplacian(laplacian: object, num_points: int, num_outputs: int) -> Mat
     return matrix
 
 
+def without_tensor(values: object) -> object:
+    """The values, as an array if they are a tensor."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
 def _as_matrix(values: object) -> Matrix:
     """A matrix of any kind as a float64 matrix, sparse if it is sparse."""
     if sp.issparse(values) and values.dtype.kind in "fiu":
         return sp.csr_array(values, dtype=np.float64)
-    array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+    array = np.asarray(without_tensor(values))
     if array.dtype.kind not in "fiu" or array.ndim != 2:
         raise ValueError(
             "laplacian expects a real matrix, a scipy sparse matrix, an array or a tensor, got "

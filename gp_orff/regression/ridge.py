@@ -17,7 +17,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 from torch import Tensor
 
-from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.draws import Rule
 from gp_orff.kernels.tree import num_outputs
@@ -206,7 +205,7 @@ class ORFFRidge(CombinedRegressor):
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
-            features = FeatureMap.of(self.kernel, self.frequencies, x)
+            features = FeatureMap.of(self, x)
             problem = self._problem(features, x, targets, combination)
             matrix = self._laplacian(laplacian, x, features.expansion.num_outputs)
             problem = replace(problem, laplacian=matrix)
@@ -241,7 +240,7 @@ class ORFFRidge(CombinedRegressor):
             if targets.isnan().all():
                 return self
             if before is None:
-                features = FeatureMap.of(self.kernel, self.frequencies, x)
+                features = FeatureMap.of(self, x)
                 problem, earlier = self._problem(features, x, targets, None), None
             else:
                 features, earlier = before.features, (before.problem, before.solution)
@@ -346,7 +345,7 @@ class ORFFRidgeCV(FeatureRegressor):
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
-            features = FeatureMap.of(self.kernel, self.frequencies, x)
+            features = FeatureMap.of(self, x)
             expansion = features.expansion
             checked_combination(None, expansion.num_outputs, targets.shape[-1])
             variance = expansion.variance(x).mean().item()
@@ -511,12 +510,7 @@ class OVKRidge(CombinedRegressor):
                     "OVKRidge expects alpha > 0, got 0; use a small one, such as 1e-6 times the "
                     "variance of the kernel, or ORFFRidge"
                 )
-            kernel = fixed_kernel(self.kernel, x)
-            if not isinstance(kernel, Kernel):
-                raise TypeError(
-                    "OVKRidge expects a gpytorch kernel, such as gp_orff.CurlFreeKernel(), got "
-                    f"{kernel!r}; pass an instance"
-                )
+            kernel = fixed_kernel(self, x)
             p = num_outputs(kernel)
             c = checked_combination(combination, p, targets.shape[-1])
             problem = Problem(None, x, targets, alpha, c, self._laplacian(laplacian, x, p))
@@ -639,7 +633,12 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: the labels (T,), sorted.
         codes_: their codes (T, q).
-        regression_: the fitted `ORFFRidge`, with the weights θ in its `coef_`.
+        regression_: the fitted `ORFFRidge`.
+        kernel_: the kernel with its frequencies; `kernel_.features(X)` is Φ.
+        coef_: θ: (F, q) with a scalar kernel, (F,) with a kernel of q outputs, or q = 1.
+        n_iter_: the number of iterations of the solver; 1 if it is direct.
+        n_features_in_: d, the number of inputs.
+        feature_names_in_: the names of the inputs (d,), if `fit` was given a table with names.
 
     Example:
         >>> import gp_orff, gpytorch
@@ -727,6 +726,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         options = {name: getattr(self, name) for name in names}
         regression = ORFFRidge(self.kernel, self.frequencies, self.alpha, **options)
         regression.fit(X, targets, laplacian)
+        vars(self).pop("feature_names_in_", None)  # of an earlier fit
+        vars(self).update({n: value for n, value in vars(regression).items() if n.endswith("_")})
         self.classes_, self.codes_, self.regression_ = classes, codes, regression
         return self
 
@@ -771,31 +772,6 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         scores = self.decision_function(X)
         best = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
         return self.classes_[np.asarray(best, dtype=int)]
-
-    @property
-    def kernel_(self) -> ORFFKernel:
-        """The kernel with its frequencies; `kernel_.features(X)` is Φ."""
-        return self.regression_.kernel_
-
-    @property
-    def coef_(self) -> Float[np.ndarray, "*F"]:
-        """θ: (F, q) with a scalar kernel, (F,) with a kernel of q outputs, or q = 1."""
-        return self.regression_.coef_
-
-    @property
-    def n_iter_(self) -> int:
-        """The number of iterations of the solver; 1 if it is direct."""
-        return self.regression_.n_iter_
-
-    @property
-    def n_features_in_(self) -> int:
-        """d, the number of inputs."""
-        return self.regression_.n_features_in_
-
-    @property
-    def feature_names_in_(self) -> Shaped[np.ndarray, "d"]:
-        """The names of the inputs (d,), if `fit` was given a table with names."""
-        return self.regression_.feature_names_in_
 
     def _codes(self, classes: Shaped[np.ndarray, "T"]) -> Float[np.ndarray, "T q"]:
         if len(classes) < 2:

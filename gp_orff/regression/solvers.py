@@ -14,9 +14,6 @@ from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, lsmr
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
-from torch.autograd import grad
-from torch.linalg import solve_triangular
-from torch.nn.functional import mse_loss
 
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
@@ -292,34 +289,29 @@ class Equations:
         return cls(design.gram(statistics), design.right(statistics), design.scales)
 
     @classmethod
-    def dual(cls, design: Design, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> "Equations":
-        """From points that are fewer than the features."""
-        rows = design.rows(x)
-        return cls(rows @ rows.mT, design.targets(y), design.scales, rows)
-
-    @classmethod
     def of(cls, design: Design, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> "Equations":
         """The smaller of both forms (Minh 2016, Equation 75)."""
         if design.num_rows(len(x)) < design.num_columns:
-            return cls.dual(design, x, y)
+            rows = design.rows(x)
+            return cls(rows @ rows.mT, design.targets(y), design.scales, rows)
         return cls.primal(design, design.statistics(x, y))
-
-    def penalised(self, penalty: Float[Tensor, "n n"]) -> "Equations":
-        """With σ_j² tᵀ`penalty`t added to every scalar problem."""
-        return replace(self, matrix=self.matrix + penalty)
 
     def by_cholesky(self, alpha: float) -> Float[Tensor, "m k"]:
         """The t_j, by one Cholesky factor for each different σ_j; by eigenvectors where α is below
         the rounding error of the matrix."""
         solution = torch.zeros_like(self.right)
-        for scale in _distinct(self.scales):
+        same = 4 * _EPS * self.scales.max()  # a difference that is rounding
+        left = self.scales > same
+        while left.any():
+            scale = self.scales[left][0]
             a = scale.square() * self.matrix
             rounding = len(a) * _EPS * a.diagonal().max()
             a.diagonal().add_(alpha)
             factor, failed = torch.linalg.cholesky_ex(a)
             if failed or alpha < rounding:
                 return self.by_eigenvectors(alpha)
-            equal = (self.scales - scale).abs() <= _same(self.scales)
+            equal = (self.scales - scale).abs() <= same
+            left &= ~equal
             solution[:, equal] = torch.cholesky_solve(scale * self.right[:, equal], factor)
         return self._weights(solution)
 
@@ -357,20 +349,6 @@ class Equations:
         return s if self.rows is None else self.rows.mT @ s
 
 
-def _same(scales: Float[Tensor, "k"]) -> Float[Tensor, ""]:
-    """The difference below which two σ_j are equal but for rounding."""
-    return 4 * _EPS * scales.max()
-
-
-def _distinct(scales: Float[Tensor, "k"]) -> list[Float[Tensor, ""]]:
-    """The different σ_j that are not zero."""
-    found: list[Tensor] = []
-    for scale in scales:
-        if all((scale - other).abs() > _same(scales) for other in [0.0, *found]):
-            found.append(scale)
-    return found
-
-
 # Direct solvers: the normal equations of the weights, or of as many numbers as there are values.
 #
 # They are Equations 74 and 72 of Minh 2016; the smaller one is solved (Equation 75).
@@ -388,18 +366,18 @@ class Direct(Solver):
     def solve(self, problem: Problem, options: Options) -> Solution:
         self.check(problem)
         refuse_loss(self.name, options)
-        if problem.laplacian is None:
-            parts = design(problem.observed, problem.y.shape[-1])
-            equations = Equations.of(parts, *problem.labels)
-            return Solution(parts.theta(self._solve(equations, problem.alpha)))
         num_values = len(problem.x) * problem.expansion.num_outputs
-        if num_values < problem.expansion.num_features and problem.alpha > 0:
+        is_dual = num_values < problem.expansion.num_features and problem.alpha > 0
+        if is_dual and problem.laplacian is not None:
             phi = problem.expansion.features(problem.x)  # (N·p, F)
             return Solution(phi.mT @ coefficients(phi @ phi.mT, problem))
         expansion = problem.observed.general() if _couples(problem) else problem.observed
         parts = design(expansion, problem.y.shape[-1])
-        equations = Equations.primal(parts, parts.statistics(*problem.labels))
-        equations = equations.penalised(parts.penalty(problem))
+        if problem.laplacian is None:
+            equations = Equations.of(parts, *problem.labels)
+        else:
+            equations = Equations.primal(parts, parts.statistics(*problem.labels))
+            equations = replace(equations, matrix=equations.matrix + parts.penalty(problem))
         return Solution(parts.theta(self._solve(equations, problem.alpha)))
 
     def partial(
@@ -413,8 +391,8 @@ class Direct(Solver):
             before, solution = earlier
             if solution.descent is not None or before.laplacian is not None:
                 raise _of_another_solver()
-            known = solution.statistics
-            statistics += parts.statistics(*before.labels) if known is None else known
+            first = solution.statistics
+            statistics += parts.statistics(*before.labels) if first is None else first
         theta = parts.theta(self._solve(Equations.primal(parts, statistics), problem.alpha))
         return Solution(theta, statistics=statistics)
 
@@ -537,7 +515,7 @@ class Whitening:
     ) -> "Whitening":
         """From n rows of Φ, with δ ≥ `least`."""
         if factor is not None:
-            features = solve_triangular(factor, features.mT, upper=False).mT
+            features = torch.linalg.solve_triangular(factor, features.mT, upper=False).mT
         _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
         variance = singular.square() / len(features)
         determined = min(len(features) // 4, len(variance) - 1)
@@ -552,7 +530,9 @@ class Whitening:
 
     def theta(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
         """θ from v."""
-        return v if self.factor is None else solve_triangular(self.factor.mT, v, upper=True)
+        if self.factor is None:
+            return v
+        return torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
 
 
 @dataclass(frozen=True)
@@ -686,7 +666,7 @@ class Descent:
         with torch.enable_grad():
             u = u.detach().requires_grad_()
             value = self._objective(u, x, y, loss, penalty)
-            (gradient,) = grad(value, u)
+            (gradient,) = torch.autograd.grad(value, u)
         if not (value.isfinite() and gradient.isfinite().all()):
             raise ValueError(
                 f"expected a finite loss and gradient, got a loss of {value.item()} after "
@@ -717,7 +697,7 @@ def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
     this ratio suits squares. 1 where one of them is zero."""
     with torch.enable_grad():
         zero = torch.zeros_like(y).requires_grad_()
-        (slopes,) = grad(_mean_loss(loss, zero, y), zero)
+        (slopes,) = torch.autograd.grad(_mean_loss(loss, zero, y), zero)
     size, slope = 2 * y.abs().mean().item(), slopes.abs().sum().item()
     return size / slope if size * slope > 0 else 1.0
 
@@ -808,11 +788,20 @@ class Sgd(Solver):
     name = "sgd"
 
     def solve(self, problem: Problem, options: Options) -> Solution:
-        (x, y), loss = problem.labels, options.loss or mse_loss
+        (x, y), loss = problem.labels, options.loss or torch.nn.functional.mse_loss
         limit = options.max_iter or _MAX_PASSES
         tol = _SGD_TOLERANCE if options.tol is None else options.tol
-        share = problem.alpha / y.numel()
-        factor = _factor(problem)
+        share, factor = problem.alpha / y.numel(), None
+        if problem.laplacian is not None:
+            if problem.alpha == 0:
+                raise ValueError(
+                    "solver='sgd' with a Laplacian expects alpha > 0, got 0; a small one, such as "
+                    "1e-6 times the variance of the kernel, determines what labels and Laplacian "
+                    "do not"
+                )
+            # L Lᵀ = I + (w/α) ΦᵀMΦ
+            matrix = penalty(problem.expansion, problem.x, problem.laplacian) / problem.alpha
+            factor = torch.linalg.cholesky(matrix.add_(torch.eye(len(matrix))))
         descent = Descent.start(problem.observed, x, y, loss, share, options.seed, factor)
         before = None
         while descent.passes < limit:
@@ -835,7 +824,7 @@ class Sgd(Solver):
     def partial(
         self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
     ) -> Solution:
-        (x, y), loss = problem.labels, options.loss or mse_loss
+        (x, y), loss = problem.labels, options.loss or torch.nn.functional.mse_loss
         if earlier is None:
             share = problem.alpha / y.numel()
             descent = Descent.start(problem.observed, x, y, loss, share, options.seed)
@@ -848,20 +837,6 @@ class Sgd(Solver):
             share = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
         descent = descent.pass_over(x, y, loss, share)
         return Solution(descent.theta, descent.passes, descent=descent)
-
-
-def _factor(problem: Problem) -> Float[Tensor, "F F"] | None:
-    """L, with L Lᵀ = I + (w/α) ΦᵀMΦ; None without a Laplacian."""
-    if problem.laplacian is None:
-        return None
-    if problem.alpha == 0:
-        raise ValueError(
-            "solver='sgd' with a Laplacian expects alpha > 0, got 0; a small one, such as 1e-6 "
-            "times the variance of the kernel, determines what labels and Laplacian do not"
-        )
-    matrix = penalty(problem.expansion, problem.x, problem.laplacian) / problem.alpha
-    matrix.diagonal().add_(1)
-    return torch.linalg.cholesky(matrix)
 
 
 # The solvers of `ORFFRidge`, by name.

@@ -12,7 +12,7 @@ from gpytorch.kernels import MultitaskKernel, RBFKernel
 import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.reading import Options, read
-from gp_orff.models.cross_validation import Scores, blocks_of, cells
+from gp_orff.models.cross_validation import Scores, blocks_of, cells, scales_of_noise
 from tests.support.fields import ALGEBRAS, curl_free, directions, draw, flow, uniform
 
 N, ROUNDING = 120, 1e-10  # of sums of as many numbers, on matrices of conditions up to 1e4
@@ -198,7 +198,8 @@ def test_student_t_noise_is_that_of_a_new_reading():
 @pytest.mark.parametrize("nu", [2.5, 4.0, 30.0, 400.0, np.inf])
 def test_scores_are_those_of_the_noise_alone_where_the_field_is_known(nu):
     r, scale = torch.tensor([0.0, 0.4, -3.0, 60.0]).double(), 1.7
-    found = Scores.of(r, torch.zeros(4).double(), torch.full((4,), scale**2).double(), nu)
+    noise = torch.full((4,), scale**2).double()
+    found = Scores.of(r, torch.zeros(4).double(), noise, *scales_of_noise(nu))
     noise = scipy.stats.norm(scale=scale) if np.isinf(nu) else scipy.stats.t(nu, scale=scale)
     np.testing.assert_allclose(found.log_density, noise.logpdf(r), rtol=1e-7)
     np.testing.assert_allclose(found.pit, noise.cdf(r), atol=1e-8)
@@ -212,7 +213,8 @@ def test_scores_of_a_field_and_its_noise():
     """Student-t noise plus a Gaussian, by quadrature of the convolution."""
     field, noise = scipy.stats.norm(scale=0.8), scipy.stats.t(4.0, scale=0.5)
     r = torch.tensor([0.0, 1.1, -4.0]).double()
-    found = Scores.of(r, torch.full((3,), 0.64).double(), torch.full((3,), 0.25).double(), 4.0)
+    variances = torch.full((3,), 0.64).double(), torch.full((3,), 0.25).double()
+    found = Scores.of(r, *variances, *scales_of_noise(4.0))
 
     def integral(f, residual):
         return scipy.integrate.quad(lambda z: field.pdf(z) * f(residual - z), -8, 8, limit=200)[0]
@@ -305,7 +307,7 @@ def test_groups_of_a_splitter_are_tracks():
         (Options(track=track, group="ship"), track),
     ):
         blocks = blocks_of(splitters.LeaveOneGroupOut(), model.kernel, x, y, options)
-        tested = [set(np.flatnonzero(block.tested)) for block in blocks.members]
+        tested = [set(np.flatnonzero(block.tested)) for block in blocks]
         assert tested == [
             set(np.flatnonzero(np.array(labels) == name)) for name in sorted({*labels})
         ]
