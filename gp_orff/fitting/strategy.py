@@ -31,7 +31,15 @@ from gp_orff.fitting.starting_values import Start, scale_noise, start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.exact import has_covariance
 from gp_orff.inference.features import Inference
-from gp_orff.inference.price import FINALISTS, MOST_TRAINING, NATS, NEGLIGIBLE, SHORT, SUBSET_VALUES
+from gp_orff.inference.price import (
+    FINALISTS,
+    MOST_TRAINING,
+    NATS,
+    NEGLIGIBLE,
+    SHORT,
+    SUBSET_VALUES,
+    UNSURE,
+)
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 
 # Where searches begin: the best of many starting values, on subsets of the data.
@@ -132,7 +140,7 @@ def _promises(best: Search | None, num_values: float, search: Search) -> bool:
     if best is None:
         return True
     lacks = (best.value - search.value) * num_values
-    foreseen = 2 * search.expected_gain
+    foreseen = UNSURE * search.expected_gain
     return lacks < foreseen and not search.expects_the_maximum_of(best, num_values)
 
 

@@ -15,6 +15,7 @@ BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
 SUBSET_VALUES = 600  # numbers, on which starting values are found: 4·10⁸ operations an evaluation
 FINALISTS = 3  # starting values that are searched from on more data: one may lead astray
 SHORT = 6  # evaluations of a search, after which its maximum can be foreseen
+UNSURE = 3.0  # times the gain that is foreseen, from where it is often more: at 2, a fit lost a nat
 MOST_EVALUATIONS = 100  # of a search on one plan, whatever it still gains
 LONGEST_STEP = 2.0  # of the logarithm of a hyperparameter, over which curvature is not known
 MOST_TRAINING = 4096  # features or numbers of a search: 10¹¹ operations an evaluation

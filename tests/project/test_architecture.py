@@ -1,8 +1,10 @@
 """The shape of the package: imports run one way, everything exported is tested."""
 
 import ast
+import builtins
 import inspect
 import subprocess
+import symtable
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
@@ -304,3 +306,19 @@ def test_every_known_spectrum_is_in_the_registry():
     }
     leaves |= set(registry.LINES.values())
     assert leaves <= known <= leaves | {type(b(2)) for b in registry.DOT_PRODUCTS.values()}
+
+
+def test_all_names_are_defined():
+    """Lint does not see it, because shapes in annotations are no names."""
+    module_names = {"__file__", "__name__", "__doc__", "__path__"}
+
+    def used(table: symtable.SymbolTable) -> set[str]:
+        own = {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+        return own.union(*map(used, table.get_children()))
+
+    for path in sorted((ROOT / "gp_orff").rglob("*.py")):
+        table = symtable.symtable(path.read_text(), str(path), "exec")
+        symbols = table.get_symbols()
+        defined = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
+        undefined = used(table) - defined - set(dir(builtins)) - module_names
+        assert not undefined, (path, undefined)
