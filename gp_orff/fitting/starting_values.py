@@ -176,7 +176,7 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
     A part of the data may show nothing of such a term: a search on this part leaves it at any
     lengthscale, where all data may keep it.
     """
-    present, summands, found = coordinates.get(), terms(kernel), []
+    present, summands, candidates = coordinates.get(), terms(kernel), []
     pairs = [
         (scaled, leaf)
         for scaled in kernel.modules()
@@ -187,7 +187,9 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
     lengths = [leaf.lengthscale.log() for _, leaf in pairs]
 
     def variance_of(leaf: Kernel) -> float:
-        return _variance([t for t in terms(kernel) if any(leaf is own.kernel for own in t.leaves)])
+        return _variance(
+            [t for t in terms(kernel) if any(leaf is part.kernel for part in t.leaves)]
+        )
 
     for (scaled, leaf), log in zip(pairs, lengths, strict=True):
         others = [other for other in lengths if other is not log and other.shape == log.shape]
@@ -195,9 +197,9 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
         if others and variance < NEGLIGIBLE * _variance(summands):
             set_trained(leaf, "lengthscale", torch.stack(others).mean(0).exp())
             rescale(scaled, variance / max(variance_of(leaf), _TINY))
-            found.append(coordinates.get())
+            candidates.append(coordinates.get())
             coordinates.set(present)
-    return found
+    return candidates
 
 
 def moments(observations: Sequence[Observations]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ import warnings
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
@@ -14,7 +15,8 @@ from gp_orff.data.reading import Options
 from gp_orff.fitting import plans
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.robust_em import start_with_weights
-from gp_orff.fitting.search import SearchWarning
+from gp_orff.fitting.search import Coordinates, SearchWarning
+from gp_orff.fitting.starting_values import with_common_lengths
 from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.representation import Representation
@@ -146,7 +148,9 @@ def test_a_measured_loss_above_the_aim_is_told(monkeypatch, lost):
     monkeypatch.setattr(plans, "loss_by_gradient", lambda plan: lost)
     journal = SimpleNamespace(stages=[], price=lambda *parts: None)
     plan, u = OnGrid("grid", 1e6, 0.5), SimpleNamespace(get=lambda: None)
-    plan.trainer = SimpleNamespace(num_learned=3, journal=journal, likelihoods={})
+    plan.trainer = SimpleNamespace(
+        num_learned=3, journal=journal, likelihoods={}, kernel=RBFKernel()
+    )
     search = SimpleNamespace(evaluations=0, coordinates=u)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -218,3 +222,29 @@ def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
         ended.append((base.lengthscale.item(), trainer.value(plan.inference())))
     assert ended[1][0] == pytest.approx(ended[0][0], rel=0.05)
     assert ended[1][1] == pytest.approx(ended[0][1], abs=1.0)
+
+
+def test_minor_terms_are_tried_at_the_length_of_the_others():
+    """With the variance that they have; a term that matters, or one alone, is not tried."""
+    kernel = gp_orff.HelmholtzKernel(num_dims=2).double()
+    turning, straining = kernel.divergence_free, kernel.curl_free
+    lengths = [part.base_kernel.base_kernel for part in (turning, straining)]
+    lengths[0].lengthscale, lengths[1].lengthscale = 0.5, 0.03
+    turning.outputscale = 1.0
+    coordinates = Coordinates(kernel)
+
+    def variance():
+        return straining(torch.zeros(1, 2).double()).to_dense().trace().item()
+
+    straining.outputscale = 1e-5  # 1e-5 / 0.03² against 1 / 0.5²: a three-hundredth
+    before, present = variance(), coordinates.get()
+    (moved,) = with_common_lengths(kernel, coordinates)
+    assert np.array_equal(coordinates.get(), present)
+    coordinates.set(moved)
+    assert lengths[1].lengthscale.item() == pytest.approx(0.5)
+    assert lengths[0].lengthscale.item() == pytest.approx(0.5)
+    assert variance() == pytest.approx(before)
+    straining.outputscale = 1.0
+    assert with_common_lengths(kernel, coordinates) == []
+    alone = gp_orff.CurlFreeKernel(num_dims=2).double()
+    assert with_common_lengths(alone, Coordinates(alone)) == []
