@@ -23,6 +23,7 @@ from torch.nn.functional import logsigmoid
 from gp_orff.data.likelihoods import raw_deg_frees
 from gp_orff.data.survey import Distances, Survey
 from gp_orff.inference.price import (
+    FARTHEST,
     LONGEST,
     LONGEST_STEP,
     MANY,
@@ -135,7 +136,6 @@ def _distance_ranges(
 # `Coordinate.gradient` therefore converts: ∂/∂u = ∂/∂raw · (∂value/∂raw)⁻¹ · ∂value/∂u.
 
 
-_FARTHEST = -math.log(torch.finfo(torch.float64).eps) / 2  # without ranges: squares round away
 AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
 
 
@@ -176,12 +176,12 @@ class Coordinate:
         """The lowest and highest u of the search; the present u is always between them."""
         origin = self.get()
         if not self.ranges:
-            low = origin - _FARTHEST
+            low = origin - FARTHEST
             if self.floor is not None:
                 floor = self._expanded(self.floor)
                 low = torch.where(self.allows_each(floor), self.of_values(floor), low)
                 low = low.minimum(origin)
-            return low, origin + _FARTHEST
+            return low, origin + FARTHEST
         low, high = self._limits()
         return low.minimum(origin), high.maximum(origin)
 

@@ -25,6 +25,7 @@ MOST_ON_SITES = 10**6  # numbers whose sites are sought for a posterior: each wi
 FINE_FACTOR = 1.2  # of lengthscales that one lattice serves: more takes more features
 STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales: few points change them
 LONGEST = 3.0  # extents of the data: a longer lengthscale is like a constant
+FARTHEST = 16.0  # of a logarithm without ranges, from its start: 18 has cost a fit 858 nats
 MOVED = 1.5  # of a logarithm, beyond which an information misleads: at 2, a fit lost 2.5 nats
 CONVERGED = 1e-9  # nats of a number: of weights and pseudo-observations, near rounding
 LEAST_SHARE = 1e-8  # of the variance of data, of noise: the posterior variance is rounding below
