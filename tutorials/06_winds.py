@@ -5,10 +5,10 @@
 # bars that are valid on the sphere.
 #
 # Spherical harmonics need the winds of the whole globe. For a part of the sphere, use a conformal
-# map and its scale. The lines to copy:
+# map, which preserves angles, and its scale. The lines to copy:
 #
 # ```python
-# # f: the wind over the map scale m, along the axes of the map
+# # f: the wind along the axes of the map, divided by its scale m
 # kernel = gp_orff.HelmholtzKernel(RQKernel(), num_dims=2)
 # field = gp_orff.VectorFieldGP(kernel).fit(x, f).posterior()
 #
@@ -54,7 +54,8 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-share, step = 0.25, 1.0  # of stations; between points of the map, degrees
+share = 0.25  # of the points, which are stations
+step = 1.0  # degrees, between the points of the figures
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -65,8 +66,9 @@ if arguments.smoke:
 #
 # The data are the long-term mean winds of January at 200 hPa over East Asia and the western
 # Pacific, every 2.5 degrees. They include the strongest jet of the globe. A random quarter of the
-# points are our stations, and no noise is added. We compare with the vorticity, the divergence and
-# the divergent part of the wind that follow from the winds of the whole globe (data/README.md).
+# points are our stations, and no noise is added. Vorticity, divergence and divergent part of the
+# wind were also computed from the winds of the whole globe (data/README.md). They are the truth
+# here.
 #
 # Lengths are in 1000 km, so vorticity and divergence are in (m/s) / 1000 km = 10⁻⁶/s.
 
@@ -84,13 +86,14 @@ print(f"{station.sum()} stations, {(~station).sum()} points held out")
 # ## A conformal map
 #
 # Lambert's conformal cone touches the sphere of radius R at 35° N. It preserves angles and
-# magnifies lengths by m. It turns east and north by an angle that grows with longitude. For a wind
-# w along the axes of the map, and f = w / m, these equations are exact on the sphere:
+# magnifies lengths by its scale m. It turns east and north by an angle that grows with longitude.
+# Let w be the wind with components along the axes of the map, and f = w / m. Then these equations
+# are exact on the sphere, with the Helmholtz parts of w and f in the last one:
 #
 #     vorticity = m² curl f        divergence = m² div f        parts of w = m (parts of f)
 #
-# The stream function of f is that of w. With w as a complex number, the rotation and the division
-# by m are one product.
+# The stream function of f is that of w. With the wind as a complex number, the rotation to the axes
+# of the map and the division by m are one product.
 
 # %%
 radius, lon0, lat0 = 6.3712, math.radians(140), math.radians(35)  # 1000 km
@@ -121,7 +124,8 @@ print(f"map scale from {scale.min():.3f} to {scale.max():.3f}")
 # ## Fit
 #
 # Winds have structure at many scales: a jet, troughs, mountains. A rational quadratic kernel is a
-# mixture of RBF kernels with many lengthscales. The evidence shows whether the data support it.
+# mixture of RBF kernels with many lengthscales. The evidence shows whether the data support this
+# kernel.
 
 # %%
 kernels = {
@@ -138,8 +142,8 @@ assert next(iter(comparison.evidence)) == "rational quadratic"
 # ## Scores at the held-out points
 #
 # The table has the root mean squares of the quantity, of the error and of the posterior standard
-# deviation; the correlation of mean and truth; the coverage of 95 % intervals; and the share of
-# points where the sign is known, |mean| > 1.96 sd.
+# deviation; the correlation of mean and truth; the coverage of 95 % intervals; and the fraction of
+# points whose sign is known, |mean| > 1.96 sd.
 
 
 # %%
@@ -190,14 +194,14 @@ assert rest < 0.6 * whole
 # %% [markdown]
 # The stations near a point determine its vorticity and its divergence. The divergent part also
 # depends on the winds outside the area. A field without curl and divergence in the area, such as a
-# constant, may belong to either part. Global winds determine the part to which it belongs, but
+# constant, may belong to either part. Global winds determine to which part it belongs, but the
 # winds of the area do not. The model assigns its constant mean to neither part. After subtraction
 # of the mean difference, the divergent parts of the model and of the global winds agree.
 #
 # ## The errors of a plane without a map
 #
-# We fit the model again with two simplifications. The first omits the scale of the map. The second
-# replaces the map by a plane of longitude and latitude:
+# We fit the model again under each of two simplifications. The first omits the scale of the map.
+# The second replaces the map by a plane of longitude and latitude:
 #
 #     x = R cos(35°) (lon − 140°)        y = R (lat − 35°)
 #

@@ -5,9 +5,10 @@
 # cross-validation shows whether this is so.
 #
 # A measurement costs money. A position, a spectrum or an image is often free. When do points
-# without a label improve a field? And is cross-validation as good as the evidence of
-# `VectorFieldGP`? Both questions need a class that follows the conventions of scikit-learn:
-# `ORFFRidge`, ridge regression on operator-valued Fourier features. The lines to copy:
+# without a label improve a field? And does cross-validation choose hyperparameters as well as the
+# evidence of `VectorFieldGP`? To answer both questions, we use a class that follows the conventions
+# of scikit-learn: `ORFFRidge`, ridge regression on operator-valued Fourier features. The lines to
+# copy:
 #
 # ```python
 # from gp_orff.regression import ORFFRidge, ORFFRidgeClassifier
@@ -104,15 +105,16 @@ def curl_free(lengthscale):
 # gradient is normal to the layer, and its length is the compaction, which has no unit. On the next
 # limb of the fold, 40 m away, it points in the other direction.
 #
-# A kernel depends on distances in the section, by which the next limb is near and the next hinge is
-# far. The points without a label add the distances along the layer. `ORFFRidge` joins each point to
-# its neighbours, and penalises changes of the field along these edges:
+# A kernel depends on distances in the section. In these distances, the next limb is near and the
+# next hinge is far. The points without a label add the distances along the layer. `ORFFRidge` joins
+# each point to its neighbours, and penalises changes of the field along these edges:
 #
 #     minimise  Σ |f(x_n) − y_n|²  +  alpha |θ|²  +  w fᵀ M f
 #
-# The sum is over outcrops, and θ are the weights of the features. M is the Laplacian of the graph
-# of all points (Minh 2016, Equations 67 and 74). It is scaled such that fᵀ M f is the mean squared
-# slope of f between neighbours, times the squared size of the data. A weight w then means the same
+# The sum is over outcrops, and θ are the weights of the features. In the last term, f is the vector
+# of the values at all points. M is the Laplacian of the graph of all points (Minh 2016, Equations
+# 67 and 74). It is scaled so that fᵀ M f is the mean squared slope of f between neighbours, times a
+# size: the mean squared distance of the points from their centre. A weight w then means the same
 # for 100 and for 10 000 points, and in any unit of length.
 
 # %%
@@ -147,13 +149,13 @@ def hills(x, rng):
 # %% [markdown]
 # ## A road over hills
 #
-# A second case has the same points, now of a winding road, and the slope of the land at 20 of them.
-# The land is as smooth across the road as along it. Here the points without a label add no
-# information, and the penalty is wrong.
+# A second case has the same points, which now lie on a winding road. The slope of the land is
+# observed at 20 of them. The land is as smooth across the road as along it. Here the points without
+# a label add no information, and the penalty is wrong.
 #
-# The table has the error with the weight w over that without the penalty. The error is the root
-# mean square (RMSE) of a component at 500 other points. The ratio is the geometric mean over five
-# sets of data.
+# The table has the ratio of two errors, with the weight w and without the penalty. The error is the
+# root mean square error (RMSE) of a component at 500 other points. The ratio is the geometric mean
+# over five sets of data.
 
 # %%
 num_labelled, noise = 20, 0.05
@@ -197,7 +199,7 @@ def print_row(name, values, form):
     print(f"{name:14}" + "".join(f"{value:8{form}}" for value in values))
 
 
-print("error over that without unlabelled points")
+print("ratio of errors, with and without unlabelled points")
 print_row("weight", weights, "g")
 for name in cases:
     print_row(name, ratio(name), ".2f")
@@ -229,20 +231,21 @@ for name, (field, lengthscale) in cases.items():
     print(f"{name:8}  mean {np.exp(np.log(gains).mean()):6.2f}")
 
 # %% [markdown]
-# Twenty labels are too few to find the best weight, but they distinguish the fold from the road.
-# Cross-validation reduces the error of the fold by 14 % on average over five sets of data. It
+# Twenty labels are too few to find the best weight, but enough to distinguish the fold from the
+# road. Cross-validation reduces the error of the fold by 14 % on average over five sets of data. It
 # increases the error of no set, and chooses a weight of zero for every road.
 #
 # ## Two instruments
 #
-# Two spectrometers with four channels measure the same samples. One combination of the channels of
-# each depends on the concentration, and the others are disturbances. The response that we want is a
-# function of the concentration. It is modelled by the mean of two functions f_1 and f_2, one of the
-# channels of each instrument: C = [1/2, 1/2]. This is a kernel with two outputs.
+# Two spectrometers with four channels each measure the same samples. In each instrument, one
+# combination of the channels depends on the concentration, and the others are disturbances. The
+# response that we want is a function of the concentration. Let f_1 be a function of the channels of
+# the first instrument, and f_2 one of the channels of the second. The response is modelled by their
+# mean: the argument `combination` is [1/2, 1/2]. The kernel of (f_1, f_2) has two outputs.
 #
-# Samples that nobody analysed have no label, but both instruments measured them. The penalty is the
-# mean square of f_1 − f_2 at these samples. The disturbances are independent, so the functions can
-# only agree on the concentration.
+# Samples that were not analysed have no label, but both instruments measured them. The penalty is
+# the mean square of f_1 − f_2 at these samples. The disturbances of the instruments are
+# independent, so the functions agree only if they depend on the concentration alone.
 
 # %%
 first, second = torch.eye(2).double().split(1, dim=1)
@@ -315,8 +318,8 @@ for number in numbers:
 
 # %% [markdown]
 # Now only some of the images have a label. The codes of the others are NaN, and a graph joins
-# similar images. The weight is 30 in all rows. Digits form clusters, and the graph reduces the
-# mistakes at every number of labels.
+# similar images. The weight of the penalty is 30 for every number of labels. Digits form clusters,
+# and the graph reduces the mistakes for every number of labels.
 
 # %%
 codes = simplex_codes(10)
@@ -344,11 +347,12 @@ assert (mistakes[:, 1] < mistakes[:, 0]).all()
 #
 # `ORFFRidge` does not change the lengthscale and alpha. `GridSearchCV` chooses both by the error of
 # held-out vectors. `ORFFRidgeCV` chooses alpha by generalised cross-validation (GCV), with one
-# decomposition for all values. `VectorFieldGP` maximises the evidence by its gradient.
+# decomposition of a matrix for all values of alpha. `VectorFieldGP` maximises the evidence by its
+# gradient.
 #
-# All learn a sample of a curl-free kernel from 200 or 40 noisy vectors. Its lengthscale is 0.3, its
-# components have a standard deviation of 3, and the noise has one of 0.5. `alpha` is the variance
-# of the noise over that of a component, 0.028.
+# All three learn a sample of a curl-free kernel from 200 or 40 noisy vectors. The lengthscale is
+# 0.3. The components of the field have a standard deviation of 3, and their noise one of 0.5.
+# `alpha` is the variance of the noise over that of a component, 0.028.
 
 # %%
 lengthscales = np.geomspace(0.15, 0.6, steps)
@@ -440,13 +444,13 @@ assert 0.85 < np.mean(inside) <= 1
 
 # %% [markdown]
 # The grid search and the evidence have nearly the same error, with 200 and with 40 vectors. The
-# grid contains the true lengthscale. The error of GCV is larger. Only the evidence comes with a
-# posterior, whose 95 % intervals have a coverage of 0.94.
+# grid contains the true lengthscale. The error of GCV is larger. Only the method by evidence gives
+# a posterior, whose 95 % intervals have a coverage of 0.94.
 #
 # Here the prior is right. Under a wrong prior, cross-validation still estimates the error of
 # predictions, and the evidence does not. The grid of 5 × 5 values and 5 folds takes 125 fits. A
-# third hyperparameter multiplies them by five, while a search by the gradient of the evidence takes
-# few more steps. GCV costs least.
+# third hyperparameter multiplies the number of fits by five, while a search by the gradient of the
+# evidence takes few more steps. GCV costs least.
 #
 # The ridge estimators return no standard deviations. Use them in pipelines of scikit-learn, with
 # other losses, with classes, with points without a label, or with several views. Use
@@ -454,9 +458,9 @@ assert 0.85 < np.mean(inside) <= 1
 #
 # ## Points with and without a label
 #
-# Panels (a) and (b) show the error of the gradient, a vector, by its length at 500 held-out points
-# of the fold. The arrows are the observations of the first set of data. In panel (c), thick
-# lines are geometric means over the sets of data, and thin lines are single sets.
+# The error of the gradient is a vector. Panels (a) and (b) show its length at 500 held-out points
+# of the fold. The arrows are the observations of the first set of data. In panel (c), thick lines
+# are geometric means over the five sets of data, and each thin line is one set.
 
 # %%
 plt.style.use(STYLE)
