@@ -209,8 +209,17 @@ def box_of(x: Float[Tensor, "N d"]) -> Box:
     """The smallest box that contains the points x, (N, d), or (N,) on a line.
 
     Raises:
+        TypeError: points that are not numbers, such as dates.
         ValueError: no points, or points that are not finite.
     """
+    if not isinstance(x, Tensor | list | tuple):
+        x = np.asarray(x)  # of a table, too
+        if x.dtype.kind not in "fiu":
+            raise TypeError(
+                f"expected points x (N, d) as numbers, got type {x.dtype}; read tables with dates "
+                "by gp_orff.labelled.readings"
+            )
+        x = x if x.flags.writeable else x.copy()
     x = torch.as_tensor(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.dim() < 2 or x.shape[-2] == 0:
@@ -229,7 +238,7 @@ def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
     refuse_units(box, f"{name} of {owner}")
     try:
         bounds = tuple((float(low), float(high)) for low, high in box)
-    except TypeError:  # numbers instead of pairs
+    except (TypeError, ValueError):  # no pairs
         bounds = ()
     if not bounds or not all(low <= high and math.isfinite(high - low) for low, high in bounds):
         raise ValueError(

@@ -233,7 +233,9 @@ class Grid:
         Along every input, features have the extent of the domain plus 4.5 of the longest
         lengthscale as their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ
         in space, of terms with a hundredth of the variance or more. In time, frequencies are at
-        most `fastest`. What is omitted is added to the noise.
+        most `fastest`. What is omitted is added to the noise. It is little for an `RBFKernel` in
+        space and much for a `MaternKernel`, which needs a larger `largest_index`: use
+        `dataclasses.replace(grid, largest_index=…)`.
 
         Args:
             x: (N, d) inputs, all pairs of positions and times.
@@ -245,7 +247,9 @@ class Grid:
             max_features: the largest number of features.
 
         Raises:
-            ValueError: a kernel without lines, or as for `Grid`.
+            TypeError: `kernel` is no kernel, or `x` are no numbers.
+            ValueError: a kernel without lines; `x` or `domain` with other columns; `fastest` is not
+                positive; or as for `Grid`.
 
         Example:
             >>> import gp_orff, torch
@@ -257,8 +261,22 @@ class Grid:
             >>> gp_orff.Grid.for_tides(x, kernel).largest_index
             (6, 6, 1)
         """
-        box = box_of(x) if domain is None else union(box_of(x), as_box(domain, "domain"))
+        if not isinstance(kernel, Kernel):
+            raise TypeError(
+                f"Grid.for_tides expects the kernel of the model, got {type(kernel).__name__}; "
+                "give model.kernel"
+            )
+        data = box_of(x)
         summands = terms_of(kernel)
+        used = {c for term in summands for leaf in term.leaves for c in leaf.columns(len(data))}
+        least = 1 + max(used, default=0)
+        own = data if domain is None else as_box(domain, "domain")
+        if len(data) < least or len(own) != len(data):
+            raise ValueError(
+                f"Grid.for_tides expects x and domain with the {least} input columns of the "
+                f"kernel, got {len(data)} and {len(own)}"
+            )
+        box = union(data, own)
         lines = [leaf for term in summands for leaf in term.leaves if is_line(leaf.spectrum)]
         if not lines:
             raise ValueError(
@@ -267,8 +285,12 @@ class Grid:
             )
         in_time = {column for leaf in lines for column in leaf.columns(len(box))}
         if fastest is None:
-            ends = [leaf.spectrum.lines(leaf.spectrum.num_lines(1e-3))[0].max() for leaf in lines]
-            fastest = 1.8 * max(ends).item()
+            # at least two lines, of which the first one of a PeriodicKernel is constant
+            counts = [max(2, leaf.spectrum.num_lines(1e-3)) for leaf in lines]
+            pairs = zip(lines, counts, strict=True)
+            fastest = 1.8 * max(leaf.spectrum.lines(n)[0].max().item() for leaf, n in pairs)
+        if not 0 < (fastest := float(fastest)) < math.inf:
+            raise ValueError(f"Grid.for_tides expects a positive fastest, got {fastest}")
         variances = [at_zero(term).detach().diagonal().sum().item() for term in summands]
         lengths: dict[int, list[float]] = {column: [] for column in range(len(box))}
         for term, variance in zip(summands, variances, strict=True):
@@ -285,11 +307,12 @@ class Grid:
             largest.append(max(1, round(top * periods[-1] / (2 * math.pi))))
         return cls(
             domain=box,
-            data=box_of(x),
+            data=data,
             spacing=tuple(2 * math.pi / period for period in periods),
             largest_index=tuple(largest),
             lengthscale_range=(1.0, 1.0),
             max_features=max_features,
+            sum_constant=False,  # sums along a constant input are no products of functions
         )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:

@@ -26,6 +26,7 @@ from gp_orff.features.assemble import (
     expand_terms,
     num_features,
     require_separate,
+    with_cells,
     with_constants,
 )
 from gp_orff.features.columns import Columns
@@ -540,6 +541,7 @@ _MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
 _MOST_PRODUCTS = 1.5e11  # of the covariance that follows from it: 10 s on one core
 _LARGEST = 20_000  # features: their matrix takes 3 GiB, its factorisation about 40 s on two cores
 _MATRICES = 5  # of F² numbers, which variances at many points need at a time
+_WRITTEN = 3  # of F² numbers, without which nothing can be computed
 _USUAL_MEMORY = 2**33  # bytes, where the system does not tell
 
 
@@ -596,7 +598,7 @@ class ProductInference(FeatureInference):
     Args:
         data, draws, known: as for `FeatureInference`; the frequencies of a grid.
         site: all positions and times.
-        ranks: of the factor B(ω) of every term.
+        ranks: of the factor B(ω) of every term, then of the cells around ω = 0.
     """
 
     site: Site = None
@@ -612,7 +614,7 @@ class ProductInference(FeatureInference):
         if not whole_vectors(observations):
             return None
         site = Site.of(observations[0].x, lines.nu.any(0), lattice.origin)
-        ranks = [term.factor.rank for term in terms(kernel)]
+        ranks = [term.factor.rank for term in with_cells(terms(kernel), draws)[0]]
         return None if site is None else cls(data, draws, site=site, ranks=ranks)
 
     @cached_property
@@ -633,7 +635,8 @@ class ProductInference(FeatureInference):
 
     def normal_equations(self, expansion, groups, rows):
         lattice, lines = expansion.phi.families
-        pairs = zip(self.draws, self.ranks, strict=True)
+        cells = [draw.cell for draw in self.draws if draw.on_lattice and draw.cell]
+        pairs = zip([*self.draws, *cells], self.ranks, strict=True)
         of_lattice = [(draw, rank) for draw, rank in pairs if not draw.expands]
         general = expansion.general()
         products = Products.of(general, lattice, of_lattice, lines.nu.any(0))
@@ -665,7 +668,8 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     `ProductInference`.
 
     Raises:
-        ValueError: that is so with observations along tracks, for which there are no iterations.
+        ValueError: that is so with observations along tracks, for which there are no iterations;
+            or with lines and another field, if the matrix would not fit into memory.
     """
     features = num_features(kernel, draws)
     phi = draws[0].shared_columns()
@@ -674,9 +678,18 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
     if not data.tracks:  # for which there is nothing else
         written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
-    most = most_factorised(next(kernel.parameters()).device)
+    device = next(kernel.parameters()).device
+    most = most_factorised(device)
     if features > MOST_DENSE and (product := ProductInference.of(data, draws, kernel)) is not None:
         return product
+    fitting = math.isqrt(_memory(device) // (8 * _WRITTEN))
+    if features > fitting and families(phi) is not None:
+        raise ValueError(
+            f"expected whole vectors at every pair of a position and a time, or at most {fitting} "
+            f"features, whose matrix fits into memory, got {features} features for other data; "
+            "condition on fewer observations without frequencies=, or give the grid a lower "
+            "fastest=, max_features= or largest_index="
+        )
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
         raise ValueError(

@@ -379,7 +379,7 @@ class ModelState:
                 f"the truncated variance of the given grid is {ratio:.2g} times the noise variance:"
                 " the evidence is that of the truncated prior, with the truncated variance as "
                 "noise, and may be many nats too low; give a larger cutoff= or max_features=, a "
-                "smaller tolerance=, or gp_orff.Auto()",
+                "smaller tolerance=, or gp_orff.Auto(); or a larger fastest= of Grid.for_tides",
                 GridWarning,
                 stacklevel=4,
             )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
 
 import gp_orff
 from gp_orff.data.dataset import Dataset
@@ -24,14 +24,14 @@ def record(time_first=False, places=7, count=9):
     return (x[:, [2, 0, 1]] if time_first else x), y
 
 
-def kernel_of(time_first=False, other_time=False):
+def kernel_of(time_first=False, other_time=False, base=RBFKernel):
     space, time = ((1, 2), (0,)) if time_first else ((0, 1), (2,))
-    field = gp_orff.HelmholtzKernel(RBFKernel(), num_dims=2, active_dims=space)
+    field = gp_orff.HelmholtzKernel(base(), num_dims=2, active_dims=space)
     eddies = field * MaternKernel(nu=0.5, active_dims=time)
     if other_time:
         eddies = eddies + field * MaternKernel(nu=1.5, active_dims=time)
     kernel = (gp_orff.tides(field, ["M2", "K1"], active_dims=time) + eddies).double()
-    leaves = [own for own in kernel.modules() if isinstance(own, RBFKernel)]
+    leaves = [own for own in kernel.modules() if isinstance(own, base)]
     for number, leaf in enumerate(leaves):  # lengthscales of both parts of each field
         leaf.lengthscale = 0.6 + 0.05 * number
     for leaf in kernel.modules():
@@ -52,10 +52,13 @@ def inference_of(x, y, kernel, rule):
     return ProductInference.of(data, draw(kernel, rule, 3), kernel)
 
 
+@pytest.mark.parametrize("base", [RBFKernel, RQKernel])
 @pytest.mark.parametrize("time_first", [False, True])
-def test_products_are_dense_algebra(time_first):
-    """Of Φ written out: A = I + ΦᵀN⁻¹Φ and the density of y under ΦΦᵀ + N, to rounding."""
-    (x, y), kernel = record(time_first), kernel_of(time_first)
+def test_products_are_dense_algebra(time_first, base):
+    """Of Φ written out: A = I + ΦᵀN⁻¹Φ and the density of y under ΦΦᵀ + N, to rounding. Kernels
+    with heavy tails have features of the cell around ω = 0.
+    """
+    (x, y), kernel = record(time_first), kernel_of(time_first, base=base)
     inference = inference_of(x, y, kernel, grid(time_first))
     mean = torch.tensor([0.3, -0.2]).double()
     with torch.no_grad():
@@ -114,6 +117,17 @@ def test_data_that_are_no_product():
     (x, y), kernel = record(), kernel_of()
     for places, values in ((x[1:], y[1:]), (x[[0, *range(len(x) - 1)]], y)):
         assert inference_of(places, values, kernel, grid()) is None
+
+
+def test_features_that_do_not_fit_into_memory(monkeypatch):
+    """They are refused before their matrix is allocated."""
+    monkeypatch.setattr("gp_orff.inference.features._memory", lambda device: 2**27)
+    (x, y), kernel = record(count=30), kernel_of()
+    rule = gp_orff.Grid.for_tides(x, kernel, fastest=6.0)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+    model.likelihood.noise = 0.3
+    with pytest.raises(ValueError, match="whole vectors at every pair of a position and a time"):
+        model.condition(x[1:], y[1:])
 
 
 def test_two_kernels_of_time():

@@ -5,6 +5,7 @@ import warnings
 from datetime import datetime
 
 import numpy as np
+import pandas
 import pytest
 import torch
 import xarray
@@ -441,3 +442,58 @@ def test_grid_for_tides_converges_to_the_exact_kernel():
 def test_grid_for_tides_needs_lines():
     with pytest.raises(ValueError, match=r"expects a kernel with lines, such as gp_orff\.tides"):
         gp_orff.Grid.for_tides(torch.rand(4, 3), in_space())
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "match"),
+    [
+        ({"x": torch.rand(4, 2)}, ValueError, "3 input columns of the kernel, got 2 and 2"),
+        ({"domain": ((0, 1), (0, 1))}, ValueError, "3 input columns of the kernel, got 3 and 2"),
+        ({"domain": "box"}, ValueError, "Grid expects domain="),
+        ({"fastest": 0.0}, ValueError, "expects a positive fastest, got 0"),
+        ({"fastest": math.nan}, ValueError, "expects a positive fastest, got nan"),
+        ({"x": np.array(["2024-01-01"], dtype="M8[s]")}, TypeError, "as numbers, got type date"),
+        ({"kernel": gp_orff.VectorFieldGP(tides())}, TypeError, r"give model\.kernel"),
+    ],
+)
+def test_mistakes_in_a_grid_for_tides(changed, error, match):
+    arguments = {"x": torch.rand(4, 3), "kernel": tides()} | changed
+    with pytest.raises(error, match=match):
+        gp_orff.Grid.for_tides(**arguments)
+
+
+def test_a_grid_for_tides_of_a_table():
+    x = torch.rand(9, 3, dtype=torch.float64)
+    rule = gp_orff.Grid.for_tides(pandas.DataFrame(x.numpy(), columns=["x", "y", "t"]), tides())
+    assert rule == gp_orff.Grid.for_tides(x, tides())
+
+
+def test_a_season_that_is_almost_constant_has_a_fastest_frequency():
+    """Its lines are a constant and the year, in days."""
+    season = PeriodicKernel(active_dims=(2,)).double()
+    season.period_length, season.lengthscale = 365.25, 1e3
+    x = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 3652.5]], dtype=torch.float64)
+    rule = gp_orff.Grid.for_tides(x, in_space() * season)
+    assert rule.largest_index[2] * rule.spacing[2] == pytest.approx(1.8 * 2 * math.pi / 365.25, 0.1)
+
+
+def test_a_grid_for_tides_of_stations_on_a_line():
+    """Their features are products, too: of 40 hours at 7 stations along a coast."""
+    decay = MaternKernel(nu=0.5, active_dims=(2,)).double()
+    decay.lengthscale = 20.0
+    kernel = tides() + in_space() * decay
+    places = torch.stack([torch.linspace(0, 1, 7), torch.full((7,), 0.3)], dim=-1).double()
+    hours = torch.arange(40.0).double()
+    x = torch.cat([places.repeat(40, 1), hours.repeat_interleave(7)[:, None]], dim=-1)
+    model = gp_orff.VectorFieldGP(
+        kernel, frequencies=gp_orff.Grid.for_tides(x, kernel, fastest=15.0)
+    )
+    model.likelihood.noise = 0.01
+    y = gp_orff.sample_prior(kernel, 1, domain=((0, 1), (0, 1), (0, 40)))(x)[0]
+    found = model.condition(x, y).posterior().mean(x)
+    exact = gp_orff.VectorFieldGP(kernel)
+    exact.likelihood.noise = 0.01
+    expected = exact.condition(x, y).posterior()
+    error = (found - expected.mean(x)).abs() / expected.variance(x).sqrt()
+    assert type(model.state.inference).__name__ == "ProductInference"
+    assert error.max() < 0.3
