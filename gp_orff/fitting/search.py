@@ -16,7 +16,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.priors import Prior
 from jaxtyping import Bool, Float, Int, Shaped
 from linear_operator.utils.warnings import NumericalWarning
-from scipy.special import gammainccinv
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
@@ -50,7 +49,7 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 
 # The depth h times |k|, beyond which a hundredth of the variance ∝ k² exp(−2h|k|) lies.
-_RESOLVED = 0.5 * gammainccinv(3, NEGLIGIBLE**2)
+_RESOLVED = 4.2
 
 
 def parameter_ranges(
