@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ from gp_orff.inference.price import (
     MOST_TRAINING,
     NATS,
     NEGLIGIBLE,
+    RATIO,
     SHORT,
     SUBSET_VALUES,
     aim,
@@ -378,7 +379,7 @@ def next_plan(
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
-    on_the_way = [each for each in better if each.operations <= NEGLIGIBLE * target.operations]
+    on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
     return min(on_the_way, key=price, default=target)
 
 
@@ -491,9 +492,12 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
     # of weights, that others have found; of all of many data, for each of them
     if plan.refreshes or plan.keeps:
         return
-    tried = [*with_common_lengths(plan.trainer.kernel, search.coordinates), *visited]
-    if len(tried) > 1:
-        search.coordinates.set(max(reversed(tried), key=value))
+    moved = with_common_lengths(plan.trainer.kernel, search.coordinates)
+    if len(moved) + len(visited) == 1:
+        return
+    # the last of equals; a minor term moves if that gains a nat
+    rated = [(value(u), u) for u in reversed(visited)] + [(value(u) - NATS, u) for u in moved]
+    search.coordinates.set(max(rated, key=itemgetter(0))[1])
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:

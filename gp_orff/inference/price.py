@@ -12,6 +12,7 @@ NATS = 1.0  # of loss, with which a fit may end: a factor of e in the marginal l
 NATS_OF_A_NUMBER = 1e-4  # nats, likewise, for each of many observed numbers
 NEGLIGIBLE = 0.1  # of a standard deviation, or of nats; hence a hundredth of a variance
 BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
+RATIO = 8.0  # of prices, of a search over one on the way to it: half of the values, for a factor
 SUBSET_VALUES = 600  # numbers, on which starting values are found: 4·10⁸ operations an evaluation
 FINALISTS = 3  # starting values that are searched from on more data: one may lead astray
 SHORT = 6  # evaluations of a search, after which its maximum can be foreseen

@@ -112,7 +112,7 @@ class Kept:
 
 
 COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
-COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids for a search that begins
+COARSE_FACTOR = 1.4  # range of lengthscales of grids for a search that begins
 MOST_EXACT = MOST_DENSE  # numbers, by default: an evaluation takes about 20 s
 
 
