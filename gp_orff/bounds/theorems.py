@@ -102,11 +102,12 @@ def rahimi_recht(
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,    r = σ a l/ε .
 
     Here l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral
-    density. The constants a and Q are defined at `hoeffding`. For several terms, σ a is the sum
-    over the terms. `brault` usually requires fewer frequencies.
+    density. The docstring of `hoeffding` defines the constants a and Q. A kernel of several terms
+    has the sum of σ a over its terms. `brault` usually requires fewer frequencies.
 
     Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1. The last step
-    of the proof enlarges a factor only if r ≥ 1. For r < 1 the factor of the previous step is used.
+    of the proof replaces r^{2d/(d+2)} by r², which is larger only if r ≥ 1. For r < 1 the bound
+    before this step is used.
 
     Args:
         kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and

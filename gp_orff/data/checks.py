@@ -57,9 +57,9 @@ def common_units(
             if {name, names[0]} <= set(wanted) and not change(wanted[name], wanted[names[0]]):
                 raise ValueError(
                     f"expected the components {list(names)} of a vector in one unit, got "
-                    f"{names[0]!r} in {given[names[0]]!r} and {name!r} in {given[name]!r}, of "
-                    "which one cannot be converted to the other, or is not understood; convert "
-                    "the numbers, and correct the attribute: "
+                    f"{names[0]!r} in {given[names[0]]!r} and {name!r} in {given[name]!r}: these "
+                    "units measure different quantities, or one of them is unknown; convert the "
+                    f"values of {name!r}, and correct its attribute: "
                     f"dataset[{name!r}].attrs['units'] = {given[names[0]]!r}"
                 )
     return wanted
@@ -87,13 +87,14 @@ def variance_unit(
     remedy = "convert it, or correct its attribute `units`"
     if change(unit, units[0]) is not None:
         remedy = (
-            "it seems to be a standard error: take the square, dataset.assign(var=(dataset"
-            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if it is a '
-            "variance, correct the attribute"
+            f"{name!r} seems to be a standard error: take the square, dataset.assign(var=(dataset"
+            f'["{name}"]**2).assign_attrs(units="{wanted}")) with noise="var"; if {name!r} is a '
+            "variance, correct its attribute `units`"
         )
+    kind = "covariances" if pair[0] != pair[1] else "variances"
+    of = " and ".join(map(repr, dict.fromkeys(pair)))
     raise ValueError(
-        f"expected noise= as variances of {pair[0]!r}, in {wanted!r}, got {name!r} in "
-        f"{str(unit)!r}; {remedy}"
+        f"expected noise= as {kind} of {of}, in {wanted!r}, got {name!r} in {str(unit)!r}; {remedy}"
     )
 
 
@@ -167,9 +168,9 @@ class ColumnUnits:
         if axes < 1 or values.shape[-1] != len(factors):
             count = (*values.shape[:leading], len(factors))
             raise ValueError(
-                f"expected noise of shape {count}, since components are "
-                "converted by different factors to the units that the model was fitted to, got "
-                f"{tuple(values.shape)}; give a variance for each component"
+                f"expected noise of shape {count}, got {tuple(values.shape)}: to the units of the "
+                "fit, the components are converted by different factors; give a variance for each "
+                "component"
             )
         return values * (factors if axes == 2 else factors.diagonal())
 
@@ -212,9 +213,9 @@ def _factors(
         pairs.append((1.0, 0.0) if old is None else change(old, new))
         if pairs[-1] is None:
             raise ValueError(
-                f"expected column {column} of {name} in {new or 'no known unit'!r}, as in the data "
-                f"that the model was fitted to, got {old!r}, which cannot be converted; read the "
-                "data with the same project=, time_unit= and epoch= as those, or correct the "
+                f"expected column {column} of {name} in {repr(new) if new else 'no unit'}, as in "
+                f"the data of the fit, got {old!r}, which cannot be converted; read {name} with "
+                "the same project=, time_unit= and epoch= as the data of the fit, or correct the "
                 "attribute `units`"
             )
     factor, offset = np.array(pairs).T
@@ -226,17 +227,20 @@ def _factors_of_products(given: str, units: tuple[str | None, ...]) -> Float[np.
     parsed = [None if unit is None else Unit.parse(unit) for unit in units]
     if not parsed or None in parsed:
         raise ValueError(
-            f"expected noise= as numbers, since the unit of y is not known, got variances in "
-            f"{given!r}; give y with its unit, or plain numbers"
+            f"expected noise= without a unit, since the unit of y is not known, got variances in "
+            f"{given!r}; give y with its unit, or noise= as plain numbers in squared units of y"
         )
     factors = np.empty((len(parsed), len(parsed)))
     for (i, first), (j, second) in product(enumerate(parsed), repeat=2):
         pair = change(given, str(first * second))
         if pair is None:
+            product_of = "the square of the unit of y"
+            if i != j:
+                product_of = f"the product of the units of components {i} and {j} of y"
             raise ValueError(
-                f"expected noise= as variances in {str(first * second)!r}, the square of the unit "
-                f"of y, got {given!r}; of standard errors s, give numpy.asarray(s)**2; if they are "
-                "variances, correct the attribute `units`, or give numpy.asarray(noise)"
+                f"expected noise= as variances in {str(first * second)!r}, {product_of}, got "
+                f"{given!r}; instead of standard errors s, pass numpy.asarray(s)**2; if noise= has "
+                "variances, correct their attribute `units`, or pass numpy.asarray(noise)"
             )
         factors[i, j] = pair[0]
     return factors
@@ -456,9 +460,9 @@ def warn_of_sentinels(parts: Sequence[Observations]) -> None:
         if count > 1:
             warnings.warn(
                 f"the value {value:.12g} is in the observations {count} times, far from all "
-                "others: it may stand for missing values. If so, replace it by NaN and call "
-                "with missing='mask', y[y == value] = nan, or drop these observations; in a "
-                "Dataset, set the attribute _FillValue",
+                "others: it may stand for missing values. If so, replace it by NaN, by "
+                f"y[y == {value:.12g}] = nan, and pass missing='mask', or drop these "
+                "observations. In a Dataset, set the attribute _FillValue",
                 DataWarning,
                 stacklevel=3,
             )
@@ -512,7 +516,7 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
         warnings.warn(
             f"all {len(values)} observations{of} have the value {values[0]:.6g}{component}: an "
             "instrument whose values never change may have failed; drop these observations, or set "
-            "the values to NaN and call with missing='mask'",
+            "the values to NaN and pass missing='mask'",
             DataWarning,
             stacklevel=3,
         )
@@ -537,9 +541,10 @@ def warn_of_close_tides(kernel: Kernel, box: Sequence[tuple[float, float]]) -> N
     if close:
         names = ", ".join(f"{one} and {other} ({t:.4g})" for one, other, t in close)
         warnings.warn(
-            f"the record is too short to separate {names}, by Rayleigh's criterion, which needs "
-            "the duration in parentheses: error bars include that, as far as the kernel does; "
-            "leave out one of them, or add data",
+            f"the record is too short to separate {names}. By Rayleigh's criterion, it has to be "
+            "as long as the duration in parentheses, in the unit of time. Error bars include this "
+            "uncertainty, given the prior variances of the kernel. Omit one of the constituents, "
+            "or add data",
             DataWarning,
             stacklevel=3,
         )
@@ -559,9 +564,9 @@ def check_units_of_tides(kernel: Kernel, units: ColumnUnits) -> None:
             continue
         if " since " in given or change(given, wanted) != (1.0, 0.0):
             raise ValueError(
-                f"expected time, column {column} of x, in {wanted!r}, as gp_orff.tides has it, got "
-                f"{given!r}; give the unit of the data to gp_orff.tides by unit=, or convert them, "
-                f"such as by time_unit={numpys!r} of gp_orff.labelled.readings"
+                f"expected time, column {column} of x, in {wanted!r}, the unit of gp_orff.tides, "
+                f"got {given!r}; pass the unit of the data to gp_orff.tides as unit=, or convert "
+                f"the times, such as by time_unit={numpys!r} of gp_orff.labelled.readings"
             )
 
 

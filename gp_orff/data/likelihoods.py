@@ -767,42 +767,44 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     same weight w. `VectorFieldGP` computes the field, the weights and the hyperparameters by
     variational EM with the E-step
 
-        E[w_n] = (ν + p) / (ν + E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))]) ,
+        E[w_n] = (ν + v) / (ν + d_n) ,    d_n = E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))] ,
 
-    and its log marginal likelihood is the ELBO. With `learn_deg_free=True`, a fit also maximises
-    Σ_n log t_ν(d_n) + log p(ν) over ν. Here d_n is the expectation E_f[…] in the E-step, and t_ν is
-    the Student-t density of the v observed values of a vector:
+    where v is the number of observed values of the vector: p, unless some are missing. Its log
+    marginal likelihood is the ELBO. With `learn_deg_free=True`, a fit also maximises
+    Σ_n log t_ν(d_n) + log p(ν) over ν, with the Student-t density
 
         t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) .
 
     This sum is the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation
     of the t distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do
-    not change ν. A search stays above 2.5, unless it starts lower. With gross outliers, the
-    evidence is largest near ν = 2, but the map is worse and its error bars are too small.
+    not change ν. A fit learns a ν of at least 2.5, or of at least its starting value if that is
+    smaller. With gross outliers, the evidence is largest near ν = 2, but the predictions are then
+    worse and their error bars too small.
 
     In variational models of gpytorch, `expected_log_prob` (for `VariationalELBO`) and
     `log_marginal` (for `PredictiveLogLikelihood`) average t_ν(y − f; 0, Σ) over the joint
     distribution of all outputs of a point. They use quadrature in one dimension, to ten digits. If
-    you call this likelihood on a distribution, it adds Gaussian noise of the same covariance,
-    νΣ/(ν−2), which carries no information about ν. If you call it on values of a field, it returns
-    their Student-t distribution. An `ExactGP` does not accept it.
+    you call this likelihood on a distribution of the field, it adds Gaussian noise with the
+    covariance νΣ/(ν−2) of the Student-t noise. If you call it on values of the field, it returns
+    the Student-t distribution of observations. An `ExactGP` does not accept this likelihood.
 
     Args:
         num_tasks: p, the number of outputs.
         deg_free: the degrees of freedom ν > 2, or the start of a fit that learns them. With 4,
-            residuals of many noise scales get small weights, and little is lost if the noise is
-            Gaussian.
+            residuals of many standard deviations get small weights, and predictions lose little
+            accuracy if the noise is Gaussian.
         learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. A learned
-            ν describes the distribution of observations best. ν = 4 gives the better map if there
-            are few observations, or few and gross outliers.
+            ν describes the distribution of observations best. ν = 4 gives better predictions if
+            there are few observations, or few and gross outliers.
         deg_free_constraint: the constraint of ν; greater than 2 by default.
         deg_free_prior: the prior of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its
-            mode at 4. This prior keeps ν near 4 if the data do not determine it, above 2, and
+            mode at 4. This prior keeps ν above 2, near 4 if the data do not determine it, and
             finite if the noise is Gaussian.
-        has_task_noise: False for Σ = σ² I; True adds a learned covariance (p, p) to it, diagonal
-            for the default `rank` of 0.
+        has_task_noise: False for Σ = σ² I. True adds a learned covariance (p, p) to σ² I; it is
+            diagonal for the default `rank` of 0.
         kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
-            `rank`. Its noise is the scale matrix Σ, in squared units of y.
+            `rank`. The noise covariance of that class is the scale matrix Σ here, in squared units
+            of y.
 
     Raises:
         ValueError: `deg_free` is at most 2, so that the noise has no variance.
@@ -1066,18 +1068,28 @@ class TrackLikelihood(Constrained):
         for name, constraint, prior in zip(_NAMES, constraints, priors, strict=True):
             self._add_parameter(name, nn.Parameter(torch.zeros(1)), constraint, prior)
 
-    noise = _parameter("noise", "The variance σ² of the white noise of one observation, (1,).")
+    noise = _parameter(
+        "noise",
+        "The variance σ² (1,) of the white noise of one observation, in squared units of y.",
+    )
     offset_variance = _parameter(
-        "offset_variance", "The variance σ_b² of the offset of all observations of a track, (1,)."
+        "offset_variance",
+        "The variance σ_b² (1,) of the offset that all observations of one track share, in squared "
+        "units of y.",
     )
     correlated_variance = _parameter(
-        "correlated_variance", "The variance σ_r² of the correlated noise, a tensor (1,)."
+        "correlated_variance",
+        "The variance σ_r² (1,) of the correlated noise, in squared units of y.",
     )
     correlation_time = _parameter(
-        "correlation_time", "The correlation time (or length) τ of the correlated noise, (1,)."
+        "correlation_time",
+        "The correlation time τ (1,) of the correlated noise, in units of time, or of length if "
+        "tracks have no times.",
     )
     block_variance = _parameter(
-        "block_variance", "The variance σ_e² of the common error of a block, (1,); 0 without them."
+        "block_variance",
+        "The variance σ_e² (1,) of the error that all observations of one block share, in squared "
+        "units of y; 0 if blocks are single observations.",
     )
 
     def _value_of(self, name: str) -> Tensor:
@@ -1090,8 +1102,12 @@ class TrackLikelihood(Constrained):
 
     @property
     def slow_variance(self) -> SlowVariance | None:
-        """The values of v = σ_b² + σ_r² on new tracks and their probabilities, from the last fit;
-        None if predictions use the parameters. Setting a parameter sets it to None."""
+        """The posterior distribution of v = σ_b² + σ_r² from the last fit, for predictions on new
+        tracks: values (64,) in squared units of y, and their probabilities (64,).
+
+        It is None if predictions use the present value of v. The docstring of the class lists the
+        cases; one of them is that you set a parameter of the likelihood.
+        """
         if not self.slow_weights.any():
             return None
         return SlowVariance(self.slow_values.clone(), self.slow_weights.clone())

@@ -86,7 +86,10 @@ class Pointwise(Likelihood):
 
     @property
     def joint(self) -> bool:
-        """Whether the likelihood depends on all outputs of a point together."""
+        """Whether the likelihood of a point is a joint function of its p outputs of the field.
+
+        If False, the likelihood is a product of one factor for each output.
+        """
         return not isinstance(self.base, _OneDimensionalLikelihood)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> Distribution:

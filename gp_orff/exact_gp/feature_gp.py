@@ -226,7 +226,11 @@ class FeatureGP(ApproximateGP):
         return super().__call__(inputs.double(), prior=prior, **kwargs)
 
     def forward(self, x: Float[Tensor, "*b n d"]) -> MultivariateNormal:
-        """The prior at points `x`."""
+        """The prior distribution of the field with p outputs at points `x` (*b, n, d).
+
+        It is a `MultivariateNormal` (*b, n) if p = 1, else a `MultitaskMultivariateNormal`
+        (*b, n, p).
+        """
         kind = MultivariateNormal
         if self.covar_module.num_outputs > 1:
             kind = MultitaskMultivariateNormal

@@ -33,14 +33,15 @@ class ORFFKernel(WrapperKernel):
 
     K(x, z) ≈ Φ(x) Φ(z)ᵀ, where Φ(x) is (p, F) for p outputs and F features. Use this kernel instead
     of the exact one. The model, its likelihood and `ExactMarginalLogLikelihood` do not change.
-    Training and prediction for N points then cost N·F² instead of (N·p)³, and no (N·p, N·p) or
-    (N·p, F) matrix is stored. If N·p < F, the (N·p, N·p) matrix is factorised instead.
+    If F < N·p for N points, training and prediction cost N·p·F² instead of (N·p)³ operations, and
+    no (N·p, N·p) or (N·p, F) matrix is stored. If F > N·p, the (N·p, N·p) matrix is factorised, as
+    for the exact kernel.
 
-    The frequencies are chosen when this kernel is built. Random frequencies follow the present
-    lengthscales in every evaluation. Those of a `Grid` are fixed, and their weights follow the
-    hyperparameters. In the training of an `ExactGP`, a new grid is built if a lengthscale has left
-    its range, so that optimisers may start anywhere. Computations use float64. A float32 model
-    takes and returns float32, but runs no faster.
+    The frequencies are chosen when this kernel is built. Random frequencies scale with the present
+    lengthscales in every evaluation. Frequencies of a `Grid` are fixed, and their weights depend on
+    the hyperparameters. While an `ExactGP` is trained, a new grid is built if a lengthscale has
+    left the range of the grid. Optimisers may therefore start anywhere. Computations use float64. A
+    float32 model takes and returns float32, but runs no faster.
 
     Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
 

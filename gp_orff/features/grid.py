@@ -226,24 +226,27 @@ class Grid:
         fastest: float | None = None,
         max_features: int = 10**6,
     ) -> "Grid":
-        """A grid for tides and other motions, observed at every one of the positions at every time.
+        """Return a grid for tides and other motions, observed at all pairs of positions and times.
 
-        Its frequencies are all points of a box, so that features are products of functions of space
-        and of time. `VectorFieldGP.condition` then has a separate, smaller matrix for each factor.
-        Along every input, features have the extent of the domain plus 4.5 of the longest
-        lengthscale as their period. Wavenumbers are at most 3.5 / ℓ for the shortest lengthscale ℓ
-        in space, of terms with a hundredth of the variance or more. In time, frequencies are at
-        most `fastest`. What is omitted is added to the noise. It is little for an `RBFKernel` in
-        space and much for a `MaternKernel`, which needs a larger `largest_index`: use
-        `dataclasses.replace(grid, largest_index=…)`.
+        Use it if every position is observed at every time. The frequencies are all points of a box,
+        so that features are products of functions of space and of time.
+        `VectorFieldGP.condition` then factorises small matrices of space, of time and of tides,
+        instead of one large matrix.
+
+        Let ℓ be the lengthscales of terms with more than a hundredth of the variance. The period of
+        the features along each input is the extent of the domain plus 4.5 times the longest ℓ.
+        Wavenumbers along each input in space are at most 3.5 divided by the shortest ℓ. Frequencies
+        in time are at most `fastest`. The variance of omitted frequencies is added to the noise. That is
+        little for an `RBFKernel` in space. It is much for a `MaternKernel`, which needs a larger
+        `largest_index`: use `dataclasses.replace(grid, largest_index=…)`.
 
         Args:
             x: (N, d) inputs, all pairs of positions and times.
-            kernel: the model's, such as gp_orff.tides(…) + field · kernel of time, with
-                hyperparameters that are known, or learned from some of the observations.
+            kernel: the kernel of the model, such as gp_orff.tides(…) + field · kernel of time. Its
+                hyperparameters must be known, or learned from some of the observations.
             domain: (low, high) of every input, for predictions; if None, the box of `x`.
-            fastest: the largest frequency in time, in radians per unit of time; if None, 1.8 times
-                that of the fastest line.
+            fastest: the largest frequency in time, in radians per unit of time. If None, 1.8 times
+                the largest frequency of the spectral lines of the kernel.
             max_features: the largest number of features.
 
         Raises:
@@ -506,43 +509,46 @@ MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes 
 class Auto:
     """Choose the frequencies automatically: a grid if the budget allows, else quasi-random points.
 
-    The choice is made when the `ORFFKernel` is built, by the first line that applies:
+    The choice is made when the `ORFFKernel` is built. The first case that applies decides:
 
-    - Neither `data` nor `domain`: `QuasiMonteCarlo`, with as many frequencies as `max_features`
-      allow. Without `max_features`, an error is raised if a grid is possible for such data, because
-      the predictive variance of random features is too small.
-    - More than 4 inputs (three of space, and time), or a kernel without a grid: `QuasiMonteCarlo`.
-    - Otherwise: `Grid` with the given tolerance. If the grid needs more than `max_features`
-      features (8192 by default), the tolerance is raised until they suffice.
+    - Neither `data` nor `domain` is given: `QuasiMonteCarlo` with up to `max_features` features. If
+      `max_features` is None and the kernel has at most 4 inputs, an error is raised instead. A grid
+      is then possible, and the predictive variance of random features is too small.
+    - There are more than 4 inputs (three of space, and time), or the kernel has no grid:
+      `QuasiMonteCarlo` with up to `max_features` features, or 4096 if `max_features` is None.
+    - Otherwise: `Grid` with the given tolerance. If this grid needs more than `max_features`
+      features (8192 by default), the tolerance is raised until `max_features` suffice.
 
-    `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough:
+    `VectorFieldGP` with this rule chooses the cheapest representation that is accurate enough for
+    the M = N·p values of the data. Accurate enough means an expected loss of at most
+    max(1, 10⁻⁴ M) nats of the log evidence.
 
-    - The exact kernel, without features, if the data have at most `exact_values` values (N·p). Up
-      to `max_features` values, the exact kernel is also used in two cases: a grid needs more
-      features than there are values, or it truncates more variance than the noise allows.
-    - A grid of up to `max_features` features otherwise. By default, the posterior may have more if
-      8192 features truncate too much. An iterative solver is then used.
-    - The exact kernel on the means at sites, for the posterior of tracks and clusters. It has up to
-      `max_features` values, 8192 by default. It is used if two conditions apply. First, the grid
-      needs the iterative solver, or is expected to lose more than max(1, 10⁻⁴ M) nats of the log
-      evidence of M values. Second, the means lose less.
+    - The exact kernel, without features, if M is at most `exact_values`. If M is larger but at most
+      `max_features` (8192 by default), the exact kernel is also used in two cases: a grid needs
+      more than M features, or it is not accurate enough.
+    - Otherwise, a grid of up to `max_features` features. If `max_features` is None and 8192
+      features are not accurate enough, the posterior may have more, by an iterative solver.
+    - For data in clusters, the exact kernel on averages of observations that are close together.
+      There are at most `max_features` averaged values (8192 by default). The posterior uses them
+      if two conditions apply. First, the grid needs the iterative solver or is not accurate enough.
+      Second, the averages are accurate enough, or lose less than the grid.
 
     Args:
         tolerance: the tolerance of the grid, as a fraction of the variance; see `Grid`.
         max_features: the largest number of features. If it does not suffice for `tolerance`, the
             tolerance is raised. If None, the limits above apply.
         exact_values: the largest N·p for which `VectorFieldGP` always uses the exact kernel.
-        domain: (low, high) of every input, as for `Grid`.
-        data: (low, high) of every input, for the data; `Auto().for_data(x)` sets it.
-            `VectorFieldGP` sets it.
+        domain: (low, high) of every input, for all points of prediction, as for `Grid`.
+        data: (low, high) of every input, for the data. `Auto().for_data(x)` and `VectorFieldGP` set
+            it.
         lengthscale_range: shortest and longest lengthscale of the grid, as for `Grid`.
-        longest_period: the longest period of the grid, as for `Grid`; `VectorFieldGP` uses 2 for
-            learned spectra.
+        longest_period: the longest period of the grid, in units of its longest lag L, as for
+            `Grid`. If None, `VectorFieldGP` uses 2 for learned spectra.
 
     Raises:
-        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0; when
-            frequencies are drawn, `max_features` is less than one for each term, or there are no
-            data, domain and budget.
+        ValueError: `tolerance` is outside (0, 1), `max_features` < 1 or `exact_values` < 0. When
+            frequencies are drawn: `max_features` does not suffice for one frequency of each term,
+            or `data`, `domain` and `max_features` are all None.
 
     Example:
         >>> import gpytorch, gp_orff, torch

@@ -480,17 +480,19 @@ class MonteCarlo(_RandomRule):
 class Orthogonal(_RandomRule):
     r"""Random frequencies whose directions are orthogonal in blocks of d, the number of inputs.
 
-    The directions of d frequencies are the rows of one random rotation; their lengths ‖ω‖ are
-    independent. Each frequency has the same distribution as with `MonteCarlo`. The approximate
-    kernel is therefore unbiased too, and has a smaller error (Yu et al. 2016, Theorem 1).
-    Frequencies are drawn, and follow the hyperparameters, as for `MonteCarlo`.
+    In each block, d frequencies at unit lengthscale have the rows of a random orthogonal matrix as
+    directions, and independent norms. Each frequency has the same distribution as with
+    `MonteCarlo`. The approximate kernel is therefore unbiased, and its error is smaller than with
+    `MonteCarlo` (Yu et al. 2016, Theorem 1). As with that rule, frequencies are drawn once, and
+    then divided by the present lengthscales.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
             frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
         seed: seed of NumPy's `default_rng`.
-        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.
+        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`. D is then the
+            number of all terms together.
 
     Raises:
         ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is

@@ -499,10 +499,13 @@ Information = Callable[[], Float[np.ndarray, "k k"] | None]
 
 
 class SearchWarning(UserWarning):
-    """A search for hyperparameters ended away from a maximum of the evidence.
+    """The search of a fit ended before it reached a maximum of the evidence.
+
+    This warning is given if one more step of the search promised more than 1 nat of log evidence.
+    Call `fit` again with `warm_start=True` to continue the search.
 
     Example:
-        A search that may take one step alone:
+        A search that ends after two evaluations of its objective:
 
         >>> import numpy as np, torch, warnings
         >>> from gpytorch.kernels import RBFKernel

@@ -280,10 +280,14 @@ class HarmonicKernel(FieldKernel):
         return {"depths": depths.repeat(self.num_sides)}
 
     def planes_of_sources(self) -> list[Sources]:
-        """The planes of sources, below and above the points.
+        """Return the planes of sources below the points, those above the points, or both.
+
+        Returns:
+            One `Sources` for each side of `sources`, below first. It has the heights (*b, J) of its
+            J planes, in units of x, and their amplitudes (*b, J).
 
         Raises:
-            ValueError: the reference height is not known.
+            ValueError: the reference height, from which depths are measured, is not known.
         """
         low, mean, high = self.heights.unbind(-1)
         if self.heights.isnan().any():

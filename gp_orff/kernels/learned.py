@@ -321,7 +321,8 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def spectrum(self) -> "FiniteMixture":
-        """The spectral density at the present weights and lengthscales."""
+        """The spectral density, a mixture of Gaussians with the present `weights` and
+        `lengthscale`."""
         beyond = BEYOND if self.continued else 0
         return FiniteMixture(self.lengthscale, self.rates.detach(), self.weights, beyond)
 

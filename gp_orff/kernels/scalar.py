@@ -258,10 +258,16 @@ class BesselSpectrum(Radial):
         )
 
     def moment(self, order: float, num_dims: int) -> float:
-        """E‖z‖^{2m} of points with `num_dims` coordinates, m = `order`.
+        """E‖z‖^{2m} of a frequency z = ℓω at unit lengthscale, with m = `order`.
 
-        From E cos⟨z, x⟩ = Σ (−1)^m E‖z‖^{2m} (‖x‖²/4)^m / (m! (d/2)_m), and the same series of each
-        point.
+        z is the sum of t independent points, uniform in the unit ball of d = `num_dims` dimensions,
+        where t is `power`. The moments follow from the series of E cos⟨z, x⟩, which is the t-th
+        power of the series of one point. Its coefficient of ‖x‖^{2m} is
+        (−1)^m E‖z‖^{2m} / (4^m m! (d/2)_m), with the rising factorial (d/2)_m.
+
+        Args:
+            order: m ≥ 0, a whole number unless t = 1.
+            num_dims: d, the number of inputs of the kernel.
 
         Raises:
             NotImplementedError: m is not a whole number, and t > 1.

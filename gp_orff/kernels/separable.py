@@ -147,13 +147,14 @@ class SeparableKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> KroneckerProductLinearOperator | Float[Tensor, "*b n*p"]:
-        """The covariance between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+        """The covariance (*b, n·p, m·p) between the points `x1` (*b, n, d) and `x2` (*b, m, d).
 
-        Row n·p + i is output i at point n, and so for columns. With `diag`, only the diagonal is
-        returned, (*b, n·p).
+        Row k·p + i is output i at point k of `x1`, both counted from 0. Columns are ordered in the
+        same way, by the points of `x2`. With `diag`, only the diagonal (*b, n·p) is returned.
 
         Raises:
-            ValueError: `last_dim_is_batch` is True; the inputs have no points, NaN or infinity.
+            ValueError: `last_dim_is_batch` is True; `x1` or `x2` has no points, or contains NaN or
+                infinity.
             TypeError: inputs of another dtype than the hyperparameters.
         """
         check_points(self, None, x1, x2, last_dim_is_batch)

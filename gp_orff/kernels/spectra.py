@@ -94,9 +94,10 @@ class Spectrum(ABC):
 
     @abstractmethod
     def importance(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """Importance weights (*b, D) of `base` (D, c) drawn with weight ‖z‖^{2t}, t = `order`.
+        """Return the importance weights (*b, D) of base variables that `base` has drawn.
 
-        The density of the measure over that of the weighted one: E‖z‖^{2t} / ‖z‖^{2t}.
+        The base variables `base` (D, c) are drawn from the density ∝ ‖z‖^{2t} p(z), with
+        t = `order`. Their importance weights for p(z) are E‖z‖^{2t} / ‖z‖^{2t}.
         """
 
     @abstractmethod
@@ -179,11 +180,13 @@ class GridSpectrum(Spectrum):
 
     @abstractmethod
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        """The share of E‖z‖^{2t} outside a level set of `scaled_radius`, at which a grid ends.
+        """Return the fraction of E‖z‖^{2t} that frequencies beyond a radius contribute.
+
+        A grid ends at this radius and truncates this fraction of the variance.
 
         Args:
-            scaled_radius: the level.
-            order: t, of the weight ‖z‖^{2t}.
+            scaled_radius: the radius, as a value of the method `scaled_radius` at ω.
+            order: t, of the weight ‖z‖^{2t}, where z = ℓω.
             num_dims: d, the number of inputs.
         """
 
@@ -577,9 +580,11 @@ class Gaussian(Elliptical):
 
 @dataclass(frozen=True)
 class StudentT(Elliptical):
-    """Spectrum of the Matérn kernel: multivariate Student t, 2ν degrees of freedom, scale 1/ℓ.
+    """The spectrum of a Matérn kernel: a multivariate Student-t distribution of frequencies ω.
 
-    ‖z‖²/2ν ~ BetaPrime(d/2, ν). Weighted by ‖z‖^{2t}: BetaPrime(d/2 + t, ν − t), for ν > t only.
+    It has 2ν degrees of freedom and the scale 1/ℓ. At unit lengthscale, z = ℓω has the distribution
+    ‖z‖²/(2ν) ~ BetaPrime(d/2, ν) for d inputs. For the density weighted by ‖z‖^{2t} (see
+    `Spectrum`), this is BetaPrime(d/2 + t, ν − t), which exists only for ν > t.
 
     Args:
         lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.

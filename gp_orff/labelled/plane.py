@@ -98,7 +98,7 @@ class LocalPlane:
 
         Raises:
             ImportError: pyproj is not installed.
-            ValueError: values that are not degrees, or an area of more than 3000 km.
+            ValueError: values that are not degrees, or an area with a diagonal above 3000 km.
         """
         places = _degrees(places)
         (longitude, latitude), half = _box(places[np.isfinite(places).all(-1)])
@@ -118,7 +118,14 @@ class LocalPlane:
         return optional("pyproj", "geo").Proj(self.crs, preserve_units=False)
 
     def check_extent(self, places: Float[np.ndarray, "N 2"]) -> None:
-        """Raise a ValueError for an area of more than 3000 km."""
+        """Check that positions lie in an area whose diagonal is at most 3000 km.
+
+        Args:
+            places: (N, 2), longitude and latitude in degrees; rows with NaN are ignored.
+
+        Raises:
+            ValueError: values that are not degrees, or an area with a longer diagonal.
+        """
         places = _degrees(places)
         _box(places[np.isfinite(places).all(-1)])
 

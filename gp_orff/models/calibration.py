@@ -179,8 +179,9 @@ _MOST = 4096  # rows; more would take long beside the fit
 class CalibrationWarning(UserWarning):
     """A check after a fit shows that error bars may be wrong.
 
-    It is given if 95 % intervals cover less than 85 % of held-out observations, if a part of the
-    observations has a much larger noise, or if residuals of neighbours are correlated.
+    It is given in four cases: 95 % intervals cover less than 85 % of held-out observations; some
+    observations have much larger noise than the others; residuals of neighbours are correlated; or
+    residuals along tracks oscillate.
 
     Example:
         Observations along tracks, each with an error of its own:
@@ -269,12 +270,11 @@ class Calibration:
         if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _RARE:
             return ""
         return (
-            f"{self.central} of {self.numbers} held-out values are within a third of "
-            "the root mean square deviation, where the predictive distributions have "
-            f"{_SHARE_OF_MIDDLE * self.numbers:.0f} there: a part of the observations has a much "
-            "larger noise than the rest, as outliers or a bad instrument have, and the field may "
-            "be lost in it. Label each instrument by group=, drop the outliers, or try "
-            "gp_orff.MultitaskStudentTLikelihood"
+            f"{self.central} of {self.numbers} held-out values are within a third of the root mean "
+            f"square deviation from the predictions, but {_SHARE_OF_MIDDLE * self.numbers:.0f} are "
+            "expected. Some observations have much larger noise than the others, such as outliers "
+            "or those of a bad instrument, and their noise may hide the field. Label each "
+            "instrument by group=, drop the outliers, or try gp_orff.MultitaskStudentTLikelihood"
         )
 
     @property
@@ -283,11 +283,12 @@ class Calibration:
         if self.alike is None:
             return ""
         return (
-            f"residuals of neighbours are correlated by {self.alike:.2f}, where distances are "
-            "relative to the extents of the axes: the noise has a part of the field, and the error "
-            "bars are for the rest. The axes have very different extents and one lengthscale; give "
-            "each a lengthscale, gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, "
-            "or bring the axes to one scale"
+            f"residuals of neighbours are correlated by {self.alike:.2f}, with distances relative "
+            "to the extents of the axes. The fitted noise includes a part of the field, and the "
+            "error bars omit this part. The axes have very different extents, but the kernel has "
+            "one lengthscale. Use one for each axis, by "
+            "gpytorch.kernels.RBFKernel(ard_num_dims=...) inside the kernel, or scale the axes to "
+            "similar extents"
         )
 
     @property
@@ -297,9 +298,9 @@ class Calibration:
             return ""
         return (
             f"residuals of neighbours in space and time are correlated by {self.between_lines:.2f}:"
-            " the field varies in time, but all kernels of time are periodic. The noise has the "
-            "rest of the field, such as eddies, and the error bars of tides are too small. Add a "
-            "kernel of the rest, as in gp_orff.tides(space, ...) + space * "
+            " the field also varies without a period, such as by eddies, but all kernels of time "
+            "are periodic. The fitted noise includes this variation, and the error bars of tides "
+            "are too small. Add a kernel for it, as in gp_orff.tides(space, ...) + space * "
             "gpytorch.kernels.MaternKernel(nu=0.5, active_dims=...)"
         )
 
@@ -309,14 +310,14 @@ class Calibration:
         few = self.independent < _FEWEST_NUMBERS
         if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
-        factor = ", or scale_noise=True, where noise= may be too small" if self.noise_kept else ""
+        factor = "scale_noise=True (noise= may be too small), " if self.noise_kept else ""
         return (
             f"95 % intervals cover {self.coverage:.2f} of {self.numbers} values in {self.blocks} "
             "held-out blocks: error bars far from observations are too small. Observations may "
             "share errors (one track, one instrument), or the kernel is too smooth or omits a part "
-            "of the field. Try a rougher kernel, such as MaternKernel(nu=1.5), HelmholtzKernel, "
-            f"Student-t noise, track= or fewer observations (gp_orff.thin){factor}, and compare "
-            "them by cross_validate(x, y, blocks=...) or compare_kernels(..., blocks=...)"
+            "of the field. Try a HelmholtzKernel, a rougher kernel such as MaternKernel(nu=1.5), "
+            f"Student-t noise, track=, {factor}or fewer observations (gp_orff.thin). Compare these "
+            "models by cross_validate(x, y, blocks=...) or compare_kernels(..., blocks=...)"
         )
 
 
@@ -469,9 +470,10 @@ class Oscillation(NamedTuple):
         """What it may be and what helps."""
         return (
             f"residuals along tracks oscillate with a period of about {self.period:.3g}, in units "
-            f"of time=: there they have {self.ratio:.2g} times the variance that field and noise "
-            "explain, as with a tide or an inertial oscillation that the model omits. Subtract it "
-            "from the observations of each track first, or average these over whole periods"
+            f"of time=. At this period, their variance is {self.ratio:.2g} times the variance that "
+            "field and noise explain. The model may omit a tide or an inertial oscillation. "
+            "Subtract it from the observations of each track before the fit, or average the "
+            "observations over whole periods"
         )
 
 

@@ -308,10 +308,9 @@ def compare_with_exact(
 ) -> ExactComparison:
     """Measure the error of a model's features against its exact kernel, on a subset of the data.
 
-    Two posteriors are computed from `subset` random points, with the features and with the exact
-    kernel, at the same hyperparameters. They are compared at these points and at as many others.
-    `print` of the result shows a verdict and the differences in mean, standard deviation and
-    evidence. A model that uses the exact kernel has no error.
+    Two posteriors are computed from `subset` random points at the same hyperparameters: one with
+    the features of the model, the other with the exact kernel. The two are compared at these points
+    and at up to as many others. A model that uses the exact kernel has no error.
 
     Args:
         model: a model with data, from `fit` or `condition`. It is not changed.
@@ -320,6 +319,10 @@ def compare_with_exact(
         seed: the seed of the random choice of points.
         options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `directions`,
             `group`, `missing`.
+
+    Returns:
+        The differences in mean, standard deviation and evidence, as an `ExactComparison`. `print`
+        shows them and a verdict.
 
     Raises:
         RuntimeError: a model without data.

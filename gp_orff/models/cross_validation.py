@@ -239,25 +239,26 @@ class CrossValidation:
     """Predictions of held-out observations, with their scores; `print` shows a table.
 
     `VectorFieldGP.cross_validate` returns it. A prediction is the distribution of a new
-    observation: the field plus the noise of its group. Each observed value is scored separately. It
-    is a component, or the component along a direction. Arrays have one entry for each of these M
-    values, block after block.
+    observation: the field plus the noise of its group. Each of the M observed values is scored
+    separately: every component of a vector, or the one component along a direction. The arrays
+    below have one entry for each value, block after block.
 
-    `rmse`, `nlpd`, `crps`, `coverage` and `pit` are scores of all values. `blocks["name"]` has the
-    scores of one block, as another `CrossValidation`.
+    `rmse`, `nlpd`, `crps` and `coverage` are scores of all values together. `blocks["name"]` has
+    the scores of one block, as another `CrossValidation`.
 
     Attributes:
         names: the names of the blocks: their labels, or the numbers of the splits.
         block: (M,), the block of each value, as an index of `names`.
-        index: (M,), the row of its observation in x.
-        column: (M,), its component of y.
-        observed: (M,), the observed value.
-        mean: (M,), its prediction given the observations outside its block.
-        sd: (M,), the standard deviation of the prediction, noise included.
-        log_density: (M,), the log of its predictive density, in nats.
-        crps_values: (M,), its continuous ranked probability score, in units of y.
-        pit: (M,), the predicted probability of a smaller value (probability integral transform). It
-            is uniform between 0 and 1 if the error bars are right.
+        index: (M,), the row in x of the observation that has the value.
+        column: (M,), the column of the value in y.
+        observed: (M,), the observed values, in units of y.
+        mean: (M,), the predicted means given the observations outside the block, in units of y.
+        sd: (M,), the standard deviations of the predictions, noise included, in units of y.
+        log_density: (M,), the logs of the predictive densities at the observed values, in nats.
+        crps_values: (M,), the continuous ranked probability scores, in units of y.
+        pit: (M,), the predicted probabilities of a smaller value (probability integral transform).
+            They are uniformly distributed between 0 and 1 if the predictive distributions are
+            right.
 
     Example:
         >>> import gp_orff, torch

@@ -439,34 +439,37 @@ class FieldPosterior:
     # terms, paths and what follows from them
 
     def part(self, name: str | int) -> "FieldPosterior":
-        """Return the posterior of one term of a sum of kernels, without the mean μ.
+        """Return the posterior of one term of a sum of kernels, without the constant mean μ.
 
-        Its error bars include the uncertainty of a trained constant mean.
+        A trained μ is uncertain, and the error bars of the term include the effect of this
+        uncertainty on the term.
 
         With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
-        For any kernel, `curl_free_part` maps the complete field to its curl-free part.
+        The method `field.curl_free_part(x)` is different: for any kernel, it returns the curl-free
+        part of the complete field.
 
         Args:
             name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each
                 may be a `HelmholtzKernel`. You can also give the name of a part of a
-                `HelmholtzKernel`. If several terms have such parts, select one term first:
-                `field.part(0).part("curl_free")`. If the complete kernel is a `HelmholtzKernel`,
-                its parts also have the indices 0 and 1.
+                `HelmholtzKernel`, "curl_free" or "divergence_free". If several terms have such
+                parts, select one term first: `field.part(0).part("curl_free")`. If the complete
+                kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum, or not exactly one term has this name or index.
-            NotImplementedError: features of a sum of separable kernels.
+            ValueError: the kernel is not a sum; or no term, or more than one, has this name or
+                index.
+            NotImplementedError: the terms have common features, by a rule with `shared=True`.
         """
         part = PartSnapshot.of(self._snapshot, name)
         return FieldPosterior(part, self.units, units_of_outputs=self._columns.y)
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
-        """Draw functions from the posterior. If `paths` is the result, `paths(x)` is
-        (num_paths, n, p).
+        """Draw functions from the posterior, which can be evaluated at any points.
 
-        All calls `paths(x)` evaluate the same functions. With features, each function has one draw
-        of the weights, and x must be in the domain of the grid. With the exact kernel, Matheron's
-        rule is used (Wilson et al. 2020, eq. 14). See `SamplePaths`.
+        If `paths` is the result, `paths(x)` has the values (num_paths, n, p) at points x (n, d),
+        for p outputs. All calls evaluate the same functions. With features, a function is one draw
+        of their weights. If the features are those of a grid, x must be in its domain. With the
+        exact kernel, Matheron's rule is used (Wilson et al. 2020, eq. 14). See `SamplePaths`.
 
         Args:
             num_paths: the number of functions.

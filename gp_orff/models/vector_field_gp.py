@@ -199,7 +199,7 @@ class VectorFieldGP(GP):
 
     @property
     def covar_module(self) -> Kernel:
-        """The `kernel`, under its name in gpytorch's models."""
+        """The kernel of the field, as `kernel`; gpytorch's models have it under this name."""
         return self.kernel
 
     @property

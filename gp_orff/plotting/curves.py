@@ -90,19 +90,23 @@ def plot_calibration(
     label: str | None = "all",
     color: str = "C0",
 ) -> tuple[Line2D, PolyCollection]:
-    """Draw the share of readings that central intervals hold, over the share they should hold.
+    """Draw the coverage of central prediction intervals, against their nominal probability.
 
-    A curve below the diagonal tells of error bars that are too small. The band holds the curve of a
-    calibrated model at each level with a probability of 95 %, if `independent` readings count:
-    binomial quantiles. Errors of readings in one block are alike, so that single blocks leave the
-    band, and the curve of all may if blocks are few.
+    The coverage is the fraction of the observed values that the intervals contain. If the curve is
+    below the diagonal, error bars are too small. The grey band is the 95 % interval of the coverage
+    at each level, for a calibrated model and `independent` values. It has binomial quantiles as
+    edges.
+
+    Values of one block often have common errors. The thin line of a single block may therefore
+    leave the band. With few blocks, the curve of all values may leave it too.
 
     Args:
-        ax: matplotlib axes; labels and limits are set, the title is left to the caller.
-        pit: (M,), the probability of a smaller number under each prediction, between 0 and 1, such
-            as `model.cross_validate(x, y).pit`.
-        block: (M,), the number of the block of each, such as `.block`; each gets a thin line.
-        independent: how many of the numbers count as independent; all of them if None.
+        ax: matplotlib axes. The function sets labels and limits, but no title.
+        pit: (M,), for each observed value, the predicted probability of a smaller value, between 0
+            and 1; such as `model.cross_validate(x, y).pit`.
+        block: (M,), the block of each value, such as `model.cross_validate(x, y).block`. A thin
+            line is drawn for each block; none if None.
+        independent: the effective number of independent values; M if None.
         label: the name of the curve, for a legend.
         color: a matplotlib colour of the curve.
 

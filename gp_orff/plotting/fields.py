@@ -364,21 +364,22 @@ def plot_gain(
     cmap: str = MAGNITUDE,
     colorbar: bool = True,
 ) -> Collection:
-    """Draw by how much each candidate of a design would improve its target, and the chosen ones.
+    """Draw how much an observation at each candidate of a design would decrease the variance.
 
-    The colours are shares of the mean variance of the target that one observation at a candidate
-    would remove, in percent, before any other is made. The chosen candidates are numbered in the
-    order of their choice: where they are close to each other, an earlier one leaves less to gain.
+    The variance is that of the target of the design, averaged over its region. The colours show by
+    how many percent one observation at a candidate decreases it, without any other new observation.
+    Numbered circles are the chosen candidates in the order of their choice. A circle decreases the
+    variance less than its colour shows if an earlier one is close to it.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
-        design: the result of `field.design(candidates, count)` for planar candidates.
-        label: the name of the colours; " (%)" is added.
+        ax: matplotlib axes. The function does not set their limits, labels and titles.
+        design: the result of `field.design(candidates, count)` for planar candidates (C, 2).
+        label: the name of the colour bar, to which " (%)" is added.
         cmap: a matplotlib colour map.
         colorbar: whether to add a colour bar, as high as the axes.
 
     Returns:
-        The shaded collection, to make a colour bar with `plot_colorbar`.
+        The coloured collection. Pass it to `plot_colorbar` to make a colour bar.
 
     Raises:
         ValueError: candidates that are not planar, or all on one line.

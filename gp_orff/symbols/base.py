@@ -82,7 +82,10 @@ class Symbol(ABC):
 
     @property
     def is_absolute(self) -> bool:
-        """Whether it is an antiderivative without a reference, so that its constant is random."""
+        """Whether the map is an antiderivative without a `reference` point.
+
+        The prior then determines its constant of integration, which is random.
+        """
         return self.order < 0 and self.reference is None
 
     @property

@@ -131,15 +131,15 @@ class Flux(LineIntegral):
 class BoxAverage(Symbol):
     """The mean of a field over a box centred at x, for example the window of an instrument.
 
-    It has the outputs and units of the field. The multiplier (see `Symbol`) is Q(ω) = Π_j sinc(ω_j
-    w_j / 2) I, with sinc t = sin(t)/t.
+    The mean has the p outputs and the units of the field. The multiplier (p, p) (see `Symbol`) is
+    Q(ω) = I Π_j sinc(ω_j w_j / 2), with sinc t = sin(t)/t.
 
     Args:
-        widths: w ≥ 0, the widths of the box in units of x: one number for all inputs in space, or
+        widths: w ≥ 0, the widths of the box in units of x: one number for all d inputs in space, or
             (d,), one for each.
 
     Example:
-        A box as wide as the wavelength averages a wave to zero, and a small box keeps it:
+        A box as wide as the wavelength averages a wave to zero, and a small box barely changes it:
 
         >>> import gp_orff, torch
         >>> # wavelength 2 along x₁

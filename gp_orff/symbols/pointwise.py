@@ -74,11 +74,11 @@ class Curl(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class Jacobian(Symbol):
-    """The Jacobian matrix ∂_j f_i of a field, in units of f per unit of x.
+    """The Jacobian matrix ∂_j f_k of a field f, in units of f per unit of x.
 
-    The matrix is flattened row by row into p·d outputs: output i·d + j is ∂_j f_i. Reshape the mean
-    (n, p·d) to (n, p, d) to get matrices. The multiplier is Q(ω) = i (I_p ⊗ ω), (p·d, p), as in
-    `Symbol`.
+    The matrix is flattened row by row into p·d outputs. Output k·d + j is ∂_j f_k, with k and j
+    counted from 0. Reshape a posterior mean (n, p·d) at n points to (n, p, d) to get matrices. The
+    multiplier (p·d, p) (see `Symbol`) is Q(ω) = i (I_p ⊗ ω), with the imaginary unit i.
 
     Args:
         num_dims: d, the number of inputs in space. If None, d = p, as for a vector field.
@@ -260,13 +260,13 @@ class VectorPotential(_Antiderivative):
     """The vector potential A of a field in three dimensions, in units of f times units of x.
 
     The field is f = ∇×A + (a curl-free field) + (a constant field, the background). A has three
-    outputs and is fixed by ∇·A = 0 (Coulomb gauge). The multiplier Q(ω) (see `Symbol`) is the
-    matrix of v ↦ i (ω × v)/‖ω‖². The constant mean c of the field has the vector potential
-    ½ c × x, which is part of A if all terms of the kernel are divergence-free.
+    outputs and satisfies ∇·A = 0 (Coulomb gauge). The multiplier Q(ω), (3, 3) (see `Symbol`), is
+    the matrix of v ↦ i (ω × v)/‖ω‖². The constant mean c of the field has the vector potential
+    ½ c × x. The argument `background` decides whether it is part of A.
 
     Args:
-        background: whether A includes the vector potential of the constant mean. If None, it does
-            if the kernel is divergence-free.
+        background: whether A includes the vector potential of the constant mean. If None, A
+            includes it if all terms of the kernel are divergence-free.
 
     Example:
         The column of Q for ω = (0, 0, 2) and v = (1, 0, 0) is i (0, 2, 0)/4:
@@ -352,12 +352,14 @@ class DivergenceFreePart(_Part):
 
 @dataclass(frozen=True)
 class Background(Symbol):
-    """The constant part of a field: constant means and constant terms of the kernel.
+    """The constant part of a field: its constant mean and the constant terms of its kernel.
 
-    Its Fourier multiplier, see `Symbol`, is Q(ω) = I at ω = 0 and zero elsewhere.
+    It has the p outputs and the units of the field. The multiplier (p, p) (see `Symbol`) is
+    Q(ω) = I at ω = 0, and zero elsewhere.
 
     The field is the sum of its curl-free part, its divergence-free part and the background. On a
-    grid, the background also includes the cell around ω = 0 of a separable kernel.
+    `Grid`, each separable term of the kernel has a constant feature, at the frequency ω = 0. The
+    background includes it.
 
     Example:
         >>> import gp_orff, torch

@@ -7,6 +7,7 @@ import xarray as xr
 
 import gp_orff
 from gp_orff import labelled
+from gp_orff.data.checks import ColumnUnits
 from tests.support.fields import helmholtz, model_of
 
 N = 12
@@ -168,6 +169,20 @@ def test_noise_of_another_quantity_is_refused():
     dataset = table(a=("o", np.ones(N), {"units": "K2"}))
     with pytest.raises(ValueError, match=r"'m2 s-2', got 'a' in 'K2'; convert it"):
         read(dataset, noise="a")
+
+
+def test_covariances_name_both_components():
+    units = {"a": "m2 s-2", "b": "m2 s-2", "c": "K2"}
+    dataset = table(**{name: ("o", np.ones(N), {"units": unit}) for name, unit in units.items()})
+    with pytest.raises(ValueError, match=r"covariances of 'u' and 'v', in .*, got 'c' in 'K2'"):
+        read(dataset, noise=[["a", "c"], ["c", "b"]])
+
+
+def test_noise_of_components_of_different_quantities_names_the_product():
+    units = ColumnUnits(y=("m s-1", "K"))
+    noise = xr.DataArray(np.ones((N, 2)), dims=("o", "c"), attrs={"units": "m2 s-2"})
+    with pytest.raises(ValueError, match=r"the product of the units of components 0 and 1 of y"):
+        units.variances(noise)
 
 
 def test_files_and_blocks_come_in_the_unit_of_the_first(tmp_path):
