@@ -236,9 +236,9 @@ class Grid:
         Let ℓ be the lengthscales of terms with more than a hundredth of the variance. The period of
         the features along each input is the extent of the domain plus 4.5 times the longest ℓ.
         Wavenumbers along each input in space are at most 3.5 divided by the shortest ℓ. Frequencies
-        in time are at most `fastest`. The variance of omitted frequencies is added to the noise. That is
-        little for an `RBFKernel` in space. It is much for a `MaternKernel`, which needs a larger
-        `largest_index`: use `dataclasses.replace(grid, largest_index=…)`.
+        in time are at most `fastest`. The variance of omitted frequencies is added to the noise.
+        This variance is small for an `RBFKernel` in space. It is large for a `MaternKernel`, which
+        needs a larger `largest_index`: use `dataclasses.replace(grid, largest_index=…)`.
 
         Args:
             x: (N, d) inputs, all pairs of positions and times.
