@@ -143,7 +143,8 @@ def noise_of(likelihood: Likelihood, num_outputs: int) -> Float[Tensor, "*b p p"
     """Σ, differentiable in the parameters of the likelihood; register other likelihoods here."""
     raise NotImplementedError(
         f"no noise covariance is known for {type(likelihood).__name__}; use "
-        "MultitaskGaussianLikelihood or GaussianLikelihood"
+        "MultitaskGaussianLikelihood or GaussianLikelihood; if the noise of each observation is "
+        "known, pass its variances to fit or condition as noise="
     )
 
 

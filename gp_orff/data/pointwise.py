@@ -110,16 +110,52 @@ class Pointwise(Likelihood):
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
         """Return E_n of every point, (*b, n), from `observations` (*b, n, v) and the distribution
-        `function_dist` of the field."""
-        return self.expected(observations, *moments_of(function_dist))
+        `function_dist` of the field.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        moments = moments_of(function_dist)
+        self.check(observations, moments[0])
+        return self.expected(observations, *moments)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
         """Return log ∫ q(f) p(y_n | f) df of every point, (*b, n), from `observations` and the
-        distribution `function_dist` of the field."""
-        logs, weights = self._at_nodes(observations, *moments_of(function_dist))
+        distribution `function_dist` of the field.
+
+        Raises:
+            ValueError: as `check`.
+        """
+        moments = moments_of(function_dist)
+        self.check(observations, moments[0])
+        logs, weights = self._at_nodes(observations, *moments)
         return (logs + weights.log()).logsumexp(-1)
+
+    @torch.no_grad()
+    def check(self, y: Float[Tensor, "*b n v"], mean: Float[Tensor, "*b n p"]) -> None:
+        """Refuse observations that the likelihood does not describe; NaN were not observed.
+
+        Args:
+            y: observations.
+            mean: the mean of the outputs of every point.
+
+        Raises:
+            ValueError: another shape than that of the field; values with zero probability.
+        """
+        points, p = mean.shape[:-1], mean.shape[-1]
+        rows = y.shape[: len(points)] == points
+        if not (rows if self.joint else y.shape == mean.shape or (rows and p == 1)):
+            expected = f"{tuple(points)} or {(*points, 'v')}" if self.joint else tuple(mean.shape)
+            raise ValueError(
+                f"{type(self.base).__name__} expects observations y of shape {expected}, a row for "
+                f"each point, got {tuple(y.shape)}"
+            )
+        filled, missing = _filled(y)
+        if not missing.all():
+            outputs = mean if self.joint else mean.reshape(y.shape)
+            _check_support(filled, self.base, outputs)
 
     def expected(
         self,

@@ -258,7 +258,8 @@ class FeatureGP(ApproximateGP):
             rate: r, from 0 to 1.
 
         Raises:
-            ValueError: another form than "natural"; a rate that is not between 0 and 1.
+            ValueError: another form than "natural"; a rate that is not between 0 and 1;
+                observations of another shape, or with zero probability.
         """
         q = self.variational_strategy._variational_distribution
         if not isinstance(q, NaturalVariationalDistribution):
@@ -279,6 +280,7 @@ class FeatureGP(ApproximateGP):
         mean = (phi @ m).view(-1, p)
         if not isinstance(likelihood, Pointwise):
             likelihood = Pointwise(likelihood)
+        likelihood.check(y, mean)
         trend = self.mean_module(x).view(-1, p)
         _, slope, curvature = likelihood.derivatives(y.double(), mean + trend, blocks)
         linear = slope + (curvature @ mean.unsqueeze(-1)).squeeze(-1)

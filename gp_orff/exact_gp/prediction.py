@@ -6,7 +6,7 @@ from functools import singledispatch, wraps
 
 import torch
 from gpytorch import Module, settings
-from gpytorch.distributions import MultivariateNormal
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, MultitaskKernel, ProductKernel, ScaleKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import (
@@ -304,12 +304,13 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
         NotImplementedError: as `check_noise`; a `FixedNoiseGaussianLikelihood` for several outputs.
         TypeError: complex targets.
         ValueError: targets of another shape, or NaN in them; a likelihood with another number of
-            outputs, or known noise of other data.
+            outputs, or known noise of other data; a prior of another kind or order.
     """
     as_real_tensor(targets, "the targets of ExactGP")
     check_noise(likelihood)
     if settings.observation_nan_policy.value() == "ignore":
         check_finite(targets)
+    _check_order(prior)
     shape = tuple(prior.event_shape)
     size = prior.lazy_covariance_matrix.shape[-1]
     if size != prior.loc.shape[-1]:
@@ -324,6 +325,25 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     raise ValueError(
         f"an ExactGP expects targets y of shape {shape}, as its mean, got {given}; {remedy}"
     )
+
+
+def _check_order(prior: MultivariateNormal) -> None:
+    """Refuse a prior whose mean has another order than its covariance, point by point."""
+    covariance, mean = prior.lazy_covariance_matrix, tuple(prior.mean.shape[-2:])
+    if not isinstance(covariance, LazyEvaluatedKernelTensor) or num_outputs(covariance.kernel) < 2:
+        return
+    if not isinstance(prior, MultitaskMultivariateNormal):
+        if len(mean) > 1 and covariance.shape[-1] == mean[0] * mean[1]:
+            raise ValueError(
+                f"expected a MultitaskMultivariateNormal for a mean of shape {mean}, got a "
+                f"{type(prior).__name__}; return gpytorch.distributions."
+                "MultitaskMultivariateNormal(mean, covariance) in forward"
+            )
+    elif not prior._interleaved:
+        raise ValueError(
+            "expected interleaved=True in the MultitaskMultivariateNormal of a kernel of vectors, "
+            "whose covariance is ordered point by point, got interleaved=False; leave it out"
+        )
 
 
 @singledispatch

@@ -138,3 +138,28 @@ def test_a_step_needs_a_rate():
         gp_orff.FeatureGP(curl_free(), MONTE_CARLO, form="diagonal")
     with pytest.raises(TypeError, match="frequency rule"):
         gp_orff.FeatureGP(curl_free())
+
+
+@pytest.mark.parametrize("way", ["step", "ELBO", "predictive"])
+def test_observations_that_do_not_fit(way):
+    """Signs −1 and 1, for which gpytorch's own likelihood has another density, and columns as
+    rows, which have as many values."""
+    x = unit_cube(6)
+    y = bernoulli(swirl(x))
+    model = gp_orff.FeatureGP(curl_free(), MONTE_CARLO, likelihood=BernoulliLikelihood())
+
+    def pass_on(values):
+        if way == "step":
+            return model.step(x, values, 6)
+        objective = {"ELBO": VariationalELBO, "predictive": PredictiveLogLikelihood}[way]
+        return objective(model.likelihood, model, num_data=6)(model(x), values)
+
+    for message, wrong in {
+        r"BernoulliLikelihood expects 0 or 1.*got -1\.0": 2 * y - 1,
+        r"expects observations y of shape \(6, 2\), .* got \(2, 6\)": y.mT,
+        r"shape \(6, 2\), a row for each point, got \(6,\)": y[:, 0],
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            pass_on(wrong)
+    y[2, 1] = torch.nan  # was not observed
+    pass_on(y)

@@ -1,6 +1,7 @@
 """Parts of an `ExactGP` that do not fit its kernel: each message has a remedy, which works."""
 
 import pickle
+from functools import partial
 
 import gpytorch
 import pytest
@@ -65,6 +66,14 @@ MISTAKES = {  # arguments, and what the message has
     "all of one output": (
         {"mean": ConstantMean(), "likelihood": GaussianLikelihood(), "law": MultivariateNormal},
         r"a MultitaskMultivariateNormal, got \(12,\); use (gpytorch\.means\..*)",
+    ),
+    "distribution of one output": (
+        {"law": MultivariateNormal},
+        r"expected a MultitaskMultivariateNormal.* \(12, 2\), got a MultivariateNormal; return gp",
+    ),
+    "order by output": (
+        {"law": partial(MultitaskMultivariateNormal, interleaved=False)},
+        r"expected interleaved=True.* got interleaved=False; leave it out",
     ),
     "columns as rows": ({"y": Y.mT}, r"targets y of shape \(12, 2\).*, got \(2, 12\); give (y.mT)"),
     "one component": ({"y": Y[:, 0]}, r"targets y of shape \(12, 2\).*, got \(12,\); give a row"),
