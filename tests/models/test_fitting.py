@@ -559,7 +559,7 @@ def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold(monkeypatch):
     expected = 4.2 * np.hypot(*extent) / np.sqrt(8 * 4096)
     assert depths.low == pytest.approx(expected, rel=2e-3)
     hk = depths.low * np.sqrt(8 * 4096) / np.hypot(*extent)
-    assert (1 + 2 * hk + 2 * hk**2) * np.exp(-2 * hk) == pytest.approx(0.01, rel=1e-6)
+    assert (1 + 2 * hk + 2 * hk**2) * np.exp(-2 * hk) == pytest.approx(0.01, rel=0.01)  # two digits
 
 
 @pytest.fixture(scope="module")
