@@ -270,13 +270,13 @@ class Grid:
         summands = terms_of(kernel)
         used = {c for term in summands for leaf in term.leaves for c in leaf.columns(len(data))}
         least = 1 + max(used, default=0)
-        own = data if domain is None else as_box(domain, "domain")
-        if len(data) < least or len(own) != len(data):
+        wanted = data if domain is None else as_box(domain, "domain")
+        if len(data) < least or len(wanted) != len(data):
             raise ValueError(
                 f"Grid.for_tides expects x and domain with the {least} input columns of the "
-                f"kernel, got {len(data)} and {len(own)}"
+                f"kernel, got {len(data)} and {len(wanted)}"
             )
-        box = union(data, own)
+        box = union(data, wanted)
         lines = [leaf for term in summands for leaf in term.leaves if is_line(leaf.spectrum)]
         if not lines:
             raise ValueError(
