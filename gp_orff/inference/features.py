@@ -588,6 +588,13 @@ class IterativeInference(FeatureInference):
 # Tides and eddies, of which every position has an observation at every time.
 
 
+_FIXED = (
+    "expected fixed hyperparameters for so many features, got some that are trained; fit a model "
+    "without frequencies= to some of the observations, and condition one with its kernel and "
+    "likelihood on all of them"
+)
+
+
 @dataclass(frozen=True)
 class ProductInference(FeatureInference):
     """Inference by the features of lines and of one lattice, on a product of positions and times.
@@ -605,7 +612,9 @@ class ProductInference(FeatureInference):
     ranks: Sequence[int] = ()
 
     @classmethod
-    def of(cls, data: Data, draws: Sequence[Draw], kernel: Kernel) -> "ProductInference | None":
+    def on_pairs(
+        cls, data: Data, draws: Sequence[Draw], kernel: Kernel
+    ) -> "ProductInference | None":
         """The inference; None for other frequencies, or for data that are no such product."""
         pair = families(draws[0].shared_columns())
         if pair is None or not data.revisitable or data.tracks or data.symbol_data:
@@ -617,17 +626,18 @@ class ProductInference(FeatureInference):
         ranks = [term.factor.rank for term in with_cells(terms(kernel), draws)[0]]
         return None if site is None else cls(data, draws, site=site, ranks=ranks)
 
+    def of(self, data):
+        if data is not self.data:  # a search on some of the observations, which are no product
+            raise NotImplementedError(_FIXED)
+        return self
+
     @cached_property
     def statistics(self) -> FieldStatistics:
         return self.data.statistics(SumsAlone(self.draws[0].shared_columns().families))
 
     def evidence(self, kernel, noises):
         if torch.is_grad_enabled() and any(p.requires_grad for p in kernel.parameters()):
-            raise NotImplementedError(
-                "expected fixed hyperparameters for so many features, got some that are trained; "
-                "fit a model without frequencies= to some of the observations, and condition one "
-                "with its kernel and likelihood on all of them"
-            )
+            raise NotImplementedError(_FIXED)
         return super().evidence(kernel, noises)
 
     def prefers_dual_algebra(self, expansion) -> bool:
@@ -680,7 +690,10 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
         written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
     device = next(kernel.parameters()).device
     most = most_factorised(device)
-    if features > MOST_DENSE and (product := ProductInference.of(data, draws, kernel)) is not None:
+    if (
+        features > MOST_DENSE
+        and (product := ProductInference.on_pairs(data, draws, kernel)) is not None
+    ):
         return product
     fitting = math.isqrt(_memory(device) // (8 * _WRITTEN))
     if features > fitting and families(phi) is not None:

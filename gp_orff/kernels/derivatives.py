@@ -411,9 +411,12 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
     derivative has no stationary potential.
 
     Raises:
+        TypeError: it is not a symbol.
         ValueError: the symbol does not exist, or is known only relative to a reference.
         NotImplementedError: a derivative of a field kernel times a kernel of the same inputs.
     """
+    if not isinstance(symbol, Symbol):
+        raise TypeError(f"expected a symbol, such as gp_orff.Curl(), got {symbol!r}")
     summands = terms(kernel)
     symbol.check(len(space), summands[0].num_outputs)
     for term in summands:

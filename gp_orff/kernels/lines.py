@@ -369,8 +369,10 @@ def tides(
             f"tides expects a list of different constituents, such as ['M2', 'K1'], got "
             f"{constituents!r}"
         )
-    if len(active_dims) != 1:
-        raise ValueError(f"tides expects one column of time, got active_dims={active_dims}")
+    if np.shape(active_dims) != (1,):
+        raise ValueError(
+            f"tides expects one column of time, such as active_dims=(2,), got {active_dims}"
+        )
     if period_bound is not None and not 0 < period_bound < 1:
         raise ValueError(f"tides expects a period_bound between 0 and 1, got {period_bound}")
     if not any(isinstance(part, ScaleKernel | MultitaskKernel) for part in kernel.modules()):

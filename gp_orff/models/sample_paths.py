@@ -437,6 +437,7 @@ def sample_prior(
         `paths(x, symbol)` returns their derivatives, potentials and parts. See `SamplePaths`.
 
     Raises:
+        TypeError: `kernel` is not a kernel.
         ValueError: `num_paths` is less than 1; the number of inputs is unknown; or the kernel needs
             a domain.
 
@@ -449,6 +450,11 @@ def sample_prior(
         (torch.Size([3, 7, 2]), torch.Size([3, 7, 1]))
     """
     check_positive_integer(num_paths, "num_paths", "sample_prior")
+    if not isinstance(kernel, Kernel):
+        raise TypeError(
+            f"sample_prior expects an instance of a gpytorch kernel, got {type(kernel).__name__}; "
+            "of a model, give model.kernel"
+        )
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
         box = None if domain is None else as_box(domain, "domain", "sample_prior")

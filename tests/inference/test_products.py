@@ -49,7 +49,7 @@ def grid(time_first=False):
 
 def inference_of(x, y, kernel, rule):
     data = Dataset.in_memory(read(x, y, 2, Options()))
-    return ProductInference.of(data, draw(kernel, rule, 3), kernel)
+    return ProductInference.on_pairs(data, draw(kernel, rule, 3), kernel)
 
 
 @pytest.mark.parametrize("base", [RBFKernel, RQKernel])
@@ -142,6 +142,15 @@ def test_no_derivatives():
     inference = inference_of(x, y, kernel, grid())
     with pytest.raises(NotImplementedError, match="fit a model without frequencies="):
         inference.evidence(kernel, {"": NOISE})
+
+
+@pytest.mark.filterwarnings("ignore::gp_orff.GridWarning")
+def test_a_fit_with_so_many_features():
+    (x, y), kernel = record(count=30), kernel_of()
+    rule = gp_orff.Grid.for_tides(x, kernel, fastest=6.0)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
+    with pytest.raises(NotImplementedError, match="fit a model without frequencies="):
+        model.fit(x, y, progress=False)
 
 
 def test_many_features_of_a_model():

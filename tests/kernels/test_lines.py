@@ -198,6 +198,7 @@ def test_learned_periods_stay_within_their_bound():
         ({"constituents": ["X9"]}, "one of Sa"),
         ({"unit": "weeks"}, "one of s, min"),
         ({"active_dims": (1, 2)}, "one column of time"),
+        ({"active_dims": 2}, r"such as active_dims=\(2,\), got 2"),
         ({"period_bound": 1.5}, "between 0 and 1"),
     ],
 )

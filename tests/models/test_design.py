@@ -196,6 +196,12 @@ def test_mistakes(options, message):
         model().posterior().design(**{"candidates": draw(4, 2), **options})
 
 
+@pytest.mark.parametrize("target", [gp_orff.Curl, "curl"])
+def test_a_target_that_is_no_symbol(target):
+    with pytest.raises(TypeError, match=r"expected a symbol, such as gp_orff\.Curl\(\), got"):
+        model().posterior().design(draw(4, 2), target=target)
+
+
 def test_noise_by_shape():
     """What two numbers of noise mean is said by a further dimension."""
     posterior, noise, two = model().posterior(), torch.tensor([0.1, 0.2]).double(), X[:2] + 0.01

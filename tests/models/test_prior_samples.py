@@ -105,6 +105,11 @@ def test_the_constants_of_potentials():
 
 def test_mistakes():
     kernel, paths = helmholtz()
+    for other in (gp_orff.VectorFieldGP(kernel), gp_orff.HelmholtzKernel):
+        with pytest.raises(TypeError, match=r"give model\.kernel"):
+            gp_orff.sample_prior(other, 2)
+    with pytest.raises(TypeError, match=r"expected a symbol, such as gp_orff\.Curl\(\), got"):
+        paths(points(2), gp_orff.Curl)
     with pytest.raises(ValueError, match="inside the grid's domain"):
         paths(points(2) + 5)
     with pytest.raises(ValueError, match="num_paths"):
