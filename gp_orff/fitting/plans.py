@@ -48,6 +48,7 @@ from gp_orff.inference.price import (
     BUDGET,
     FINE_FACTOR,
     MANY,
+    MANY_POINTS,
     MOST_EVALUATIONS,
     MOST_TRAINING,
     NATS,
@@ -529,7 +530,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = data.revisitable and not data.tracks and data.survey.num_points > MANY
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
     many = many and not has_weights(trainer, data)
     sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_FEATURES)
     coarse, fine = Representation.coarse, Representation.fine
