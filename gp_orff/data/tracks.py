@@ -1105,9 +1105,9 @@ def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
 
 def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
     """A sentence on observations along tracks whose means are taken; empty if there are none."""
-    readings, means = (sum(map(len, own)) for own in ([t.x for t in tracks], [t.y for t in tracks]))
-    if readings == means:
+    observed, means = (sum(map(len, own)) for own in ([t.x for t in tracks], [t.y for t in tracks]))
+    if observed == means:
         return ""
     along = sum(len(own.tracks) for own in tracks)
     track = f"track{'s' * (along > 1)}"
-    return f"{readings} observations along {along} {track}, as {means} means of blocks"
+    return f"{observed} observations along {along} {track}, as {means} means of blocks"

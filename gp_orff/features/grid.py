@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from gp_orff.features.assemble import term_spectra
 from gp_orff.features.chunked import Box, as_box, box_of, union
 from gp_orff.features.draws import (
     Draw,
@@ -42,10 +43,8 @@ from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.lines import has_lines, is_line
 from gp_orff.kernels.spectra import GRID_INPUTS
-from gp_orff.kernels.tree import terms as terms_of
 
 # Frequency grids: quadrature of the spectral density on a lattice.
 #
@@ -270,9 +269,8 @@ class Grid:
                 "give model.kernel"
             )
         data = box_of(x)
-        summands = terms_of(kernel)
-        used = {c for term in summands for leaf in term.leaves for c in leaf.columns(len(data))}
-        least = 1 + max(used, default=0)
+        spectra = term_spectra(kernel, len(data))
+        least = _least_inputs(spectra)
         region = data if domain is None else as_box(domain, "domain")
         if len(data) < least or len(region) != len(data):
             raise ValueError(
@@ -280,13 +278,13 @@ class Grid:
                 f"kernel, got {len(data)} and {len(region)}"
             )
         box = union(data, region)
-        lines = [leaf for term in summands for leaf in term.leaves if is_line(leaf.spectrum)]
+        lines = [leaf for term in spectra for leaf in term.leaves if is_line(leaf.spectrum)]
         if not lines:
             raise ValueError(
                 "Grid.for_tides expects a kernel with lines, such as gp_orff.tides(…) + …, got "
                 f"{type(kernel).__name__} without any; use gp_orff.Grid.for_data(x)"
             )
-        in_time = {column for leaf in lines for column in leaf.columns(len(box))}
+        in_time = {column for leaf in lines for column in leaf.dims}
         if fastest is None:
             # at least two lines, of which the first one of a PeriodicKernel is constant
             counts = [max(2, leaf.spectrum.num_lines(1e-3)) for leaf in lines]
@@ -294,15 +292,9 @@ class Grid:
             fastest = 1.8 * max(leaf.spectrum.lines(n)[0].max().item() for leaf, n in pairs)
         if not 0 < (fastest := float(fastest)) < math.inf:
             raise ValueError(f"Grid.for_tides expects a positive fastest, got {fastest}")
-        variances = [at_zero(term).detach().diagonal().sum().item() for term in summands]
         lengths: dict[int, list[float]] = {column: [] for column in range(len(box))}
-        for term, variance in zip(summands, variances, strict=True):
-            for leaf in term.leaves if variance > 0.01 * sum(variances) else ():
-                if not is_line(leaf.spectrum):
-                    columns = leaf.columns(len(box))
-                    along = axis_lengthscales(leaf.spectrum, len(columns)).tolist()
-                    for column, length in zip(columns, along, strict=True):
-                        lengths[column].append(length)
+        for leaf, axis, column in axes_of([term for term in spectra if term.share > 0.01]):
+            lengths[column].append(axis_lengthscales(leaf.spectrum, leaf.num_dims)[axis])
         periods, largest = [], []
         for (column, along), (low, high) in zip(lengths.items(), box, strict=True):
             periods.append(high - low + 4.5 * max(along, default=1.0))
@@ -357,9 +349,7 @@ class Grid:
 
     def _num_inputs(self, terms: Sequence[TermSpectrum]) -> int:
         """The number of inputs that the boxes or the spacing give; at least those of the kernel."""
-        least = 1 + max(
-            (dim for term in terms for leaf in term.leaves for dim in leaf.dims), default=0
-        )
+        least = _least_inputs(terms)
         box = self.domain or self.data
         count = len(box) if box is not None else np.size(self.spacing)
         if box is None and np.ndim(self.spacing) == 0:
@@ -503,6 +493,11 @@ def _numbers(values: Float[np.ndarray, "k"]) -> str:
 
 
 MOST_DENSE = 8192  # features, by default: one evaluation of the evidence takes about 10 s
+
+
+def _least_inputs(terms: Sequence[TermSpectrum]) -> int:
+    """The number of input columns up to the last that the terms depend on, at least 1."""
+    return 1 + max((dim for term in terms for leaf in term.leaves for dim in leaf.dims), default=0)
 
 
 @dataclass(frozen=True)

@@ -177,26 +177,25 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
     lengthscale, where all data may keep it.
     """
     present, summands, candidates = coordinates.get(), terms(kernel), []
-    pairs = [
-        (scaled, leaf)
+    scales = {  # the innermost one of each kernel
+        leaf: scaled
         for scaled in kernel.modules()
         if isinstance(scaled, ScaleKernel)
         for leaf in scaled.modules()
         if isinstance(leaf, Kernel) and leaf.has_lengthscale and leaf.raw_lengthscale.requires_grad
-    ]
-    lengths = [leaf.lengthscale.log() for _, leaf in pairs]
+    }
+    lengths = {leaf: leaf.lengthscale.log() for leaf in scales}
 
-    def variance_of(leaf: Kernel) -> float:
-        return _variance(
-            [t for t in terms(kernel) if any(leaf is part.kernel for part in t.leaves)]
-        )
+    def variance_of(leaf: Kernel, summands: list[Term]) -> float:
+        return _variance([t for t in summands if any(leaf is part.kernel for part in t.leaves)])
 
-    for (scaled, leaf), log in zip(pairs, lengths, strict=True):
-        others = [other for other in lengths if other is not log and other.shape == log.shape]
-        variance = variance_of(leaf)
+    for leaf, scaled in scales.items():
+        others = [log for other, log in lengths.items() if other is not leaf]
+        others = [log for log in others if log.shape == lengths[leaf].shape]
+        variance = variance_of(leaf, summands)
         if others and variance < NEGLIGIBLE * _variance(summands):
             set_trained(leaf, "lengthscale", torch.stack(others).mean(0).exp())
-            rescale(scaled, variance / max(variance_of(leaf), _TINY))
+            rescale(scaled, variance / max(variance_of(leaf, terms(kernel)), _TINY))
             candidates.append(coordinates.get())
             coordinates.set(present)
     return candidates

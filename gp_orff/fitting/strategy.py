@@ -67,7 +67,7 @@ def best_start(trainer: Trainer) -> Search:
             _over_short_distances(trainer, search)
     if many:
         trainer.curves.centre()
-    # a small part of the data tells little of the curvature
+    # a small part of the data determines the curvature poorly
     return trainer.new_search() if many or trainer.tracks else search
 
 

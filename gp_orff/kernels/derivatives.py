@@ -100,6 +100,7 @@ def _(kernel: RadialKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
+HIGHEST_ORDER = 4  # of partial derivatives: two of a curl-free covariance, and one of each symbol
 Axes = Sequence[int]  # of a partial derivative: (0, 0, 1) is ∂₀∂₀∂₁
 
 
@@ -357,7 +358,7 @@ class SymbolCovariance:
 
         if not degree and others:
             raise NotImplementedError("a product of kernels, each with a part of space")
-        if not 0 <= order <= 4:
+        if not 0 <= order <= HIGHEST_ORDER:
             raise NotImplementedError(f"derivatives of order {order} of its potential")
         coefficients = polynomial(leaf_density, len(dims), order, tau.device)
         values = partial_derivatives(first.kernel, tau[..., list(dims)], order, coefficients)

@@ -22,7 +22,12 @@ from gp_orff.kernels.base import (
     set_value,
     value_of,
 )
-from gp_orff.kernels.derivatives import polynomial, radial_partial, scalar_covariance
+from gp_orff.kernels.derivatives import (
+    HIGHEST_ORDER,
+    polynomial,
+    radial_partial,
+    scalar_covariance,
+)
 from gp_orff.kernels.pairs import (
     Cut,
     FormsOfTerm,
@@ -477,14 +482,22 @@ class HarmonicFactor(Factor):
         sources = space.spectrum.sources
         lags = sources.lags(x[..., dims], z[..., dims])
         signs = sources.signs(lags)
-        kappas = _inverse_distances(lags, sources.amplitudes)
-        for (axes, a), (others_axes, b) in product(*(found.items() for found in symbols)):
+        pairs = list(product(*(found.items() for found in symbols)))
+        order = max(
+            (len(axes) + len(others_axes) for (axes, _), (others_axes, _) in pairs), default=0
+        )
+        if order > HIGHEST_ORDER:
+            raise NotImplementedError(f"derivatives of order {order} of its potential")
+        kappas, partials = _inverse_distances(lags, sources.amplitudes, order), {}
+        for (axes, a), (others_axes, b) in pairs:
             sign = math.prod(
                 [*(signs[0][i] for i in axes), *(signs[1][i] for i in others_axes)],
                 start=lags.new_ones(()),
             )
-            values = _of_inverse_distances(kappas, lags, (*axes, *others_axes))
-            total = total + sign * values[..., None, None] * torch.outer(a.to(lags), b.to(lags))
+            both = tuple(sorted((*axes, *others_axes)))
+            if both not in partials:
+                partials[both] = _of_inverse_distances(kappas, lags, both)[..., None, None]
+            total = total + sign * partials[both] * torch.outer(a.to(lags), b.to(lags))
         scale = term.outputscale
         for leaf in others:
             columns = list(leaf.columns(x.shape[-1]))
@@ -526,7 +539,6 @@ def _(kernel: HarmonicKernel) -> list[Term]:
 
 
 _ROUNDING = 1e-9  # of the coefficients of derivatives
-_HIGHEST = 4  # order of derivatives of a potential
 
 # for each derivative of −V, by its axes, the coefficients of the outputs
 Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
@@ -562,15 +574,15 @@ def _vanishes(derivatives: Derivatives) -> bool:
 
 
 def _inverse_distances(
-    lags: Float[Tensor, "J n m 3"], amplitudes: Float[Tensor, "J"]
+    lags: Float[Tensor, "J n m 3"], amplitudes: Float[Tensor, "J"], order: int
 ) -> list[Float[Tensor, "J n m"]]:
-    """a_j κ, a_j κ′, … of κ(s) = s^{−1/2} at s = R_j², up to the fourth derivative.
+    """a_j κ, a_j κ′, … of κ(s) = s^{−1/2} at s = R_j², up to the derivative of some order.
 
     κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
     """
     s = lags.square().sum(-1)
     found = [amplitudes[..., None, None] * s.rsqrt()]
-    for i in range(_HIGHEST):
+    for i in range(order):
         found.append((-0.5 - i) * found[-1] / s)
     return found
 
@@ -579,8 +591,6 @@ def _of_inverse_distances(
     kappas: Sequence[Float[Tensor, "J n m"]], lags: Float[Tensor, "J n m 3"], axes: Sequence[int]
 ) -> Float[Tensor, "n m"]:
     """A partial derivative of Σ_j a_j / R_j."""
-    if len(axes) > _HIGHEST:
-        raise NotImplementedError(f"derivatives of order {len(axes)} of its potential")
     if not axes:
         return kappas[0].sum(0)
     return radial_partial(kappas[1:], lags.unbind(-1), (1.0, 1.0, 1.0), axes).sum(0)

@@ -36,6 +36,8 @@ from gp_orff.kernels.spectra import (
 
 
 BEYOND = 4  # lengths beyond the knots, each half the one before
+_LEAST = 0.3  # q, of the variance of a field: it is finite for q > 0
+_ROUNDED = 0.25  # over how much of q the bound is rounded
 _RATIO = math.log(2.0)
 
 
@@ -65,9 +67,8 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
-    # A smooth maximum of the slope and the bound 0.3: a kink would stop a search, and the variance
-    # of a field is finite for q > 0.
-    q = 0.3 + 0.25 * softplus((slope - 0.3) / 0.25)
+    # a smooth maximum of the slope and the bound: a kink would stop a search
+    q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
     # `total` is the logarithm of the whole variance beyond the last knot. The interval m halvings
     # further has the share e^{−m q log 2} (1 − e^{−q log 2}) of it, and the last one all that
     # remains, e^{−(M−1) q log 2}. The factor λ² turns variances of a field, π λ⁻², into weights π.

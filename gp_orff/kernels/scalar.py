@@ -365,6 +365,9 @@ def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*
 # Matérn kernels of any smoothness.
 
 
+_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
+
+
 class GeneralMaternKernel(RadialKernel):
     r"""Matérn kernel of any smoothness ν > 0.
 
@@ -448,10 +451,9 @@ class GeneralMaternKernel(RadialKernel):
             NotImplementedError: ν > 50, or a derivative for ν < 1.2.
         """
         refuse_tracing(self)
-        # Lags of 1e-14 change the variance of a field by 1e-28^(ν − 1).
-        if order and self.nu < 1.2:
+        if order and self.nu < _ROUGHEST:
             raise NotImplementedError(
-                f"expected a GeneralMaternKernel with nu >= 1.2, got nu={self.nu}, whose "
+                f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, whose "
                 "field changes too much between neighbouring floating-point numbers for a "
                 "covariance at lag zero; put it inside ORFFKernel, or use a larger nu"
             )

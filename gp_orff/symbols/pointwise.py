@@ -424,6 +424,9 @@ class Component(Symbol):
 # Reduction to the pole: the anomaly that rocks would cause under a vertical main field.
 
 
+_LEAST_INCLINATION = 10  # degrees; below, errors are multiplied by more than 5.8
+
+
 @dataclass(frozen=True)
 class ReductionToPole(Symbol):
     """The total-field anomaly for a vertical main field and a vertical magnetisation, one output.
@@ -469,10 +472,10 @@ class ReductionToPole(Symbol):
                 f"zero, got {m.tolist()}; give the direction of the main field"
             )
         inclination = torch.rad2deg(torch.asin(m[2] / m.norm())).item()
-        if abs(inclination) < 10:  # errors are multiplied by more than 5.8
+        if abs(inclination) < _LEAST_INCLINATION:
             raise ValueError(
-                "ReductionToPole expects an inclination of at least 10 degrees, got "
-                f"{abs(inclination):.3g}, where errors would grow more than fivefold; read the "
+                f"ReductionToPole expects an inclination of at least {_LEAST_INCLINATION} degrees, "
+                f"got {abs(inclination):.3g}, where errors would grow more than fivefold; read the "
                 "field at other heights, its components, or Jacobian instead"
             )
         object.__setattr__(self, "magnetisation", tuple((m / m.norm()).tolist()))
