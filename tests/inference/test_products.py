@@ -178,3 +178,13 @@ def test_many_features_of_a_model():
     mine, theirs = (own.semi_major for own in ellipses)
     assert ((mine.mean - theirs.mean).abs() < 0.1 * theirs.sd).all()
     torch.testing.assert_close(mine.sd, theirs.sd, rtol=0.1, atol=0)
+
+
+def test_more_functions_than_memory_serves_are_counted(monkeypatch):
+    """In an error, before their matrices are made."""
+    (x, y), kernel = record(), kernel_of()
+    inference = inference_of(x, y, kernel, grid())
+    monkeypatch.setattr("gp_orff.inference.features.most_factorised", lambda device: 5)
+    message = r"at most 5 functions of space, functions of time and features of lines, got \d+"
+    with torch.no_grad(), pytest.raises(ValueError, match=message):
+        inference.posterior(kernel, {"": NOISE}, torch.zeros(2).double())

@@ -497,3 +497,20 @@ def test_a_grid_for_tides_of_stations_on_a_line():
     error = (found - expected.mean(x)).abs() / expected.variance(x).sqrt()
     assert type(model.state.inference).__name__ == "ProductInference"
     assert error.max() < 0.3
+
+
+def test_grid_for_tides_ignores_lengthscales_of_negligible_terms():
+    """The shortest lengthscale is that of terms with a hundredth of the variance or more."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 3, generator=generator, dtype=torch.float64)
+
+    def largest(share):
+        kernel = tides()
+        minor = kernel.kernels[-1].field_kernel.curl_free
+        minor.base_kernel.base_kernel.lengthscale = 0.01
+        single, every = (k(x[:1, :2]).to_dense().trace().item() for k in (minor, in_space()))
+        minor.outputscale = minor.outputscale * share * 2 * every / single  # two constituents
+        return gp_orff.Grid.for_tides(x, kernel).largest_index[0]
+
+    assert largest(0.001) < 5
+    assert largest(0.1) > 50
