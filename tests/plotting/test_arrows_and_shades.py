@@ -203,7 +203,7 @@ def test_colour_bars_show_what_they_cut_off(ax, limits, extend):
         ({"vectors": np.full((9, 2), np.nan)}, "numbers in vectors, got only NaN"),
         (
             {"x": grid(3)[:, [0, 0]], "shade": np.ones(9)},
-            "not all on one line, got 9 .* without shade",
+            "all on one line, got 9 .* without shade",
         ),
         ({"x": np.eye(2), "shade": np.ones(2)}, "three or more positions to shade"),
     ],

@@ -117,7 +117,7 @@ def test_deviations_have_a_scale_from_zero_to_the_interior(ax):
     assert plot_deviation(ax, x, sd, label="", norm=norm, colorbar=False).norm is norm
     edge = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # has no interior
     assert plot_deviation(ax, edge, [1.0, 2.0, 3.0], label="").norm.vmax == 3
-    with pytest.raises(ValueError, match="standard deviations, .* got -1"):
+    with pytest.raises(ValueError, match=r"standard deviations, .* got -1"):
         plot_deviation(ax, edge, [1.0, -1.0, 1.0], label="")
 
 
@@ -146,7 +146,7 @@ def test_bad_comparisons_are_refused(axes):
         plot_comparison(axes[0], x, x, x, x, label="m/s")
     with pytest.raises(ValueError, match=r"sd of shape \(16, 2\), got \(16,\)"):
         plot_comparison(axes, x, x, x, x[:, 0], label="m/s")
-    with pytest.raises(ValueError, match="standard deviations, .* got -1"):
+    with pytest.raises(ValueError, match=r"standard deviations, .* got -1"):
         plot_comparison(axes, x, x, x, x - 1, label="m/s")
 
 
