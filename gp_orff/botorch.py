@@ -269,8 +269,8 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
                 model has `train_Yvar`.
 
         Raises:
-            NotImplementedError: `subset_output` has selected components of the model.
-            ValueError: Batches have different noise.
+            NotImplementedError: `subset_output` has selected components of the model, or batches
+                have different noise.
 
         Example:
             >>> import gp_orff, torch
