@@ -9,9 +9,9 @@ class check_calibration(_feature_flag):
     The check is on by default. You get a `CalibrationWarning` if the 95 % intervals cover too few
     of the held-out observations. The check takes a few percent of the time of the fit.
 
-    There is no check for observations of symbols, for `Pointwise` likelihoods, for tracks with a
-    matrix of more than 4096 rows, and for other large data whose covariance has no closed form. Use
-    `VectorFieldGP.cross_validate` in these cases.
+    Use `VectorFieldGP.cross_validate` in these cases, which have no check: observations of symbols,
+    `Pointwise` likelihoods, tracks with a matrix of more than 4096 rows, and other large data whose
+    covariance has no closed form.
 
     Args:
         state: True or False, within the `with` block.

@@ -570,8 +570,8 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
 
     For the distribution of new observations, call `likelihood(field(xs), noise=R)` with R of shape
     (n,), (n, p) or (n, p, p). This adds s R to the covariance of the field, or s R ν/(ν − 2) for
-    Student-t noise. Without `noise=`, it adds the noise that the constructor got, if the points are
-    those of training. Otherwise, it gives a warning and adds nothing, like
+    Student-t noise. Without `noise=`, it adds the noise of the training data if the points are the
+    training points. Otherwise, it gives a warning and adds nothing, like
     `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`.
 
     Args:
@@ -675,7 +675,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
             function_dist: the distribution of the field at n points.
             noise: the noise of the observations: variances (n,) or (n, p), or covariances
                 (n, p, p). Without it, the noise of the training data is added if the points are
-                those of training.
+                the training points.
         """
         if noise is None and not self._has_noise_of(function_dist.event_shape[0], args):
             warnings.warn(
@@ -1046,9 +1046,9 @@ class TrackLikelihood(Constrained):
         P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
 
     where K is the covariance of y, the matrix B assigns observations to tracks, and H is the effect
-    of the constant mean. The distribution of a new observation is then a mixture of Gaussians. If
-    the offsets of T tracks are known precisely, it is a Student-t distribution with p (T − 1)
-    degrees of freedom (Box & Tiao 1973, *Bayesian inference in statistical analysis*). `quantile`
+    of the constant mean (Box & Tiao 1973, *Bayesian inference in statistical analysis*). The
+    distribution of a new observation is then a mixture of Gaussians. If the offsets of T tracks are
+    known precisely, it is a Student-t distribution with p (T − 1) degrees of freedom. `quantile`
     returns its quantiles. A call of the likelihood returns the Gaussian distribution with the same
     central 95 % interval.
 

@@ -281,7 +281,7 @@ class ExactComparison:
         evidence: the difference of the log marginal likelihoods, in nats per observed value.
         num_features: the number of features; 0 for the exact kernel.
         num_points: the number of points of the posteriors.
-        on_grid: whether the features are those of a `Grid`.
+        on_grid: whether the features are on a `Grid`.
 
     Example:
         >>> import gp_orff, torch

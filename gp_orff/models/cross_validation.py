@@ -647,7 +647,7 @@ class Predictor:
         y = part.represented.values
         if y.shape[-1] != 1 or part.represented.linear.shape[-1] > 1:
             raise NotImplementedError(
-                "cross_validate expects a likelihood that has one output for each value, got "
+                "cross_validate expects a likelihood of single outputs, got "
                 f"{type(likelihood.base).__name__}; condition a copy of the model on the rest, "
                 "and score the held-out values with likelihood.log_marginal"
             )

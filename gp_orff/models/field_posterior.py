@@ -61,11 +61,11 @@ class FieldPosterior:
     The field has d inputs and p outputs. A `symbol` is a linear map of the field with q outputs,
     such as `Divergence()`.
 
-    Variances are those of the noise-free field, or of a symbol of it. They include the uncertainty
-    of a trained constant mean (universal kriging). After a fit to few data, or with a learned
-    spectrum, they include the uncertainty of the hyperparameters. The posterior is then a mixture
-    of normal distributions. `mean` and `variance` return its moments, and `confidence_region`
-    returns its intervals.
+    Variances are for the noise-free field, or for a symbol of it. They include the uncertainty of a
+    trained constant mean (universal kriging). After a fit to few data, or with a learned spectrum,
+    they include the uncertainty of the hyperparameters. The posterior is then a mixture of normal
+    distributions. `mean` and `variance` return its moments, and `confidence_region` returns its
+    intervals.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
     the domain of a grid, a larger grid is built. If that is impossible, a ValueError is raised.
@@ -302,8 +302,8 @@ class FieldPosterior:
     ) -> Float[Tensor, "n q q"]:
         """Return the posterior covariance between the outputs at each point.
 
-        The outputs are those of the field, or of a symbol of it. `plotting.plot_uncertainty` draws
-        the covariance as ellipses. Call the posterior, `field(x)`, for the covariance between
+        The outputs belong to the field, or to a symbol of it. `gp_orff.plotting.plot_uncertainty`
+        draws the covariance as ellipses. Call the posterior, `field(x)`, for the covariance between
         different points.
 
         Args:
@@ -478,11 +478,16 @@ class FieldPosterior:
     # symbols by name
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
-        """Return the distribution of the divergence ∇·f at points `x` (n, d): n values.
+        """Return the distribution of the divergence ∇·f at n points.
 
-        The units are those of y per unit of x. A ValueError is raised if the field has no
-        divergence: p must equal the number of directions of space, and the field must be
-        differentiable. See `Divergence`.
+        It has n values, in units of y per unit of x. See `Divergence`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field has no divergence: p differs from the number of directions of
+                space, or the field is not differentiable.
 
         Example:
             >>> import gp_orff, torch
@@ -496,11 +501,16 @@ class FieldPosterior:
         return self(x, Divergence())
 
     def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """Return the distribution of the curl ∇×f at points `x` (n, d).
+        """Return the distribution of the curl ∇×f at n points.
 
-        It has n values in two dimensions, the vorticity ∂₁f₂ − ∂₂f₁, and (n, 3) values in three.
-        The units are those of y per unit of x. A ValueError is raised in other dimensions and for a
-        field that is not differentiable. See `Curl`.
+        In two dimensions it has n values, the vorticity ∂₁f₂ − ∂₂f₁. In three dimensions it has
+        (n, 3) values. They are in units of y per unit of x. See `Curl`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field has other dimensions, or is not differentiable.
 
         Example:
             >>> import gp_orff, torch
@@ -514,11 +524,16 @@ class FieldPosterior:
         return self(x, Curl())
 
     def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """Return the distribution of the Jacobian matrices ∂_j f_i at points `x` (n, d).
+        """Return the distribution of the Jacobian matrices ∂_j f_i at n points.
 
-        It has (n, p·k) values for k directions of space: the matrices (p, k), row by row. The units
-        are those of y per unit of x. A ValueError is raised for a field that is not differentiable.
-        See `Jacobian`.
+        It has (n, p·k) values for k directions of space: the matrices (p, k), row by row. They are
+        in units of y per unit of x. See `Jacobian`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field is not differentiable.
 
         Example:
             >>> import gp_orff, torch
@@ -545,8 +560,8 @@ class FieldPosterior:
 
         Args:
             x: points (n, d).
-            reference: a point in space where g is zero. By default, the prior determines the
-                constant: the mean of g over all of space is zero.
+            reference: the point where g is zero, with its coordinates in space. By default, the
+                prior determines the constant: the mean of g over all of space is zero.
             background: whether g includes the potential of the constant mean. By default, it does
                 if the kernel is curl-free.
 
@@ -718,9 +733,9 @@ class FieldPosterior:
         """Estimate the analytic signal |∇T| of a component T = ⟨u, f⟩ of the field f.
 
         If T is a magnetic anomaly along the main field u, the analytic signal shows the edges of
-        magnetic rocks for any direction of magnetisation (Nabighian 1972, *The analytic signal of
-        two-dimensional magnetic bodies with polygonal cross-section*). It is not linear in the
-        field, so it is computed from draws of ∇T from the posterior at each point.
+        magnetic rocks, for any direction of magnetisation. It is not linear in the field, so it is
+        computed from draws of ∇T from the posterior at each point (Nabighian 1972, *The analytic
+        signal of two-dimensional magnetic bodies with polygonal cross-section*).
 
         Args:
             x: points (n, d).

@@ -422,19 +422,19 @@ class FitReport:
     r"""A report of the hyperparameters, the data and the fit of a `VectorFieldGP`.
 
     `model.report` returns it, and `print` shows it as text. It describes the model at that time:
-    later changes of the model do not affect it. A report keeps the data in memory; the result of
-    `to_dict` does not.
+    later changes of the model do not affect it. A report refers to the data, which stay in memory.
+    The result of `to_dict` does not.
 
-    Standard errors follow from the curvature of the log evidence plus the log priors (Mardia &
-    Marshall 1984, *Maximum likelihood estimation of models for residual covariance in spatial
-    regression*, §3, with the observed information). A hyperparameter θ_i has the coordinate u_i in
-    the search: the logarithm of a positive parameter, or the logit of a parameter in an interval.
+    Standard errors follow from the curvature H of the log evidence plus the log priors. A
+    hyperparameter θ_i has the coordinate u_i in the search: the logarithm of a positive parameter,
+    or the logit of a parameter in an interval. Then
 
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² ,
 
-    where the constant mean has its best value for each u. Standard errors are computed at the first
-    access, by two evaluations of the evidence for each learned value. `print` shows them if they
-    take less than 10 seconds.
+    and the constant mean has its best value for each u (Mardia & Marshall 1984, *Maximum likelihood
+    estimation of models for residual covariance in spatial regression*, §3). Standard errors are
+    computed at the first access, by two evaluations of the evidence for each learned value. `print`
+    shows them if they take less than 10 seconds.
 
     A standard error is NaN if the hyperparameter is frozen, is at a bound of the search, or is not
     determined by the data. All are NaN after `condition`, `update` and `observe`, which do not

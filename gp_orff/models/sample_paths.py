@@ -272,9 +272,9 @@ class SamplePaths:
     same S functions in every call, and gradients reach x.
 
     With features on a grid, the paths do not include the truncated variance, which has no
-    continuous paths. With the exact kernel, the prior paths are sums of random features. The
-    standard deviation of the paths then has an error of a few per cent, and more under LCM kernels
-    (sums of separable kernels) and spectral mixtures. A potential without a reference has a
+    continuous paths. With the exact kernel, the prior paths are sums of random features, and the
+    standard deviation of the paths has an error of a few per cent. The error is larger for LCM
+    kernels (sums of separable kernels) and spectral mixtures. A potential without a reference has a
     different constant in each path.
 
     Args:

@@ -250,7 +250,7 @@ class VectorFieldGP(GP):
         data. Parameters with `requires_grad=False` are not trained.
 
         For at most 120·p observed values of p outputs, the hyperparameters have weak priors in the
-        units of the data (module `gp_orff.fitting.scoring`), and `posterior` integrates over the
+        units of the data (module `gp_orff.fitting.scoring`). `posterior` then integrates over the
         hyperparameters. Priors that you register replace the weak ones.
 
         You get a `CalibrationWarning` if the held-out coverage of 95 % intervals is too low. You
@@ -366,11 +366,11 @@ class VectorFieldGP(GP):
     def plan(self, x: object, y: object = None, **options: object) -> FitPlan:
         """Return the searches that `fit(x, y)` would run, with their cost and expected loss.
 
-        For each search, the plan has the numbers of values, features and operations, the time in
-        seconds, the memory, and the expected loss of log evidence in nats. Starting values are
-        computed from 600 values, as in a fit. The model does not change. The time is that of six
-        evaluations of each search. It excludes passes over the data, EM under Student-t noise, and
-        the posterior.
+        For each search, the plan has the numbers of values and features, the cost, and the expected
+        loss of log evidence in nats. The cost is given as operations, seconds and memory. Starting
+        values are computed from 600 values, as in a fit. The model does not change. The time is for
+        six evaluations in each search. It excludes passes over the data, EM under Student-t noise,
+        and the posterior.
 
         Args:
             x, y: the data, as for `fit`.
@@ -587,9 +587,9 @@ class VectorFieldGP(GP):
         """Add observations of no flow through a coast, and return self.
 
         The observations are f(x)·n = 0 at points along the coast, with the normal n. They do not
-        constrain the flow along the coast. Do not trust error bars next to coasts. In simulations,
-        their 95 % intervals cover the flow in 74 to 88 % of cases, with and without these
-        observations, because a flow near a coast differs from the flow elsewhere.
+        constrain the flow along the coast. Do not trust error bars next to coasts, because a flow
+        near a coast differs from the flow elsewhere. In simulations, their 95 % intervals covered
+        the flow in 74 to 88 % of cases, with and without these observations.
 
         Args:
             polygon: the vertices (v, 2) of a ring, in the coordinates of the model. The first
@@ -777,9 +777,9 @@ class VectorFieldGP(GP):
 
         Raises:
             RuntimeError: The model has no data.
-            ValueError: The shape of `variances` is (N, p), or that of `noise` is (N, p) or
-                (N, p, p). Or the data are not those of the fit, and the field is less certain than
-                an observation.
+            ValueError: `variances` have the shape (N, p), or `noise` has the shape (N, p) or
+                (N, p, p). Or an observation was not part of the fit, and the field is less certain
+                than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -840,7 +840,7 @@ class VectorFieldGP(GP):
         from those of all data. An iterative solver starts again for each block.
 
         Under Student-t noise, the weights of the observations are from all data, and predictions
-        include the Student-t noise. If a complete track is held out, it is predicted like a new
+        include the Student-t noise. If a complete track is held out, it is predicted as a new
         track. Otherwise, the rest of the track determines its offset and correlated noise.
         Observations of `observe` are ignored. The model does not change.
 
