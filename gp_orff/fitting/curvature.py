@@ -1,12 +1,13 @@
-"""The curvature of the log evidence L in the coordinates u of a search, of two kinds.
+"""Two curvatures of the log evidence L in the coordinates u of a search.
 
     observed    −∂²L/∂u² at the hyperparameters, by differences of the exact gradient
-    average     the mean of the observed and of the expected one, in what they do not share
+    average     the mean of the observed and the expected curvature, without second derivatives of
+                the covariance of the data by u
 
-The observed one gives standard errors and integrals by Laplace's method; the average one gives the
-steps of a search and the first proposal of importance sampling, since it is positive semidefinite
-wherever they are, and takes no gradient (Gilmour, Thompson & Cullis 1995, *Average information
-REML*).
+The observed curvature gives standard errors and integrals by Laplace's method. The average
+curvature is positive semidefinite at all hyperparameters and takes no gradient. It gives the steps
+of a search and the first proposal of importance sampling (Gilmour, Thompson & Cullis 1995, *Average
+information REML*).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,11 +28,14 @@ from gp_orff.inference.features import Inference
 from gp_orff.kernels.learned import learned_spectra
 
 STEP = 2e-4
-"""The step of the central differences in a coordinate, usually a logarithm. Their error grows with
-STEP², to about 1e-8 of the curvature; the error of rounding grows with 1/STEP, to 1e-8 for
-gradients with 12 digits. Lengthscales that change by STEP stay within the range of a grid."""
-_STEP_OF_COVARIANCES, _STEP_OF_FEATURES = 1e-7, 1e-6  # of forward differences, in a coordinate
-_TURN, _ROUNDING = 1e-3, 1e-9  # a step, and by how much what it leaves alone may differ
+"""The step of the central differences in a coordinate, usually a logarithm.
+
+The truncation error is proportional to STEP² and is about 1e-8 of the curvature. The rounding error
+is proportional to 1/STEP and is about 1e-8 for gradients with 12 digits. Lengthscales that change
+by STEP stay within the range of a grid.
+"""
+_STEP_OF_COVARIANCES, _STEP_OF_FEATURES = 1e-7, 1e-6  # forward differences in a coordinate
+_TURN, _ROUNDING = 1e-3, 1e-9  # a step of all coordinates, and the tolerance of `_are_alike`
 
 
 @torch.enable_grad()
@@ -41,16 +45,16 @@ def observed(
     free: Bool[np.ndarray, "k"] | None = None,
     steps: float | Float[np.ndarray, "k"] = STEP,
 ) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m m"]]:
-    """The gradient, and minus the Hessian, of an objective in the free coordinates.
+    """Return the gradient and minus the Hessian of an objective in m free coordinates.
 
-    Two gradients for each of these. The matrix is as differences give it: its asymmetry measures
-    their error.
+    Each free coordinate takes two gradients. The matrix is not made symmetric: its asymmetry
+    measures the error of the differences.
 
     Args:
-        coordinates: where the curvature is taken, at their present values.
-        objective: as for a search.
-        free: the coordinates that are not held; None for all.
-        steps: of the differences.
+        coordinates: the k coordinates of the search. The derivatives are at their present values.
+        objective: a function without arguments that returns the objective, a scalar.
+        free: True for each coordinate that is free. None for all.
+        steps: the steps of the differences, one for all coordinates or one for each.
     """
     chosen = np.eye(len(coordinates.get()), dtype=bool)
     chosen = chosen if free is None else chosen[free]
@@ -72,17 +76,18 @@ def average(
     coordinates: Coordinates,
     mean: Float[Tensor, "p"] | None = None,
 ) -> Float[np.ndarray, "k k"] | None:
-    """The average information of the data, plus the precision of the prior of learned spectra.
+    """Return the average information, plus the precision of the prior of learned spectra.
 
-    None where hyperparameters do more than to scale features and noise, or where weights do not
-    follow from statistics.
+    Under features, it exists only if hyperparameters do nothing but scale features and noise, and
+    if the weights follow from sufficient statistics. Otherwise the function returns None.
 
     Args:
-        inference: of the data, under the exact kernel or by features.
-        kernel: its kernel.
-        likelihoods: those of all groups.
-        coordinates: of the kernel and of the likelihoods, at whose present values it is taken.
-        mean: a constant one; None for the best one.
+        inference: the inference from the data, under the exact kernel or by features.
+        kernel: the kernel of the model.
+        likelihoods: the likelihood of every group, by label.
+        coordinates: the k coordinates of kernel and likelihoods. The information is that at their
+            present values.
+        mean: the values of a constant mean. None for the mean with the largest evidence.
     """
     parts = kernel, likelihoods, coordinates, mean
     if inference.is_exact:
@@ -93,7 +98,7 @@ def average(
 
 
 def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, "k"]:
-    """∂z/∂u of the coordinates u of the curves z ~ N(0, I) of learned spectra; 0 for all others."""
+    """∂z/∂u for the curves z ~ N(0, I) of learned spectra, and 0 for all other coordinates u."""
     curves = {id(part.shape) for part in learned_spectra(kernel)}
     return np.concatenate(
         [
@@ -107,7 +112,7 @@ def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, 
 
 
 def _moved(coordinates: Coordinates, steps: Float[np.ndarray, "m k"]) -> Iterator[None]:
-    """Take every step from the present coordinates in turn, and go back."""
+    """Take one step after another, each from the present coordinates, and return to them."""
     u = coordinates.get()
     try:
         for step in steps:
@@ -117,15 +122,16 @@ def _moved(coordinates: Coordinates, steps: Float[np.ndarray, "m k"]) -> Iterato
         coordinates.set(u)
 
 
-# Under the exact kernel, of numbers y ~ N(H c, K),
+# Under the exact kernel, the values are y ~ N(H c, K). Their average information is
 #
-#     A_ij = ½ w_iᵀ P w_j ,    w_i = ∂_iK a ,    a = K⁻¹(y − H c) ,
+#     A_ij = ½ w_iᵀ P w_j ,    w_i = ∂_iK a ,    a = K⁻¹(y − H c) .
 #
-# with P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ where c is the best mean, else K⁻¹. It takes one factorisation,
-# and a product of the covariance at each of k moved hyperparameters.
+# P is K⁻¹ for a given mean c, and K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ for the c with the largest evidence. A
+# takes one factorisation, and one covariance matrix at each of k moved hyperparameters.
 #
-# r numbers of scatter, of variances ∝ σ², have the information ½ r ∂_i log σ² ∂_j log σ², and add
-# r log σ² to the logarithm of the determinant.
+# Observations at equal positions also have r values of scatter about their means, with variances
+# ∝ σ². These values add r log σ² to the logarithm of the determinant. Their information is
+# ½ r ∂_i log σ² ∂_j log σ².
 
 
 def _under_exact_kernel(
@@ -161,20 +167,20 @@ def _under_exact_kernel(
     return (0.5 * total / _STEP_OF_COVARIANCES**2).cpu().numpy()
 
 
-# Under features whose hyperparameters change their variances w and the noise variances σ² of
-# groups. With unit weights θ, the information G_g = ZᵀΣ_g⁻¹Z of each group on them, A = I + Σ_g G_g
-# and M = I − A⁻¹, the expected curvature is
+# Under features, hyperparameters may change the variances w of the features and the noise variances
+# σ² of the groups. The weights θ ~ N(0, I) have the information G_g = ZᵀΣ_g⁻¹Z of each group. With
+# A = I + Σ_g G_g and M = I − A⁻¹, the expected curvature is
 #
 #     −E ∂²L/∂log w_e ∂log w_f = ½ M_ef² ,
 #     −E ∂²L/∂log w_f ∂log σ²_g = ½ (A⁻¹ G_g A⁻¹)_ff ,
 #     −E ∂²L/∂log σ²_g ∂log σ²_h = ½ [δ_gh (n_g − 2 tr A⁻¹G_g) + tr A⁻¹G_g A⁻¹G_h] .
 #
-# With E[θ] the mean of the weights, the first is averaged with ½ E[θ_e] E[θ_f] M_ef, whose mean it
-# is under the model: where w is far below what the data tell, as of waves that a curve does not
-# hold yet, the expected information alone is too small by orders, and its steps too long.
+# The first line is averaged with ½ E[θ_e] E[θ_f] M_ef, where E[θ] is the posterior mean of the
+# weights. Under the model, both have the same expectation. If w is orders of magnitude smaller than
+# the data suggest, the expected curvature is far too small, and its steps are far too long.
 #
-# It takes one factorisation and one inverse, as an evaluation of the evidence does. The derivatives
-# of log w and log σ² by u are differences.
+# The matrix takes one factorisation and one inverse, like an evaluation of the evidence. The
+# derivatives of log w and log σ² by u are differences.
 
 
 def _under_features(
@@ -202,10 +208,10 @@ def _under_features(
     )
     posterior, _ = present.posterior(mean)
     inverse = torch.cholesky_inverse(posterior.factor)
-    explained = -inverse  # M = I − A⁻¹, which is A⁻¹G of a single group
+    explained = -inverse  # M = I − A⁻¹; for a single group, M = A⁻¹G
     explained.diagonal().add_(1)
     solved = [explained]
-    if len(groups) > 1:  # `information` has the I of the prior
+    if len(groups) > 1:  # `information` returns I + G_g, with the I of the prior
         solved = [inverse @ information(expansion, [group]) - inverse for group in groups]
     weighted = posterior.theta * slopes  # (F, k)
     total = slopes.mT @ (explained.square() @ slopes) + weighted.mT @ (explained @ weighted)
@@ -233,7 +239,7 @@ def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
 
 
 def _are_alike(present: Primal, moved: Primal) -> bool:
-    """Whether directions of features, which are real, and the ratios of the elements of Σ agree."""
+    """Whether the features are real and have equal directions, and all Σ equal ratios."""
     shapes = [
         [some.expansion.general().directions, *(group.noise.precision for group in some.groups)]
         for some in (present, moved)

@@ -1,4 +1,4 @@
-"""The curves of learned spectra during a fit."""
+"""The logarithms of learned spectral densities, called curves, during a fit."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a kernel tree that are trained; false if there are none."""
+    """The trained curves of all `LearnedSpectrumKernel`s of a kernel; false if there are none."""
 
     kernel: Kernel
 
@@ -52,8 +52,7 @@ class Curves:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the curves at their start, while other hyperparameters are searched; they are
-        trained again afterwards."""
+        """Fix the curves at zero, their starting value, inside the block."""
         shapes = [part.shape for part in self._spectra]
         for shape in shapes:
             shape.requires_grad_(False).zero_()
@@ -64,25 +63,27 @@ class Curves:
                 shape.requires_grad_(True)
 
     def end(self, continued: bool = False) -> None:
-        """End the curves at their last knots; if `continued`, let them go on beyond."""
+        """End the curves at their last knots, or continue them beyond if `continued`."""
         for part in self._spectra:
             part.continued = continued
 
     def centre(self) -> None:
-        """Divide the lengths of learned spectra of fields such that those with most of the variance
-        of the field are in the middle of the curve, and give it the slope that leaves the kernel as
-        it is: variance ∝ π λ^{−2t}, for B(ω) of degree t."""
+        """Put the lengths that carry most of the variance of the field in the middle of each curve.
+
+        For B(ω) of degree t, the variance at length λ is ∝ π λ^{−2t}, where π is the weight of λ.
+        The curve gets a slope that leaves the kernel unchanged.
+        """
         for term, leaf in self._leaves:
             if leaf is term.leaves[0]:
                 leaf.kernel.centre(order=term.factor.degree)
 
     @torch.no_grad()
     def extrapolate(self, inference: FeatureInference) -> None:
-        """Continue the curves in a line from where a grid ends.
+        """Continue each curve in a straight line, from the shortest length that a grid resolves.
 
-        Of shorter lengths, most of whose variance is beyond the grid, a search on it has no
-        information, and their prior almost none. Curves that share a lengthscale end where the grid
-        of the widest term does.
+        Shorter lengths have most of their variance at frequencies beyond the grid. A search on the
+        grid cannot determine their weights, and the prior hardly restricts them. Curves that share
+        a lengthscale continue from the shortest length that any of their terms resolves.
         """
         ends = list(self._resolved(inference))
         for own, _ in ends:
@@ -94,8 +95,11 @@ class Curves:
     def _resolved(
         self, inference: FeatureInference
     ) -> Iterator[tuple[LearnedSpectrumKernel, float]]:
-        """Each spectrum, and the length λ whose variance of the field is largest at the edge of the
-        grid: ω^{d+2t} e^{−(ωℓλ)²/2} at ωℓλ = √(d + 2t)."""
+        """Each spectrum, with the shortest length λ that the grid resolves.
+
+        The variance of the field per log ω is ∝ ω^{d+2t} e^{−(ωℓλ)²/2}, with its maximum at
+        ωℓλ = √(d + 2t). For the returned λ, this maximum is at the edge of the grid.
+        """
         for term, draw in zip(terms(self.kernel), inference.draws, strict=True):
             spectra = spectra_of(term)
             parts = zip(term.leaves, spectra, draw.nodes(spectra)[0], strict=True)

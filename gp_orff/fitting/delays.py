@@ -15,18 +15,18 @@ from gp_orff.data.patterns import Components
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.tree import evaluate
 
-# The evidence of outputs f_i(x) = g(x − τ_i) has side maxima, from which a search does not return.
+# The evidence of outputs f_i(x) = g(x − τ_i) has local maxima, which a search does not leave.
 #
-# 1. `_phase_slopes` are the present delays τ_i: row i of B(ω) turns like e^{iωτ_i}.
+# 1. `_phase_slopes` returns the present delays τ_i: row i of B(ω) has the phase factor e^{iωτ_i}.
 # 2. `_linear` finds the parameters θ in which the τ_i are linear, with the same slope at all ω.
-# 3. `_most_alike` is the lag at which the cross-covariance of two outputs of the data is largest.
-# 4. The θ for which the τ_i − τ_0 are these lags follow by least squares.
+# 3. `_most_alike` finds the lag with the largest cross-covariance of two outputs of the data.
+# 4. Least squares give the θ for which the differences τ_i − τ_0 are these lags.
 
 
 _FREQUENCIES = 8
-_STEP = 1e-3  # of θ, in extents of the data: rounding is below 1e-8 of a slope ∂τ/∂θ
-_EQUAL = 1e-6  # slopes, relative to the largest
-_STEPS_OF_WIDTH = 4  # lags in a width over which the cross-covariance is smoothed
+_STEP = 1e-3  # step of θ, relative to the extent of the data: ∂τ/∂θ has rounding below 1e-8
+_EQUAL = 1e-6  # tolerance of equal slopes, relative to the largest
+_STEPS_OF_WIDTH = 4  # lags per width of the smoothing of the cross-covariance
 
 Values = tuple[Float[Tensor, "n"], Float[Tensor, "n"]]
 
@@ -51,14 +51,15 @@ def starting_delays(
     extent: Float[np.ndarray, "d"],
     width: float,
 ) -> list[list[Delay]]:
-    """The present delays, and those with which the outputs of the data are most alike.
+    """Return the present delays, and the delays for which the outputs of the data agree best.
 
-    Of kernels of one input, where all outputs are observed; otherwise the present ones only.
+    The second list exists only for kernels with one input, and if all outputs are observed.
 
     Args:
-        kernel, observations: of which the delays are.
-        extent: of the data along every input.
-        width: over which the cross-covariance is smoothed, such as the starting lengthscale.
+        kernel: the kernel, with `SpectralMatrixKernel`s whose amplitudes have delays.
+        observations: the observations of all groups.
+        extent: the extent of the data along every input.
+        width: the width of the smoothing of the cross-covariance, such as the starting lengthscale.
     """
     if len(extent) > 1 or not extent[0] > 0:
         return [[]]
@@ -84,7 +85,7 @@ def starting_delays(
 def _linear(
     kernel: SpectralMatrixKernel, extent: float
 ) -> tuple[list[Delay], Float[Tensor, "p k"]]:
-    """The parameters that are delays, with their present values, and ∂τ/∂θ."""
+    """The parameters θ that are delays, with their present values, and the slopes ∂τ/∂θ."""
     delays, slopes, now = [], [], _phase_slopes(kernel, extent)
     for parameter in kernel.amplitude.parameters() if now is not None else ():
         if not parameter.requires_grad or parameter.dim() > 1:
@@ -104,7 +105,7 @@ def _linear(
 
 
 def _phase_slopes(kernel: SpectralMatrixKernel, extent: float) -> Float[Tensor, "D p"] | None:
-    """τ_i at some frequencies; None of an amplitude that is real."""
+    """τ_i at each of `_FREQUENCIES` frequencies, or None if the amplitude is real."""
     device = next(kernel.parameters()).device
     omega = torch.arange(1, 1 + _FREQUENCIES, device=device).double().unsqueeze(-1) / extent
     step = 1e-4 / extent  # far below π/τ
@@ -113,7 +114,7 @@ def _phase_slopes(kernel: SpectralMatrixKernel, extent: float) -> Float[Tensor, 
 
 
 def _by_output(observations: Iterable[Observations]) -> list[Values]:
-    """Places and values, less their mean, of each output that is observed."""
+    """The positions and centred values of each observed output."""
     pieces: dict[int, list[Values]] = {}
     for group in observations:
         if isinstance(group.pattern, Components):
@@ -126,8 +127,10 @@ def _by_output(observations: Iterable[Observations]) -> list[Values]:
 
 
 def _most_alike(first: Values, second: Values, extent: float, width: float) -> Float[Tensor, ""]:
-    """The lag z_m − x_n at which the mean of y_n v_m is largest, less at lags of few pairs; zero
-    at those without a pair."""
+    """The lag z_m − x_n with the largest weighted mean of the products y_n v_m.
+
+    The weight of a lag falls to zero at the extent of the data, since long lags have few pairs.
+    """
     (x, y), (z, v) = first, second
     step = width / _STEPS_OF_WIDTH
     count = int(extent / step)

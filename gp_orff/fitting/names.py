@@ -14,13 +14,13 @@ from gp_orff.data.patterns import DEFAULT
 def parameter_names(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood]
 ) -> dict[str, nn.Parameter]:
-    """The parameters of a kernel and of the likelihood of every group, by readable names.
+    """Return the parameters of a kernel and of the likelihood of every group, by readable names.
 
-    A name is the parameter's, without `raw_`. Where several branches of the kernel tree have a
-    parameter of the same name, the names of the branches come before it. A branch is named after
-    the class of its kernel, in lower case, with a number where siblings share a class; a
-    `ScaleKernel` is named after the kernel it scales. All other levels of the tree are left out.
-    Parameters of a named group start with the name of the group.
+    A readable name is the name of the parameter without `raw_`. If several branches of the kernel
+    tree have a parameter of this name, the names of the branches come before it. A branch is named
+    after the class of its kernel, in lower case. Siblings of the same class are numbered. A
+    `ScaleKernel` is named after the kernel that it scales. The names contain no other level of the
+    tree. Parameters of a named group start with the name of the group.
 
     Example:
         >>> import gp_orff
@@ -57,7 +57,7 @@ def readable_names(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _joined(branches: Sequence[tuple[str, dict[str, nn.Parameter]]]) -> dict[str, nn.Parameter]:
-    """One dict of all branches; a name that several branches have gets its branch in front."""
+    """One dict of all branches. The branch precedes each name that several branches have."""
     counts = Counter(name for _, names in branches for name in set(map(_last, names)))
     return {
         f"{branch}.{name}" if branch and counts[_last(name)] > 1 else name: parameter
@@ -67,13 +67,13 @@ def _joined(branches: Sequence[tuple[str, dict[str, nn.Parameter]]]) -> dict[str
 
 
 def _unique(names: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Each parameter once: a shared parameter keeps the first of its names."""
+    """Each parameter once. A shared parameter has the first of its names."""
     first = {parameter: name for name, parameter in reversed(names.items())}
     return {name: parameter for name, parameter in names.items() if first[parameter] == name}
 
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The names and modules of the children that have parameters, also of those in a list."""
+    """The names and modules of the children with parameters, and of the members of lists."""
     children = []
     for child in module.children():
         children.extend(child if isinstance(child, nn.ModuleList) else [child])

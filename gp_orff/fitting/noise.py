@@ -1,4 +1,4 @@
-"""Noise that a fit learns: which likelihood groups have, where it starts, and its limits."""
+"""The noise that a fit learns: the likelihood of each group, its starting values and its limits."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -44,12 +44,12 @@ from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.price import LEAST_SHARE, MOST_EVALUATIONS, NATS, NEGLIGIBLE
 from gp_orff.inference.robust import Distances, StudentTNoise
 
-# The least noise variance of a search.
+# The smallest noise variance of a search.
 #
-# Data without noise are the likelier the less noise there is, until the evidence is rounding.
-# Variances of the field, which are differences of numbers as large as the prior's, are rounding too
-# then, and clipped at zero. Noise whose standard deviation is a ten-thousandth of that of the data
-# is far above both, and below what observations resolve.
+# For data without noise, the evidence rises as the noise falls, until rounding errors dominate it.
+# Rounding errors then dominate posterior variances too, as differences of values as large as the
+# prior variance, and the variances are clipped at zero. Noise with a ten-thousandth of the standard
+# deviation of the data is far above rounding errors, and below the resolution of observations.
 
 
 _VARIANCES = ("raw_noise", "raw_task_noises")
@@ -58,11 +58,11 @@ _VARIANCES = ("raw_noise", "raw_task_noises")
 def noise_floors(
     likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> dict[nn.Parameter, float]:
-    """The least value of every noise variance that is learned, by its parameter.
+    """Return the smallest value of every learned noise variance, by its raw parameter.
 
     Args:
-        likelihoods: of all groups, by label.
-        survey: of the data.
+        likelihoods: the likelihood of every group, by label.
+        survey: the survey of the data.
     """
     observations = join(survey.sample)
     variance, _ = moments(observations)
@@ -81,13 +81,13 @@ def search_coordinates(
     survey: Survey,
     part: Survey | None = None,
 ) -> Coordinates:
-    """The coordinates of all trained hyperparameters, within the ranges and above the noise that
-    data can determine.
+    """Return the coordinates of all trained hyperparameters, in the ranges that data can determine.
 
     Args:
-        kernel, likelihoods: what is learned, the likelihoods by the label of their group.
-        survey: of all data.
-        part: of a part of the data, if only this is searched.
+        kernel: the kernel that is learned.
+        likelihoods: the likelihood of every group, by label.
+        survey: the survey of all data.
+        part: the survey of a subset, for a search on this subset. None for a search on all data.
     """
     searched = survey if part is None else part
     ranges = parameter_ranges(kernel, searched.distances, survey)
@@ -99,16 +99,19 @@ Kind = TypeVar("Kind", bound=Likelihood)
 
 
 def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str, Kind]:
-    """The likelihoods of one kind, by the label of their group."""
+    """The likelihoods of one class, by the label of their group."""
     return {label: noise for label, noise in likelihoods.items() if isinstance(noise, kind)}
 
 
-# The likelihood of observations whose noise is learned, each by itself, from that of others.
+# Likelihoods with learned, independent noise, made from the likelihoods of other observations.
 
 
 @singledispatch
 def independent(likelihood: Likelihood) -> Likelihood:
-    """The likelihood, or instead of one along tracks, or of known noise, a Gaussian one."""
+    """The likelihood, or independent noise in place of noise along tracks and of known noise.
+
+    The replacement is Gaussian, or Student-t if the known noise is.
+    """
     return likelihood
 
 
@@ -128,8 +131,10 @@ def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
 
 @singledispatch
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
-    """The likelihood of numbers along directions: one variance, the mean of those of vectors, whose
-    noise has a likelihood of the same kind, Gaussian or Student-t."""
+    """Return the likelihood of components along directions, from the likelihood of vectors.
+
+    It is Gaussian or Student-t, like the likelihood of vectors, with the mean of its variances.
+    """
     plain = _with_tails_of(likelihood) or GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
     return plain
@@ -142,8 +147,7 @@ def _(likelihood: Pointwise, num_outputs: int) -> Likelihood:
 
 @singledispatch
 def _with_tails_of(likelihood: Likelihood) -> Likelihood | None:
-    """Student-t noise of one variance, with the degrees of freedom of a likelihood; None if it has
-    none."""
+    """Student-t noise with one variance and the `deg_free` of a likelihood. None without one."""
     return None
 
 
@@ -156,17 +160,23 @@ def _(likelihood: HeavyTails) -> Likelihood | None:
     return plain
 
 
-# The likelihood of observations that come with their noise: which groups have one, and its factor.
+# The likelihoods of observations with known noise, and the factors of this noise.
 
 
 def with_known_noise(
     likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
 ) -> dict[str, Likelihood]:
-    """The likelihoods, with a `KnownNoiseLikelihood` for every group of observations that come with
-    their noise, and none for others. Data that are `held` already count too.
+    """Return the likelihoods, with a `KnownNoiseLikelihood` for every group with known noise.
+
+    Groups without known noise get no such likelihood.
+
+    Args:
+        likelihoods: the present likelihood of every group, by label.
+        data: the new data.
+        held: the data that the model already has.
 
     Raises:
-        ValueError: observations with known noise and others in one group.
+        ValueError: if a group contains observations with known noise and others.
     """
     groups, known = dict(likelihoods), {}
     device = data.survey.sample[0].x.device
@@ -174,8 +184,8 @@ def with_known_noise(
         if known.setdefault(key.label, key.known) != key.known:
             raise ValueError(
                 "expected noise= for all observations of a group or for none, got both "
-                f"{f'in group {key.label!r}' if key.label else 'without a group'}; give noise= for "
-                "all of them, or give the others another name, group="
+                f"{f'in group {key.label!r}' if key.label else 'without a group'}; pass noise= for "
+                "all of them, or pass another group= with the observations without noise="
             )
     scaled = of_kind(groups, KnownNoiseLikelihood)
     for label, given in known.items():
@@ -191,16 +201,16 @@ def with_known_noise(
 
 @torch.no_grad()
 def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool) -> None:
-    """Whether a fit learns the factor of known noise; without, it is one.
+    """Set whether a fit learns the factor of known noise. Otherwise the factor is one.
 
     Raises:
-        ValueError: `learn`, where no observation comes with its noise.
+        ValueError: if `learn` is True and no observation has known noise.
     """
     known = {key.label for key in data.keys if key.known}
     if learn and not known:
         raise ValueError(
-            "expected noise= with scale_noise=True, got observations without it; leave out "
-            "scale_noise=, since their noise is learned"
+            "expected noise= with scale_noise=True, got observations without it; remove "
+            "scale_noise=, since a fit learns the noise of these observations"
         )
     for label in known:
         likelihood = likelihoods[label]
@@ -210,15 +220,15 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
 
 
 def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
-    """A sentence on known noise; empty if all noise is learned."""
+    """A note about known noise, for the report. Empty if all noise is learned."""
     if not any(key.known for key in data.keys):
         return ""
-    how = "kept" if is_kept(likelihoods, data) else "times noise_scale"
+    how = "unchanged" if is_kept(likelihoods, data) else "times noise_scale"
     return f"noise: as given with the observations, {how}"
 
 
 def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
-    """Whether there is known noise, and none of it has a factor."""
+    """Whether there is known noise, and all its factors are fixed at one."""
     known = [likelihoods[label] for label in {key.label for key in data.keys if key.known}]
     plain = (not n.raw_noise_scale.requires_grad and n.noise_scale.item() == 1 for n in known)
     return bool(known) and all(plain)
@@ -226,8 +236,7 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
-    """The factor starts at one, unless the data say that units are mistaken."""
-    # given noise is off by at most a hundred times the share of the variance of the data
+    """Start the factor at one, or nearer to the variance of the data if units seem wrong."""
     low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
     set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 
@@ -239,25 +248,26 @@ def _(likelihood: KnownNoiseLikelihood, factor: float) -> None:
 
 # The degrees of freedom and the scale of Student-t noise, learned with the weights of observations.
 #
-# Under a posterior of the field, the expected squared distances d_n determine what ν and the scale
-# s add to the ELBO, with the best weights for each value. This is a function of two numbers:
+# Given a posterior of the field, the ELBO depends on the degrees of freedom ν and on the scale s
+# through the expected squared distances d_n. With the best weights for each ν and s, it is a
+# function of these two variables only:
 #
 # 1. `best_scale` solves for s at a given ν by Newton's method in log s.
-# 2. `Tail.learn` maximises over the coordinate of ν with this s, by Brent's method within one unit
-#    of the present value, since the distances change with the next posterior.
+# 2. `Tail.learn` maximises over ν, with the best s for each, by Brent's method in the coordinate of
+#    ν. It moves by at most one unit, since the distances change with the next posterior.
 #
 # Maximising over ν with the weights eliminated converges much faster than EM with the weights fixed
 # (ECME: Liu & Rubin 1995).
 
 
-_FARTHEST = 7.0  # of the coordinate of ν: with the default constraint, ν up to 1e3
-_LEAST_DEG_FREE = 2.5  # ν of a search: below, bulk and outliers share one law at the cost of both
-_APART = 0.05  # of the coordinate: the step of curvatures
+_FARTHEST = 7.0  # largest coordinate of ν: with the default constraint, ν up to 1e3
+_LEAST_DEG_FREE = 2.5  # smallest ν of a search: a smaller ν fits neither bulk nor outliers well
+_APART = 0.05  # step of the differences for curvatures, in the coordinate of ν
 
 
 @dataclass(frozen=True)
 class Tail:
-    """Student-t noise of one likelihood, whose ν is learned, and its scale s with it or not."""
+    """The Student-t noise of one likelihood with learned ν, and with learned s if `scaled`."""
 
     likelihood: HeavyTails
     scaled: bool
@@ -269,11 +279,12 @@ class Tail:
 
     @cached_property
     def lowest(self) -> float:
-        """The lowest coordinate of a search: of ν = 2.5, or where it starts, if that is lower.
+        """The lowest coordinate of a search: that of ν = 2.5, or the starting value if lower.
 
-        Under gross outliers the evidence rises to ν = 2, where the variance of the noise is
-        infinite, the weights of usual observations vary as if they were outliers, and error bars
-        are too small."""
+        With gross outliers, the evidence rises towards ν = 2, where the noise has an infinite
+        variance. The weights of usual observations then vary like those of outliers, and error bars
+        are too small.
+        """
         least = torch.full_like(self.likelihood.deg_free, _LEAST_DEG_FREE)
         allowed = self._coordinate.allows_each(least).all()
         lowest = self._coordinate.of_values(least).item() if allowed else -_FARTHEST
@@ -281,7 +292,7 @@ class Tail:
 
     @property
     def at_bound(self) -> bool:
-        """Whether ν is the lowest of the search."""
+        """Whether ν is at the lower bound of the search."""
         return self._coordinate.get().item() < self.lowest + AT_BOUND
 
     @property
@@ -310,9 +321,10 @@ class Tail:
         )
 
     def learn(self, parts: Sequence[Distances]) -> float:
-        """Set ν and s to what maximises Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν), with V numbers
-        in all; s, in whose unit the distances are now. By Brent's method in the coordinate of ν,
-        not too far from where it is, with the best s for each."""
+        """Set ν and s to the maximum of Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν).
+
+        V is the number of observed values. Returns s, by which later distances are divided.
+        """
         present, before = self._coordinate.get().item(), self._variance
         low, high = max(present - 1, self.lowest), min(present + 1, _FARTHEST)
         found = scipy.optimize.minimize_scalar(
@@ -326,21 +338,23 @@ class Tail:
         return self._variance / before
 
     def standard_error(self, parts: Sequence[Distances]) -> float:
-        """That of ν, from the curvature of this objective in its coordinate, with the best s for
-        each; NaN where it is flat or not at a maximum. It treats the posterior of the field as
-        fixed, and is too small if observations determine the field barely better than their
-        noise."""
+        """Return the standard error of ν, from the curvature of the objective of `learn`.
+
+        It is NaN where the objective is flat or not at its maximum. It treats the posterior of the
+        field as fixed. It is therefore too small if the posterior variance of the field is nearly
+        as large as the noise.
+        """
         present = self._coordinate.get().item()
         below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
         self._loss(present, parts)
         slope, curvature = (above - below) / (2 * _APART), (above - 2 * here + below) / _APART**2
-        # slope²/(2 curvature) is how far below the maximum of the parabola the present value is.
+        # The present value is below the maximum of the parabola by slope²/(2 curvature).
         if not curvature > NEGLIGIBLE**2 * NATS or slope**2 > NATS * curvature:
             return math.nan
         return abs(self._coordinate.slope().item()) / math.sqrt(curvature)
 
     def _loss(self, u: float, parts: Sequence[Distances]) -> tuple[float, float]:
-        """The negative objective at a coordinate of ν, and the best s."""
+        """Return the negative objective at a coordinate u of ν, and the best s for this ν."""
         self._coordinate.set(torch.full_like(self.likelihood.raw_deg_free, u))
         model = StudentTNoise(self.likelihood.deg_free.item())
         scale = best_scale(model, parts) if self.scaled else 1.0
@@ -353,8 +367,10 @@ class Tail:
 
 
 def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
-    """s with Σ_n E[w_n] d_n/s = V: what the noise variance is too small by, for this ν; by Newton's
-    method in log s."""
+    """Return the best factor s of the noise variance for this ν, with Σ_n E[w_n] d_n/s = V.
+
+    V is the number of observed values. E[w_n] is the expected weight at the distance d_n/s.
+    """
     nu, log_scale = model.deg_free, 0.0
     for _ in range(MOST_EVALUATIONS):
         excess = curvature = 0.0
@@ -372,12 +388,12 @@ def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
 
 @dataclass(frozen=True)
 class Tails:
-    """Student-t noise of all groups, whose ν are learned.
+    """The Student-t noise of all groups with learned ν.
 
     Args:
-        likelihoods: by the label of their group.
-        scaled: whether to learn the scales of noise with ν, where all of it is learned and has no
-            prior of its own.
+        likelihoods: the likelihood of every group, by label.
+        scaled: whether to learn the scale of the noise with ν. This applies to a likelihood all of
+            whose parameters are learned, and whose noise has no prior.
     """
 
     likelihoods: Mapping[str, Likelihood]
@@ -395,9 +411,11 @@ class Tails:
 
     @torch.no_grad()
     def learn(self, found: Sequence[Distances]) -> list[Distances]:
-        """Set ν, and the scales of noise, to what maximises the ELBO under the posterior of the
-        field that gives the distances d_n, and the best weights (ECME: Liu & Rubin 1995, section
-        3); the distances in units of that noise."""
+        """Set every ν, and the scales of noise, to the maximum of the ELBO with the best weights.
+
+        `found` has the distances d_n under the present posterior (ECME: Liu & Rubin 1995, section
+        3). Returns the distances in units of the new noise.
+        """
         scales: dict[str, float] = {}
         for tail in self.members:
             if parts := self._of(tail, found):
@@ -407,7 +425,7 @@ class Tails:
 
     @torch.no_grad()
     def standard_errors(self, found: Sequence[Distances]) -> dict[nn.Parameter, float]:
-        """That of every ν, by its raw parameter."""
+        """The standard error of every ν, by its raw parameter."""
         return {
             tail.likelihood.raw_deg_free: tail.standard_error(parts)
             for tail in self.members
@@ -415,17 +433,17 @@ class Tails:
         }
 
     def _of(self, tail: Tail, found: Sequence[Distances]) -> list[Distances]:
-        """The distances of its observations."""
+        """The distances of the observations with this likelihood."""
         labels = [name for name, own in self.likelihoods.items() if own is tail.likelihood]
         return [part for part in found if part.key.label in labels]
 
     def get(self) -> Float[Tensor, "2*g"]:
-        """The coordinate of ν and the log noise variance of every group."""
+        """The coordinate of ν and the log noise variance of every likelihood."""
         return torch.tensor([value for tail in self.members for value in tail.get()]).double()
 
     @torch.no_grad()
     def set(self, values: Float[Tensor, "2*g"]) -> None:
-        """Set them to what `get` returned."""
+        """Set the coordinates and log noise variances to values that `get` returned."""
         for tail, pair in zip(self.members, values.reshape(-1, 2).tolist(), strict=True):
             tail.set(*pair)
 
@@ -434,31 +452,31 @@ class Tails:
         """A sentence for each ν at the bound of the search."""
         return [
             f"deg_free = {tail.likelihood.deg_free.item():.3g} is at the lower bound of the "
-            "search: outliers are heavier than that"
+            "search: the outliers suggest a smaller value"
             for tail in self.members
             if tail.at_bound
         ]
 
     def log_prior(self) -> float:
-        """The log density of their priors."""
+        """The log density of the priors of all these likelihoods."""
         return sum(tail.log_prior() for tail in self.members)
 
 
 def _is_free(likelihood: HeavyTails) -> bool:
-    """Whether all of the noise is learned, without a prior."""
+    """Whether all parameters of the noise are learned, and none but ν has a prior."""
     priors = [name for name, *_ in likelihood.named_priors() if name != "deg_free_prior"]
     return not priors and all(parameter.requires_grad for parameter in likelihood.parameters())
 
 
-# The likelihood of observations along tracks: which groups have one, and where its search starts.
+# The likelihoods of observations along tracks, and the starting values of their noise.
 #
 # The evidence of noise along tracks has two optima, one with mostly correlated and one with mostly
-# white noise, and a search finds the one nearest to its start. Searches therefore start from both
-# splits of the variance, and the best of each split goes to the next stage (`finalists`).
+# white noise. A search finds the optimum nearest to its start. Searches therefore start from both
+# splits of the variance, and the best search of each split goes to the next stage (`finalists`).
 
 
 Vector = Float[np.ndarray, "k"]
-_NONE = torch.finfo(torch.float64).tiny  # a variance that is none
+_NONE = torch.finfo(torch.float64).tiny  # a negligible variance
 
 
 @dataclass(frozen=True)
@@ -469,23 +487,29 @@ class Split:
     block_variance: float
     offset_variance: float
     correlated_variance: float
-    time: float  # over the duration of a track
+    time: float  # correlation time, relative to the duration of a track
 
 
 SPLITS = (Split(0.1, 0.1, 0.2, 0.6, 0.05), Split(0.6, 0.1, 0.1, 0.2, 0.2))
-"""Noise that is mostly correlated, and mostly white: each has an optimum of the evidence."""
+"""Mostly correlated noise, and mostly white noise. The evidence has an optimum near each."""
 
 
 def with_tracks(
     likelihoods: Mapping[str, Likelihood], data: Data, held: Data | None = None
 ) -> dict[str, Likelihood]:
-    """The likelihoods, with a `TrackLikelihood` for every group of tracks, and none for others.
+    """Return the likelihoods, with a `TrackLikelihood` for every group of tracks.
 
-    A new one starts with the variance of the likelihood in its place. Data that are `held` already
-    count too.
+    Other groups get no such likelihood. A new `TrackLikelihood` starts with the variance of the
+    likelihood that it replaces.
+
+    Args:
+        likelihoods: the present likelihood of every group, by label.
+        data: the new data.
+        held: the data that the model already has.
 
     Raises:
-        ValueError: observations along tracks and others in one group; Student-t noise along tracks.
+        ValueError: if a group contains observations along tracks and others, or if a group of
+            tracks has Student-t noise.
     """
     groups = dict(likelihoods)
     present_data = [data] if held is None else [held, data]
@@ -498,8 +522,8 @@ def with_tracks(
         if key.label in along:
             raise ValueError(
                 "expected observations along tracks and others in separate groups, got both "
-                f"{f'in group {key.label!r}' if key.label else 'without a group'}; give one of "
-                "them another name, group="
+                f"{f'in group {key.label!r}' if key.label else 'without a group'}; pass another "
+                "group= with one of them"
             )
         if key.label in of_tracks:
             groups[key.label] = independent(of_tracks[key.label])
@@ -507,8 +531,8 @@ def with_tracks(
         present = groups.get(label, independent(groups[DEFAULT]))
         if isinstance(present, MultitaskStudentTLikelihood):
             raise ValueError(
-                "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; leave "
-                "out likelihood=, or give TrackLikelihood(num_tasks)"
+                "expected Gaussian noise along tracks, got a MultitaskStudentTLikelihood; create "
+                "the model without likelihood=, or with likelihood=TrackLikelihood(num_tasks)"
             )
         if label not in of_tracks:
             groups[label] = TrackLikelihood(part.key.pattern.num_outputs).to(part.y)
@@ -519,7 +543,7 @@ def with_tracks(
 
 
 def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
-    """Keep the time of a block of these tracks, and their duration."""
+    """Store the duration of a block and the median duration of these tracks in the likelihood."""
     durations = [(track.clock[-1] - track.clock[0]).item() for track in part.tracks]
     likelihood.span.fill_(part.span)
     likelihood.raw_block_variance.requires_grad_(part.span > 0)
@@ -529,7 +553,7 @@ def remember(likelihood: TrackLikelihood, part: TrackObservations) -> None:
 
 
 def remember_all(likelihoods: Mapping[str, Likelihood], data: Data) -> None:
-    """`remember` for every group of tracks."""
+    """Call `remember` for every group of tracks."""
     for part in data.tracks:
         remember(likelihoods[part.key.label], part)
 
@@ -540,10 +564,13 @@ def learn_new_tracks(
     field: FieldDistribution,
     noises: Noises,
 ) -> list[str]:
-    """Learn the variance of new tracks for every group of tracks, and return sentences.
+    """Learn the noise variance of new tracks for every group of tracks, and return notes.
 
     Args:
+        likelihoods: the likelihood of every group, by label.
+        data: the data of the fit.
         field: the posterior of the field.
+        noises: the noise of every group.
     """
     notes = []
     for part in data.tracks:
@@ -562,7 +589,7 @@ def learn_new_tracks(
 
 
 def spans_of(likelihoods: Mapping[str, Likelihood]) -> dict[str, float]:
-    """The time of a block in every group whose likelihood knows it."""
+    """The duration of a block in every group of tracks, by label."""
     along = of_kind(likelihoods, TrackLikelihood)
     return {label: noise.span.item() for label, noise in along.items() if noise.duration > 0}
 
@@ -573,7 +600,7 @@ def _(likelihood: TrackLikelihood, variance: float) -> None:
 
 
 def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> None:
-    """Set the noise variances to shares of a total."""
+    """Set the noise variances to the shares `split` of a total variance."""
     names = ("noise", "block_variance", "offset_variance", "correlated_variance")
     values = {name: getattr(split, name) * variance for name in names}
     if likelihood.duration > 0:
@@ -583,14 +610,14 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
 
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
-    """The splits to start from: one where no group has noise along tracks."""
+    """The splits of starting values: both for noise along tracks, otherwise the first."""
     return SPLITS if of_kind(likelihoods, TrackLikelihood) else SPLITS[:1]
 
 
 def finalists(
     candidates: Sequence[tuple[Search, Vector, Split]], most: int
 ) -> list[tuple[Search, Vector]]:
-    """The best `most` of the searches and their coordinates, and the best of each split."""
+    """Return the best `most` searches and the best search of each split, with coordinates."""
     ranked = sorted(candidates, key=lambda candidate: -candidate[0].value)
     places = {split: place for place, (*_, split) in reversed(list(enumerate(ranked)))}
     chosen = {*range(most), *places.values()}
@@ -599,11 +626,11 @@ def finalists(
 
 @torch.no_grad()
 def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
-    """Split the noise variance of every group of tracks."""
+    """Set the noise variances of every group of tracks to shares of their present total."""
     for likelihood in of_kind(likelihoods, TrackLikelihood).values():
         start_split(likelihood, along_tracks(likelihood).total.item(), split)
 
 
 @scale_noise.register
 def _(likelihood: TrackLikelihood, factor: float) -> None:
-    """The block means of tracks keep their noise: truncated features are no white noise there."""
+    """Leave the noise unchanged: truncated features are not white noise in means of blocks."""

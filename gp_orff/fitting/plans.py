@@ -1,22 +1,27 @@
 """Plans of a search, each with a price in operations and a loss in nats.
 
-A plan says which observed numbers the evidence of a search is computed from, its rows, and by which
-form of the prior, its columns: the kernel itself, or the features of a rule.
+A plan states how a search computes the evidence. Its rows are the observed values that the search
+uses. Its columns are the form of the prior: the exact kernel, or the features of a rule.
 
 1. The price of a plan is the number of floating-point operations of one evaluation of the evidence
    with its gradient.
-2. The loss of a plan is what its optimum is expected to lack, in nats of the evidence of all data
-   under the kernel itself. With m of M numbers, k hyperparameters lose k/2 (M/m − 1) where data are
-   the same everywhere: they vary about those of all data with M/m − 1 times the covariance that all
-   data leave. Ten times as much is foreseen, as they rarely are. A lattice that truncates the
-   variance δ at noise of the variance σ² loses about M/4 (δ/(σ² + δ))², since the search takes δ
-   for noise. Both depend on the hyperparameters, and are computed where the search is. If a search
-   would end with it, at a tenth of `aim` or more, and two evaluations under the kernel itself are
-   within the budget, the loss of a lattice is ½ gᵀH⁻¹g. Here g is the gradient of the evidence of
-   all data under the kernel itself, at the optimum of the lattice, and H the average information.
-3. `climb` runs searches on plans of rising price, each from the best of where others have ended. It
-   ends with the first plan of all data whose loss is at most `aim`, or with that of the smallest
-   loss within the budget.
+2. The loss of a plan is a difference in the log evidence of all data under the exact kernel: its
+   maximum, less its value at the optimum of the plan. Losses are computed at the present
+   hyperparameters.
+
+   a. A plan with m of M values and k hyperparameters is expected to lose 10 k/2 (M/m − 1) nats.
+      The factor 10 is a margin: k/2 (M/m − 1) is the loss if data are alike at all positions. The
+      optimum of the plan then has M/m − 1 times the covariance of the posterior from all data.
+   b. A lattice that truncates the variance δ loses about M/4 (δ/(σ² + δ))² nats for noise of the
+      variance σ², since the search treats the truncated part of the field as noise.
+   c. If the search on a lattice would be the last, and if its loss is between a tenth of `aim` and
+      `aim`, the loss is computed again as ½ gᵀH⁻¹g. Here g is the gradient of the evidence of all
+      data under the exact kernel, at the optimum of the lattice, and H is the average information.
+      This takes two evaluations under the exact kernel, and is done if they are in the budget.
+
+3. `climb` runs searches on plans of rising price, each from the best earlier result. It ends with
+   the first plan of all data whose loss is at most `aim`, or with the plan of the smallest loss in
+   the budget.
 """
 
 import math
@@ -67,56 +72,59 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
+SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # observed values of subsets, before all data
 
 
 @dataclass(eq=False)
 class Plan(ABC):
-    """Rows and columns of a search; `loss` and `operations` at the present hyperparameters."""
+    """The rows and columns of a search, with loss and price at the present hyperparameters."""
 
     trainer: Trainer
     name: str
 
-    of_all = True  # whether its rows are all data, or stand for them
-    given = False  # whether the user has chosen the columns: their loss is no reason for others
-    reference = None  # the plan of these data under the kernel itself, if it is another
+    of_all = True  # whether the rows are all data, or represent them
+    given = False  # whether the user has chosen the columns, whatever their loss
+    reference = None  # the plan of the same data under the exact kernel, for other columns
     keeps = False  # whether one pass over the data serves all lattices, and the posterior
-    loss = 0.0  # the nats of evidence that its optimum is expected to lack
+    loss = 0.0  # nats
 
     @property
     def refreshes(self) -> bool:
-        """Whether its rows have weights that follow with the hyperparameters."""
+        """Whether the rows have weights or pseudo-observations, which the search refreshes."""
         return has_weights(self.trainer, self.data)
 
     @property
     @abstractmethod
     def shape(self) -> tuple[float, int | None]:
-        """The observed numbers, and the features; None for those of the kernel itself."""
+        """The number of observed values, and of features. None features for the exact kernel."""
 
     @property
     @abstractmethod
     def operations(self) -> float:
-        """Of an evaluation of the evidence with its gradient; infinite if it cannot be built."""
+        """The floating-point operations of the evidence with its gradient, ∞ without inference."""
 
     @abstractmethod
     def inference(self) -> Inference | None:
-        """With which its evidence is computed; None if it cannot be built."""
+        """The inference that computes the evidence. None if it cannot be built."""
 
     @abstractmethod
     def search(self, search: Search, evaluations: int) -> None:
-        """Go on with a search, for at most so many evaluations."""
+        """Continue a search on this plan, for at most `evaluations` evaluations."""
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
-        """What the learned noise contains, over the noise, that the posterior adds to the field."""
+        """The share of the learned noise variance that the posterior counts as field, by group.
+
+        It is the variance that the lattice of the search truncated.
+        """
         return {}
 
 
 @dataclass(eq=False)
 class OfSubset(Plan):
-    """Some of the numbers, of points at all distances from each other, under the exact kernel."""
+    """Some of the observed values under the exact kernel, at points with all distances."""
 
-    numbers: int
-    of: float  # all numbers
+    numbers: int  # values of the subset
+    of: float  # values of all data
     of_all = False
 
     @property
@@ -133,7 +141,7 @@ class OfSubset(Plan):
 
     @cached_property
     def data(self) -> Data:
-        """The subset; with weights after a search under Student-t noise."""
+        """The subset. It has weights after a search with Student-t noise."""
         return self.trainer.subset(self.numbers)
 
     def inference(self) -> Inference:
@@ -148,13 +156,13 @@ class OfSubset(Plan):
 
 @dataclass(eq=False)
 class OfAll(Plan):
-    """All numbers under the exact kernel."""
+    """All observed values under the exact kernel."""
 
     data: Dataset
 
     @cached_property
     def size(self) -> int:
-        """Rows: records at one place, which are equal to the prior, are one."""
+        """The number of rows. Observations at equal positions are merged into one row."""
         return self.trainer.exact_inference(self.data).size
 
     @property
@@ -166,7 +174,7 @@ class OfAll(Plan):
         return cubic(self.size)
 
     def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
+        return self.trainer.exact_inference(self.data)  # merges by the present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -191,8 +199,7 @@ class ByFeatures(Plan):
 
 @dataclass(eq=False)
 class OnFeatures(ByFeatures):
-    """All numbers, on the features of a rule that the user has chosen: it loses nothing that he
-    could have."""
+    """All observed values on the features of a rule that the user has chosen, with loss 0."""
 
     features: FeatureInference
     given = True
@@ -211,12 +218,12 @@ class OnFeatures(ByFeatures):
 
 @dataclass(eq=False)
 class OnLattice(ByFeatures):
-    """Numbers on lattices, each made for where the search has gone."""
+    """Observed values on a sequence of lattices, each made for the present hyperparameters."""
 
     representation: Representation
-    level: Callable[[Representation], Grid]
-    factor: float  # by which frequencies may move on one lattice
-    of: float  # all numbers
+    level: Callable[[Representation], Grid]  # the lattice for a representation
+    factor: float  # the largest factor by which frequencies may move on one lattice
+    of: float  # values of all data
     keeps: bool = False
 
     @property
@@ -235,7 +242,7 @@ class OnLattice(ByFeatures):
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
-        """On the present lattice; None where none serves within its limit of features."""
+        """The inference on the present lattice. None if it would need too many features."""
         try:
             return self.representation.inference(self.level(self.representation))
         except GridBudgetError:
@@ -243,7 +250,7 @@ class OnLattice(ByFeatures):
 
     @property
     def loss(self) -> float:
-        """That of its columns, and of its rows."""
+        """The loss by the columns plus the loss by the rows, in nats."""
         numbers = self.representation.data.num_values
         columns = loss_of_share(self.representation.misread_share(self.level), self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
@@ -258,14 +265,14 @@ class OnLattice(ByFeatures):
         return representation.training_cuts(self.level)
 
     def _keep(self) -> None:
-        """The statistics of one pass, if they serve all lattices."""
+        """Compute the statistics of one pass over the data, if they serve all lattices."""
         if not self.keeps:
             return
         with self.trainer.journal.stage(f"statistics of {self.trainer.survey.num_points} points"):
             try:
                 self.representation = self.representation.keeping()
             except GridBudgetError as error:
-                self.trainer.journal.note(f"no wide grid was built: {error}")
+                self.trainer.journal.note(f"no grid for all statistics was built: {error}")
 
     def _follow(
         self,
@@ -274,8 +281,10 @@ class OnLattice(ByFeatures):
         level: Callable[[Representation], Grid],
         rounds: int = MOST_EVALUATIONS,
     ) -> int:
-        """Search on one lattice after another until no lengthscale reaches the edge of its range;
-        the evaluations that are left."""
+        """Search on one lattice after another until all lengthscales stay in the range of one.
+
+        Returns the number of evaluations that remain.
+        """
         trainer = self.trainer
         for _ in range(rounds):
             try:
@@ -286,7 +295,7 @@ class OnLattice(ByFeatures):
             label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
             options = {"trust_factor": self.factor, "evaluations": evaluations}
             before = search.evaluations
-            with warnings.catch_warnings():  # the next grid is made for where the search has gone
+            with warnings.catch_warnings():  # the next round makes a new grid
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
                 data = maximise(trainer, search, inference.data, inference.of, label, **options)
             self.representation = replace(self.representation, data=data)
@@ -298,9 +307,12 @@ class OnLattice(ByFeatures):
 
 @dataclass(eq=False)
 class OfCurves(OnLattice):
-    """Learned spectra on lattices: few features first, because coarse lattices have little
-    information on the short waves of large ones. At last with curves that go on beyond their knots,
-    which a search for where the curves are would take for them: a power law has no scale."""
+    """Learned spectra on a lattice with few features, then on one with more.
+
+    Each search ends with an extrapolation of the curves: data on a small lattice say little about
+    the short waves of a larger one. Only the last search continues curves beyond their knots.
+    Before, such a continuation could replace a shift of the curve, since a power law has no scale.
+    """
 
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
@@ -312,23 +324,23 @@ class OfCurves(OnLattice):
         self._extrapolate(self.level)
 
     def _extrapolate(self, level: Callable[[Representation], Grid]) -> None:
-        """Curves in a line beyond the edge of the lattice that they were learned on."""
+        """Continue the curves in a straight line beyond the edge of the lattice."""
         try:
             inference = self.representation.inference(level(self.representation))
             self.trainer.curves.extrapolate(inference)
         except GridBudgetError as error:
-            self.trainer.journal.note(f"curves are not extrapolated: {error}")
+            self.trainer.journal.note(f"the learned spectra were not extrapolated: {error}")
 
 
 def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
-    """About the operations of an evaluation on features, with its gradient."""
+    """The approximate operations of an evaluation on features, with its gradient."""
     with torch.no_grad():
         expansion = expand(trainer.kernel, inference.draws, inference.data.num_inputs)
     if inference.prefers_dual_algebra(expansion):
         blocks = expansion.num_outputs if inference.has_dual_blocks(expansion) else 1
         size = inference.num_values / blocks
         return blocks * cubic(size) + 6.0 * size**2 * expansion.num_features
-    moving = inference.draws[0].shared_columns() is None  # sums over the data are made again
+    moving = inference.draws[0].shared_columns() is None  # each evaluation sums over the data
     points = inference.data.survey.num_points if moving else 0
     blocks = sum(len(part.y) for part in inference.data.tracks)
     columns = expansion.num_columns
@@ -336,7 +348,7 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
-    """k/2 (M/m − 1), and more for data that differ from place to place."""
+    """10 k/2 (M/m − 1) nats, for m = `numbers` and M = `of` observed values."""
     return 0.5 / NEGLIGIBLE * trainer.num_learned * max(of / numbers - 1.0, 0.0)
 
 
@@ -344,7 +356,7 @@ price = attrgetter("operations")
 
 
 class Priced(NamedTuple):
-    """A plan, with its price and its loss at the present hyperparameters."""
+    """A plan with its price and its loss at the present hyperparameters."""
 
     plan: Plan
     operations: float
@@ -354,21 +366,21 @@ class Priced(NamedTuple):
 def next_plan(
     plans: Sequence[Plan], lost: float, num_values: float, budget: float, of_all: bool
 ) -> Priced | None:
-    """The plan to search on next; None if none within the budget is better than what was reached.
+    """Return the plan of the next search. None if no plan in the budget improves on the result.
 
-    The target is the cheapest plan of all data that loses at most `aim`, or that of the smallest
-    loss if there is none, unless less was lost before: then more numbers serve under the exact
-    kernel. On the way to the target are plans that cost far less.
+    The target is the cheapest plan of all data that loses at most `aim`. If there is none, it is
+    the plan of all data with the smallest loss. If the present result already loses less, the next
+    plan is a subset under the exact kernel. Plans that cost far less precede the target.
 
     Args:
-        plans: those that were not searched on.
-        lost: the loss of what was reached.
-        num_values: all numbers.
-        budget: operations that are left.
-        of_all: whether what was reached is of all data.
+        plans: the plans without a search so far.
+        lost: the loss of the present result, in nats.
+        num_values: the number of observed values.
+        budget: the remaining operations.
+        of_all: whether a search on all data has been made.
     """
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
-    # where the user has chosen the columns, there is one search on them whatever it costs or loses
+    # columns that the user has chosen get one search, whatever its price and its loss
     chosen = [each for each in priced if each.plan.given and not of_all]
     priced = [each for each in priced if 2 * each.operations <= budget or each in chosen]
     better = [each for each in priced if 2 * each.loss < lost and not of_all]
@@ -385,21 +397,26 @@ def next_plan(
 
 
 def lost_at_first(trainer: Trainer, num_values: float) -> float:
-    """The loss of starting values, which are those of few numbers."""
+    """The loss of starting values, in nats: that of a subset of `SUBSET_VALUES` values."""
     return loss_of_rows(trainer, min(SUBSET_VALUES, num_values), num_values)
 
 
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
-    """Search on plans of rising price, until one of all data loses at most `aim`; the last plan, if
-    any.
+    """Search on plans of rising price, until a plan of all data loses at most `aim`.
 
-    Every plan begins at the best of all hyperparameters where others have ended, as the evidence of
-    the plan shows: that of few numbers, or of coarse columns, may have led astray.
+    Each plan begins at the best of all earlier results, by the evidence of this plan: a search on
+    few values or coarse columns may have moved in a wrong direction.
 
     Args:
-        search: goes on from where it is, after searches on few numbers.
-        plans: those that the data permit.
-        num_values: all numbers.
+        search: the search on a subset for starting values, which continues.
+        plans: the plans that data and kernel permit.
+        num_values: the number of observed values.
+
+    Returns:
+        The plan of the last search. None without a search.
+
+    Warns:
+        SearchWarning: if the loss of the last plan, by the gradient, exceeds `aim`.
     """
     if not plans:
         return None
@@ -426,14 +443,15 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         trainer.journal.price(stages, chosen.operations, lost)
     if not of_all and lost > aim(num_values):
         trainer.journal.note(
-            "no search on all data is expected to improve on that of fewer within its budget of "
-            "operations: the hyperparameters are those of a subset"
+            "the hyperparameters are those of a subset: within the budget of operations, no search "
+            "on all data is expected to improve on them"
         )
     if measured and lost > aim(num_values):
         warnings.warn(
-            f"the search for hyperparameters on a {last.name} ended where the kernel itself lets "
-            f"expect {lost:.2g} nats of log evidence more; call fit again with warm_start=True and "
-            f"frequencies=gp_orff.Auto(exact_values={num_values:.0f}), which searches there",
+            f"the search for hyperparameters on a {last.name} ended about {lost:.2g} nats below "
+            "the maximum of the log evidence under the exact kernel; to search under the exact "
+            "kernel, call fit again with warm_start=True and "
+            f"frequencies=gp_orff.Auto(exact_values={num_values:.0f})",
             SearchWarning,
             stacklevel=2,
         )
@@ -441,7 +459,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
 
 
 def loss_by_gradient(plan: Plan) -> float:
-    """½ gᵀH⁻¹g of the reference of a plan, as a search on it would foresee its gain."""
+    """½ gᵀH⁻¹g under the reference of a plan: the gain that a search on it would predict."""
     search, reference = plan.trainer.new_search(), plan.reference
     label = f"gradient under the {reference.name}"
     plan.trainer.search(search, reference.inference(), label, evaluations=1)
@@ -449,11 +467,11 @@ def loss_by_gradient(plan: Plan) -> float:
 
 
 def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
-    """A plan whose search has ended, with its loss and the operations that it takes to know it.
+    """Return a plan after its search, with its loss and the operations to compute the loss.
 
-    The loss is that of its formula, which costs nothing, if this is far below the aim, or above it,
-    so that others follow. In between it is that by the gradient, if the budget allows for it and
-    for the information.
+    The formula of the plan takes no operations. It suffices if the loss is far below `aim`, or
+    above `aim`, so that other plans follow. In between, the gradient gives the loss, if the budget
+    allows for the gradient and the information.
     """
     lost, most, reference = plan.loss, aim(num_values), plan.reference
     unsure = NEGLIGIBLE * most < lost <= most and not plan.given
@@ -462,7 +480,7 @@ def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
 
 
 def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
-    """The plans that `climb` would take if the hyperparameters stayed as they are."""
+    """The plans that `climb` would take if the hyperparameters did not change."""
     if not plans:
         return []
     left, chosen, budget = list(plans), [], BUDGET
@@ -479,8 +497,10 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
 
 
 def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, "k"]]) -> None:
-    """Go to those hyperparameters whose evidence on the plan is the largest; minor terms are also
-    tried at the lengthscale of the others."""
+    """Set the hyperparameters to those of `visited` with the largest evidence on the plan.
+
+    The function also tries each minor term at the lengthscale of the other terms.
+    """
 
     @torch.no_grad()
     def value(u: Float[np.ndarray, "k"]) -> float:
@@ -490,19 +510,19 @@ def _go_to_best(search: Search, plan: Plan, visited: Sequence[Float[np.ndarray, 
             return -math.inf
         return plan.trainer.value(inference) + float(plan.trainer.log_prior(search))
 
-    # of weights, that others have found; of all of many data, for each of them
+    # weights belong to the last hyperparameters; on many data, each evaluation is expensive
     if plan.refreshes or plan.keeps:
         return
     moved = with_common_lengths(plan.trainer.kernel, search.coordinates)
     if len(moved) + len(visited) == 1:
         return
-    # the last of equals; a minor term moves if that gains a nat
+    # the last result precedes equal ones; a minor term moves if this gains a nat
     rated = [(value(u), u) for u in reversed(visited)] + [(value(u) - NATS, u) for u in moved]
     search.coordinates.set(max(rated, key=itemgetter(0))[1])
 
 
 def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
-    """The plans that data and kernel permit, within the limits that the user has set."""
+    """The plans that data, kernel and the limits of the user permit."""
     data, rule = representation.data, representation.rule
     numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
     sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
@@ -521,7 +541,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
 
 
 def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
-    """Plans on lattices: few features, on a sample of many points; then more on all."""
+    """Plans on lattices: few features for a sample of the points, then more for all."""
     data, plans, numbers = representation.data, [], representation.data.num_values
 
     def of(rows: Data) -> Representation:
@@ -535,7 +555,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_FEATURES)
     coarse, fine = Representation.coarse, Representation.fine
     if representation.rule.max_features is not None:
-        # what the posterior truncates is noise of the model too: the evidence is that of the model
+        # the model truncates the same variance as its posterior, so its evidence needs this grid
         fine = partial(Representation.fine, returned=True)
     plans.append(OnLattice(trainer, "coarse grid", of(sample), coarse, COARSE_FACTOR, numbers))
     kind = OfCurves if trainer.curves else OnLattice

@@ -1,4 +1,4 @@
-"""EM for Student-t noise and other likelihoods, and depths of sources whose variance vanished."""
+"""EM for Student-t noise and pseudo-observations, and depths of sources with tiny variances."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,15 +46,15 @@ from gp_orff.inference.robust import (
 )
 from gp_orff.kernels.base import FieldKernel
 
-# Sources that a search on few observations has lost.
+# Depths of sources whose variance has vanished in a search on few observations.
 
 
 @torch.no_grad()
 def restore(kernel: Kernel) -> None:
     """Give every depth of sources at least a hundredth of the largest variance of a depth.
 
-    If few observations do not distinguish two depths, a variance goes to zero, and its logarithm so
-    far that no gradient brings it back on more observations.
+    If few observations do not distinguish two depths, the variance of one may fall to zero. Its
+    logarithm is then so small that its gradient vanishes, also for more observations.
     """
     for part in kernel.modules():
         if isinstance(part, FieldKernel):
@@ -66,30 +66,30 @@ def restore(kernel: Kernel) -> None:
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.
 #
-# Student-t noise is Gaussian noise with a random precision w_n. Given the expected weights,
-# evidence and posterior are those of Gaussian noise with the covariances N_n/E[w_n].
+# Student-t noise is Gaussian noise with a random weight w_n of each observation. Given the expected
+# weights, evidence and posterior are those for Gaussian noise with the covariances N_n/E[w_n].
 #
-# 1. E-step: the posterior of the field gives expected distances, hence weights, and with them ν and
-#    the scale of the noise (`EStep.learned`).
+# 1. E-step: the posterior of the field determines the expected distances. These determine the
+#    weights, ν and the scale of the noise (`EStep.refreshed`).
 # 2. M-step: a few iterations of a search for the other hyperparameters, given the weights.
-# 3. Both repeat until a round gains less than a threshold of the ELBO (`maximise`).
+# 3. Both repeat until the ELBO gains less than a threshold in a round (`maximise`).
 #
-# The first rounds run on a subset from several starting values, because without weights the
-# evidence may be largest for a field that passes through the outliers (`_start_among_outliers`).
-# Then plans take over, each of which refreshes the weights of its rows. At the end the weights of
-# all data are iterated to convergence (`EStep.converged`), accelerated by extrapolation (`climb`).
+# The first rounds run on a subset, from several starting values (`_start_among_outliers`): without
+# weights, the evidence may be largest for a field that passes through the outliers. The plans of
+# the search follow, and each refreshes the weights of its data. At the end, EM iterates the weights
+# of all data until they converge (`EStep.converged`), accelerated by extrapolation (`climb`).
 
 
-_ROUND = NEGLIGIBLE * NATS_OF_A_NUMBER  # nats per number: a round that gains less ends EM
+_ROUND = NEGLIGIBLE * NATS_OF_A_NUMBER  # EM ends with a round that gains fewer nats per value
 
-_START = "starting values, EM"  # a stage
+_START = "starting values, EM"  # the name of a stage
 
 
 @singledispatch
 def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
-    """The model of the weights of observations under this likelihood; None for Gaussian noise.
+    """The model of the weights of observations under this likelihood. None for Gaussian noise.
 
-    Register other likelihoods with `@heavy_tailed_noise.register`.
+    Other likelihoods register with `@heavy_tailed_noise.register`.
     """
     return None
 
@@ -111,25 +111,25 @@ class EStep:
     def of(
         cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], mean: Float[Tensor, "p"] | None
     ) -> "EStep":
-        """That of Student-t weights, or of pseudo-observations if any likelihood needs them.
+        """The E-step for Student-t weights, or for pseudo-observations if a likelihood needs them.
 
         Raises:
-            NotImplementedError: Student-t noise with pseudo-observations.
+            NotImplementedError: if one group has Student-t noise and another pseudo-observations.
         """
         step = EStep(kernel, likelihoods, mean)
         if not any_pointwise(likelihoods):
             return step
         if step.heavy_tailed:
             raise NotImplementedError(
-                "expected Gaussian noise in the other groups with a likelihood that "
-                "pseudo-observations represent, got a MultitaskStudentTLikelihood; give them "
-                "gp_orff.Pointwise(gpytorch.likelihoods.StudentTLikelihood())"
+                "expected Gaussian noise in the other groups if one group has a gp_orff.Pointwise "
+                "likelihood, got a MultitaskStudentTLikelihood; use "
+                "gp_orff.Pointwise(gpytorch.likelihoods.StudentTLikelihood()) instead"
             )
         return RepresentationStep(kernel, likelihoods, mean)
 
     @property
     def limits(self) -> dict[str, float]:
-        """Where the search of a round ends: weights lag behind by about a tenth of a nat."""
+        """The limits of the search of a round, a few nats: the weights change afterwards."""
         return {"nats": NEGLIGIBLE * NATS}
 
     @property
@@ -151,16 +151,20 @@ class EStep:
     def weighted(
         self, data: Dataset, inference: Inference, known: Sequence[Tensor] | None = None
     ) -> Dataset:
-        """The data with their expected weights under the posterior of `inference`; `known` weights
-        stay as they are."""
+        """The data with their expected weights under the posterior of `inference`.
+
+        `known` are weights that stay unchanged.
+        """
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         found = self._distances(data, inference, posterior, known)
         return data.weighted(*weights_at(found, self.heavy_tailed))
 
     @torch.no_grad()
     def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
-        """The data with their expected weights, and with the degrees of freedom that are likeliest
-        under that posterior and the scale of noise to which nothing is added."""
+        """Learn ν and the scale of the noise, and return the data with their expected weights.
+
+        The scale is learned only if no truncation variance is added to the noise.
+        """
         inference, data = infer(data), data.unweighted()
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         found = list(self._distances(data, inference, posterior))
@@ -168,7 +172,7 @@ class EStep:
         return data.weighted(*weights_at(found, self.heavy_tailed))
 
     def stored(self, data: Dataset) -> list[Distances]:
-        """The distances that the weights of the data follow from."""
+        """The distances that correspond to the present weights of the data."""
         pairs = zip(data.unweighted().visit(), data.all_weights(), strict=True)
         models, empty = self.heavy_tailed, torch.zeros(0)
         return [
@@ -180,7 +184,7 @@ class EStep:
 
     @torch.no_grad()
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
-        """The data with the weights that the posterior of a few of them lets expect."""
+        """The data with the weights that they are expected to have, from `inference` on a few."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         parts = self.heavy_tailed, posterior, self.noises
         weights = foreseen_weights(data.unweighted().visit(), *parts)
@@ -192,9 +196,19 @@ class EStep:
     def converged(
         self, representation: Representation, rounds: int = 300, learn: bool = False
     ) -> Representation:
-        """Repeat the E-step, from the present weights, until the ELBO converges; the data with the
-        last weights. `learn`: with the degrees of freedom and the scale of the noise, as `learned`
-        has them."""
+        """Repeat the E-step from the present weights until the ELBO converges.
+
+        Args:
+            representation: the data with weights, and the form of the prior.
+            rounds: the largest number of E-steps.
+            learn: whether to learn ν and the scale of the noise too, like `refreshed`.
+
+        Returns:
+            The representation, with the weights of the last round.
+
+        Warns:
+            UserWarning: if the ELBO has not converged after `rounds` rounds.
+        """
         if not self.heavy_tailed:
             return representation
         data, inference = representation.data, representation.now()
@@ -227,7 +241,7 @@ class EStep:
         point, converged = climb(step, initial, near, gain, rounds)
         if not converged:
             warnings.warn(
-                f"the weights of Student-t noise have not converged after {rounds} rounds: use a "
+                f"the weights of Student-t noise have not converged after {rounds} rounds; use a "
                 "larger deg_free or noise, or call fit, which learns the noise",
                 stacklevel=2,
             )
@@ -241,15 +255,15 @@ class EStep:
         known: Sequence[Tensor] | None = None,
     ) -> Iterator[Distances]:
         parts = posterior, self.noises, known
-        held = inference.data  # perhaps statistics alone
-        same = held.revisitable and data.sources is held.sources  # but for their weights
+        held = inference.data  # may be sufficient statistics only
+        same = held.revisitable and data.sources is held.sources  # the weights may differ
         residuals = inference.residuals(posterior) if same else None
         return all_distances(data.visit(), self.heavy_tailed, *parts, residuals)
 
 
 @dataclass(frozen=True)
 class RepresentationStep(EStep):
-    """The step to pseudo-observations, which represent any likelihood, and converge in it."""
+    """The E-step for pseudo-observations, which represent any likelihood and converge in a step."""
 
     refreshes, limits, heavy_tailed = True, {}, {}
 
@@ -258,22 +272,27 @@ class RepresentationStep(EStep):
         return Iterate.of(data, inference, posterior, self.likelihoods)
 
     def weighted(self, data: Dataset, inference: Inference, *weights: object) -> Dataset:
-        """The data with pseudo-observations that follow from the posterior of `inference`."""
+        """The data with the pseudo-observations under the posterior of `inference`."""
         moved = self._iterate(data, inference).moved(1.0)
         return self._iterate(moved, inference).data  # with their ELBO correction
 
     foreseen = weighted
 
     def refreshed(self, data: Dataset, infer: Callable[[Dataset], Inference]) -> Dataset:
-        """The data with pseudo-observations that have converged, and parameters of likelihoods that
-        are likeliest under the posterior before."""
+        """Learn the parameters of likelihoods, and return data with converged pseudo-observations.
+
+        The parameters are learned under the posterior before the pseudo-observations change.
+        """
         return self._converged(data, infer, _ROUND * data.num_values)
 
     def converged(
         self, representation: Representation, rounds: int = 300, learn: bool = False
     ) -> Representation:
-        """The data with pseudo-observations that have converged, on the representation that their
-        noise asks for; `learn`: in turn with the parameters of likelihoods."""
+        """Return the representation with converged pseudo-observations.
+
+        The form of the prior follows the noise of the pseudo-observations. If `learn` is True, the
+        parameters of likelihoods are learned in turn with them.
+        """
         numbers, before = representation.data.num_values, np.inf
         for _ in range(rounds):
             inference = representation.now()
@@ -283,7 +302,7 @@ class RepresentationStep(EStep):
             if abs(elbo - before) < _ROUND * numbers:
                 break
             before = elbo
-        settled = NEGLIGIBLE**3 * CONVERGED  # steps to pseudo-observations gain little at a time
+        settled = NEGLIGIBLE**3 * CONVERGED  # each step gains little, long before convergence
         data = self._converged(data, representation.now().of, settled * numbers, learns=False)
         return replace(representation, data=data)
 
@@ -306,7 +325,7 @@ def _is_pure(inference: Inference) -> bool:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Where a few rounds of EM have ended."""
+    """The result of a few rounds of EM."""
 
     search: Search
     u: Float[np.ndarray, "k"]  # the coordinates
@@ -315,7 +334,7 @@ class Candidate:
 
 
 def e_step_of(trainer: Trainer) -> EStep:
-    """The E-step for what a trainer learns."""
+    """The E-step for the kernel and the likelihoods of a trainer."""
     return EStep.of(trainer.kernel, trainer.likelihoods, trainer.mean)
 
 
@@ -325,7 +344,10 @@ def has_weights(trainer: Trainer, data: Data) -> bool:
 
 
 def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dataset:
-    """EM on a subset, from good starting values unless `warm_start`; the data with weights."""
+    """Run EM on a subset, and return all data with weights.
+
+    EM starts from the present hyperparameters if `warm_start`, otherwise from several.
+    """
     subset, inference = trainer.subset(SUBSET_VALUES // 2), trainer.inference
     with trainer.journal.stage(_START):
         if not warm_start:
@@ -335,12 +357,14 @@ def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dat
 
 
 def _start_among_outliers(trainer: Trainer, subset: Dataset) -> None:
-    """Set the hyperparameters to the best after a few rounds of EM from each starting value:
-    without weights, the evidence may be largest for a field that passes through outliers."""
+    """Set the hyperparameters to the best after a few rounds of EM from each starting value.
+
+    Without weights, the evidence may be largest for a field that passes through outliers.
+    """
     kernel, likelihoods, distances = trainer.kernel, trainer.likelihoods, trainer.distances
     tails, candidates, further = Tails(likelihoods), [], []
     at_first, coordinates = tails.get(), trainer.new_search().coordinates
-    first = coordinates.get()  # of what `start` does not set, such as exponents
+    first = coordinates.get()  # `start` does not set all, such as exponents
     warn_of_far_points(distances)
 
     def few_rounds(data: Dataset, search: Search, rounds: int) -> Candidate:
@@ -373,18 +397,23 @@ def maximise(
     evaluations: int = MOST_EVALUATIONS,
     **options,
 ) -> Data:
-    """Search on data as a stage `name`; of data that an E-step refreshes in rounds, each after one,
-    until one gains little. The data, with weights if they have any.
+    """Run a search as one stage of the fit, in rounds of EM if the data have weights.
+
+    Each round refreshes the weights or pseudo-observations, and continues the search. EM ends with
+    a round that gains little.
 
     Args:
-        trainer: of the hyperparameters.
-        search: goes on from where it is.
-        data: without weights, or with those of an earlier round.
-        inference: from the data with weights.
-        name: of the stage.
-        rounds: at most.
-        evaluations: of all rounds, about.
-        options: further ones of `Trainer.search`.
+        trainer: the trainer of the hyperparameters.
+        search: the search, which continues from its present coordinates.
+        data: the data, without weights or with those of an earlier round.
+        inference: a function that returns the inference from data with weights.
+        name: the name of the stage.
+        rounds: the largest number of rounds.
+        evaluations: the approximate number of evaluations of all rounds together.
+        options: other arguments of `Trainer.search`.
+
+    Returns:
+        The data, with the weights of the last round if they have weights.
     """
     if not has_weights(trainer, data):
         trainer.search(search, inference(data), name, evaluations=evaluations, **options)
@@ -400,7 +429,7 @@ def maximise(
             trainer.search(search, made, name, evaluations=few, **options)
             evaluations -= search.evaluations - before
             if not made.is_exact and made.stale(trainer.kernel, e_step.noises):
-                search.settled = False  # after several rounds, each within the range of one
+                search.settled = False  # the features are stale after several rounds
             if not search.settled or search.value - previous < _ROUND or evaluations < 1:
                 break
             previous = search.value
@@ -408,7 +437,7 @@ def maximise(
 
 
 def settled(trainer: Trainer, representation: Representation) -> Representation:
-    """The representation, with the weights of all data, ν and the scale of the noise converged."""
+    """Iterate the weights of all data, ν and the scale of the noise until they converge."""
     representation = e_step_of(trainer).converged(representation, learn=True)
     for sentence in Tails(trainer.likelihoods).notes:
         trainer.journal.note(sentence)

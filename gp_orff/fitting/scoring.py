@@ -1,12 +1,15 @@
-"""Weak priors of hyperparameters, in the units of the data, for data that leave them open.
+"""Weak priors of hyperparameters, for data that determine them poorly.
 
-With the extent D of the points and the standard deviation s of the observed numbers about their
-mean, logarithms are normal:
+All priors are log-normal, with units from the data. D is the extent of the middle 90 % of the
+points. s is the standard deviation (SD) of the observed values about their mean.
 
-    lengthscale ~ (0.4 D, 0.8) ,    sd of the field ~ (s, 0.8) ,    sd of the noise ~ (0.1 s, 1.2) ,
+    hyperparameter      median    SD of the logarithm
+    lengthscale         0.4 D     0.8
+    SD of the field     s         0.8
+    SD of the noise     0.1 s     1.2
+    alpha of RQKernel   1         1
 
-each with its median and the standard deviation of its logarithm. Of a sum of n kernels, the sd of
-each summand has the median s/n and the width 1.5.
+In a sum of n kernels, the SD of each summand has the median s/n, and its logarithm the SD 1.5.
 """
 
 import math
@@ -32,23 +35,26 @@ from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 
-# A prior of the noise beside learned spectra, which may take its place.
+# A prior of the noise variance, for fields with learned spectra.
 
 
 def log_prior_of_noise(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> Float[Tensor, ""] | float:
-    """The log density of log σ² ~ N(log 0.1 v, 3²), v being the variance of the data, up to a
-    constant, for the noise of every group; 0 without a learned spectrum.
+    """Return the log prior density of the noise variances σ², for a learned spectrum.
 
-    Only extrapolation of the spectrum distinguishes waves shorter than the distances of the
-    observations from noise, so that the evidence of few observations may have a maximum without
-    noise.
+    The prior of every group is log σ² ~ N(log 0.1 v, 3²), with the variance v of the data. The
+    density is that of log σ², up to a constant. Without a learned spectrum, it is 0.
+
+    Waves shorter than the distances between observations look like noise. Only the extrapolation of
+    the spectrum distinguishes them from noise, so that the evidence of few observations may have a
+    maximum without noise.
 
     Args:
-        kernel: that may have a learned spectrum.
-        likelihoods: those of all groups; those with given noise, or of tracks, have no prior.
-        survey: of the data.
+        kernel: the kernel of the model.
+        likelihoods: the likelihood of every group, by label. Known noise and noise along tracks
+            have no prior.
+        survey: the survey of the data.
     """
     if not has_learned_spectrum(kernel):
         return 0.0
@@ -61,28 +67,31 @@ def log_prior_of_noise(
     return total
 
 
-_WIDTH, _SUMMAND, _NOISE = 0.8, 1.5, 1.2  # sd of log lengths and log sd of fields, parts and noise
+_WIDTH = 0.8  # the SD of the logarithm of a lengthscale, and of the SD of a field
+_SUMMAND, _NOISE = 1.5, 1.2  # the SD of the logarithm of the SD of a summand, and of noise
 
-MOST_SAMPLED = 200  # numbers whose posteriors count what they leave open of hyperparameters
-_FEW = 120  # vectors, up to which predictions depend on what is left open of hyperparameters
+MOST_SAMPLED = 200  # values up to which posteriors with a learned spectrum sample hyperparameters
+_FEW = 120  # vectors up to which posteriors integrate over hyperparameters
 
 
 def leave_much_open(data: Data) -> bool:
-    """Whether observations are so few that they leave hyperparameters open: at most as many numbers
-    as 120 vectors have. Observations along tracks are not covered yet."""
+    """Whether the data have at most as many values as 120 vectors, and no tracks.
+
+    Such data determine the hyperparameters poorly. Tracks are not supported yet.
+    """
     num_outputs = data.survey.sample[0].pattern.num_outputs
     return data.num_values <= _FEW * num_outputs and not data.tracks
 
 
 Modules = Mapping[str | None, Module]
-"""The kernel, under None, and the likelihood of every group by its label."""
+"""The kernel under the key None, and the likelihood of every group under its label."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Where a raw parameter is."""
+    """The location of a raw parameter in the kernel or in a likelihood."""
 
-    label: str | None  # of the group of a likelihood; None for the kernel
+    label: str | None  # the group of the likelihood; None for the kernel
     name: str
 
     def value(self, modules: Modules) -> Tensor:
@@ -91,7 +100,7 @@ class Owner:
         return owner.constraint_for_parameter_name(name).transform(getattr(owner, name))
 
     def is_positive(self, modules: Modules) -> bool:
-        """Whether a constraint keeps the parameter positive."""
+        """Whether a constraint makes the parameter positive."""
         owner, name = self._owner(modules)
         constraint = owner.constraint_for_parameter_name(name)
         return constraint is not None and bool((constraint.lower_bound >= 0).all())
@@ -102,7 +111,7 @@ class Owner:
 
 
 def owners_of(modules: Modules) -> dict[nn.Parameter, Owner]:
-    """Where every raw parameter is."""
+    """The location of every raw parameter."""
     return {
         parameter: Owner(label, name)
         for label, module in modules.items()
@@ -112,8 +121,11 @@ def owners_of(modules: Modules) -> dict[nn.Parameter, Owner]:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """log v ~ N(log median, width²), of every element of a positive parameter v, or of the variance
-    v of the summand that the parameter scales."""
+    """The prior log v ~ N(log median, width²).
+
+    v is every element of a positive parameter. If `summand` is a number, v is the variance of this
+    summand, which the parameter scales.
+    """
 
     median: Float[Tensor, "..."]  # in the shape of the parameter
     width: float
@@ -134,8 +146,10 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class WeakPriors:
-    """The weak priors of the hyperparameters that are trained, and the priors that the user has
-    registered, which take their places."""
+    """The weak priors of the trained hyperparameters.
+
+    Priors that the user has registered replace them.
+    """
 
     weak: Mapping[Owner, LogNormal]
     registered: Mapping[Owner, Prior]
@@ -146,10 +160,11 @@ class WeakPriors:
     def of(
         cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
     ) -> "WeakPriors | None":
-        """The priors for these data.
+        """Return the priors for these data, or None.
 
-        None where a trained parameter has neither a weak prior, as a matrix of outputs, nor one of
-        its own that the user registered; and for learned spectra, which have a prior.
+        The result is None if a trained parameter has neither a weak prior nor a registered one,
+        such as an output covariance. It is also None for learned spectra, which have their own
+        prior.
         """
         if has_learned_spectrum(kernel, trained=True):
             return None
@@ -173,7 +188,7 @@ class WeakPriors:
                 return None
             weak[owner] = prior
             amplitudes += [] if prior.summand is None else [prior.summand]
-        several = len(set(amplitudes)) < len(amplitudes)  # that scale one summand
+        several = len(set(amplitudes)) < len(amplitudes)  # amplitudes of one summand
         if several or {*weak, *registered} != set(owners.values()):
             return None
         return cls(weak, registered, torch.cat([part.x for part in survey.sample]))
@@ -181,8 +196,10 @@ class WeakPriors:
     def residuals(
         self, kernel: Kernel, likelihoods: Mapping[str, Likelihood]
     ) -> Float[Tensor, "*b r"]:
-        """(log v − log median) / width of all that has a weak prior; of a batch of kernels, with a
-        batch of likelihoods, those of each."""
+        """(log v − log median) / width of all r values v with a weak prior.
+
+        A batch of kernels and likelihoods has a batch of residuals.
+        """
         modules = {None: kernel, **likelihoods}
         found = [prior.residual(own, modules, self.x) for own, prior in self.weak.items()]
         return torch.cat(found, dim=-1) if found else self.x.new_zeros(*kernel.batch_shape, 0)
@@ -198,8 +215,7 @@ class WeakPriors:
 def _registered(
     modules: Modules, owners: Mapping[nn.Parameter, Owner]
 ) -> dict[Owner, Prior] | None:
-    """The priors of the user, each of the value of one parameter; None if one is of something
-    else."""
+    """The registered priors by parameter. None if a prior is not that of one parameter's value."""
     found: dict[Owner, Prior] = {}
     for module in modules.values():
         for _, owner, prior, closure, _ in module.named_priors():
@@ -222,7 +238,7 @@ def _registered(
 def _candidates(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> Iterator[tuple[nn.Parameter, LogNormal]]:
-    """The parameters that have a weak prior, trained or not, and these priors."""
+    """All parameters with a weak prior, trained or fixed, and the priors."""
     observations = join(survey.sample)
     heavy = any(map(raw_deg_frees, likelihoods.values()))
     variances = _variances(observations, heavy)
@@ -281,8 +297,10 @@ def _log_normal(size: Tensor, raw: nn.Parameter, median: float, width: float) ->
 
 
 def _variances(observations: Sequence[Observations], heavy: bool) -> Float[Tensor, "p"]:
-    """The variance of every output about its mean; of heavy tails, that of a normal distribution
-    with the same share of the numbers in its middle."""
+    """The variance of every output about its mean.
+
+    For heavy tails, it is that of a normal distribution with the same central 68 % interval.
+    """
     p = observations[0].pattern.num_outputs
     values: list[list[Tensor]] = [[] for _ in range(p)]
     for part in observations:

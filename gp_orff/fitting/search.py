@@ -1,4 +1,4 @@
-"""Maximise the evidence: coordinates of hyperparameters, their ranges, and the search."""
+"""Maximisation of the evidence: coordinates of hyperparameters, their ranges, and the search."""
 
 import math
 import warnings
@@ -35,31 +35,32 @@ from gp_orff.inference.price import (
 from gp_orff.kernels.spectra import Range
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
-# The ranges in which lengthscales and similar hyperparameters are searched.
+# The search ranges of lengthscales and similar hyperparameters.
 #
-# 1. `parameter_ranges` visits every leaf of the kernel tree and asks its spectrum for the
-#    quantities that set the frequencies, each with a lowest and a highest value.
-# 2. `_distance_ranges` gives the spectrum two distances for each input: the shortest one between
-#    points, since the data resolve nothing shorter, and `LONGEST` times the extent of the points,
-#    since the data cannot distinguish a much longer lengthscale from a constant.
-# 3. `_dependencies` differentiates such a quantity to see which raw parameters it is computed from.
-#    Only these parameters get the range, so the spectrum need not know how they are stored.
-# 4. A parameter that occurs in several leaves gets the ranges of all of them, and the search uses
-#    their union (`Coordinate._limits`).
+# 1. `parameter_ranges` visits every leaf of the kernel tree. It asks the spectrum of the leaf for
+#    the quantities that set the frequencies, each with a lowest and a highest value.
+# 2. `_distance_ranges` gives the spectrum two distances for each input. One is the shortest
+#    distance between points, since the data resolve nothing shorter. The other is `LONGEST` times
+#    the extent of the points, since the data cannot distinguish a longer lengthscale from a
+#    constant.
+# 3. `_dependencies` differentiates such a quantity to find the raw parameters that it depends on.
+#    Only these parameters get the range.
+# 4. A parameter that occurs in several leaves gets the ranges of all of them. The search uses their
+#    union (`Coordinate._limits`).
 
 
-# The depth h times |k|, beyond which a hundredth of the variance ∝ k² exp(−2h|k|) lies.
+# A hundredth of the variance ∝ k² exp(−2h|k|) is at wavenumbers with h|k| above this value.
 _RESOLVED = 4.2
 
 
 def parameter_ranges(
     kernel: Kernel, distances: Distances | None, whole: Survey | None = None
 ) -> dict[nn.Parameter, tuple[Range, ...]]:
-    """The search ranges of the trained parameters of a kernel tree that change frequencies.
+    """Return the search ranges of the trained parameters of a kernel that change frequencies.
 
-    They follow from the distances between points, and are practically unbounded without distances.
-    Where all data, the `whole`, have so many values that features serve, they are limited to
-    sources of harmonic fields so deep that features distinguish them from noise.
+    Ranges follow from the distances between points, and are practically unbounded without
+    distances. If all data, `whole`, have so many values that the posterior uses features, depths of
+    sources also get a lower limit. Features can then distinguish their fields from noise.
     """
     parameters = [p for p in kernel.parameters() if p.requires_grad]
     ranges: dict[nn.Parameter, tuple[Range, ...]] = {}
@@ -75,14 +76,14 @@ def parameter_ranges(
 def _leaf_ranges(
     term: Term, leaf: Leaf, distances: Distances | None, whole: Survey | None
 ) -> list[Range]:
-    """The ranges that the spectrum of a leaf names; none for what is no `Spectrum`."""
+    """The ranges that the spectrum of a leaf requests. Empty for other than a `Spectrum`."""
     density = leaf.spectrum
     if not hasattr(density, "frequency_parameters"):
         return []
     shortest, longest = _distance_ranges(term, leaf, distances)
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
-    # field of sources at depth h decays like exp(−h|k|), so a lower limit of the depth bounds the
-    # variance at the wavenumbers that the lattice lacks. `extents` contains the factor `LONGEST`.
+    # field of sources at depth h decays like exp(−h|k|). A lower limit of the depth therefore
+    # bounds the variance beyond these wavenumbers. `extents` contains the factor `LONGEST`.
     if term.factor.decays and whole and whole.num_values > MANY:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / LONGEST / math.sqrt(8 * MOST_TRAINING)
@@ -91,7 +92,7 @@ def _leaf_ranges(
 
 
 def _dependencies(value: Tensor, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """The parameters that a value is computed from."""
+    """The parameters that a value depends on."""
     if not value.requires_grad:
         return []
     gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
@@ -112,30 +113,31 @@ def _distance_ranges(
         shortest = [distances.shortest((dim,)) for dim in dims]
     else:
         shortest = [distances.shortest(dims)] * len(dims)
-    apart = max(1.0, distances.root_mean_square(dims) / extent)  # many inputs: more than any extent
+    # With many inputs, typical distances exceed the extent in each of them.
+    apart = max(1.0, distances.root_mean_square(dims) / extent)
     longest = apart * np.where(longest > 0, longest, extent)
-    # Points that coincide in an input have no shortest distance in it; the logarithm of the range
-    # still has to be finite.
+    # Points that coincide in an input have no shortest distance there. A positive lower limit keeps
+    # the logarithm of the range finite.
     shortest = np.array([length if length > 0 else 1e-3 * extent for length in shortest])
     return np.minimum(shortest, longest), LONGEST * longest
 
 
 # Hyperparameters as one vector of coordinates that do not depend on units.
 #
-# The coordinate u of a positive parameter is its logarithm, of one in an interval its logit, and of
-# an unconstrained one its value over its initial size. A change of units shifts the coordinates of
-# positive parameters and leaves every step the same.
+# The coordinate u of a positive parameter is its logarithm. In an interval, u is the logit. Without
+# a constraint, u is the value over its initial size. A change of units shifts the coordinates of
+# positive parameters, and changes no step.
 #
 # Three representations of a parameter occur here:
 #
 #     raw parameter (gpytorch)  ⇄  value (after the constraint)  ⇄  coordinate u (of the search)
 #
-# gpytorch differentiates in the raw parameter, usually through a softplus. The search does not use
-# this scale, since a softplus is linear for large values and the result would depend on the units.
-# `Coordinate.gradient` therefore converts: ∂/∂u = ∂/∂raw · (∂value/∂raw)⁻¹ · ∂value/∂u.
+# gpytorch differentiates by the raw parameter, usually through a softplus. A softplus is linear for
+# large values, so a search in raw parameters would depend on the units. `Coordinate.gradient`
+# therefore converts the gradient: ∂/∂u = ∂/∂raw · (∂value/∂raw)⁻¹ · ∂value/∂u.
 
 
-AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # closer to its bound: at the bound
+AT_BOUND = math.sqrt(torch.finfo(torch.float32).eps)  # a smaller distance counts as at the bound
 
 
 Map = Callable[[Float[Tensor, "*b k"]], Float[Tensor, "*b k"]]
@@ -147,14 +149,14 @@ def _log(distance: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One parameter: its value from the coordinates u of its elements, and u from its value."""
+    """One parameter with the coordinates u of its elements, and the map between u and values."""
 
     name: str
-    parameter: nn.Parameter  # the raw one
+    parameter: nn.Parameter  # the raw parameter
     constraint: Interval | None
     scale: float  # the unit of u, for a parameter without constraint
-    ranges: tuple[Range, ...] = ()  # search ranges of a parameter that moves frequencies
-    floor: float | None = None  # the least value of a search, if there is one
+    ranges: tuple[Range, ...] = ()  # search ranges of a parameter that changes frequencies
+    floor: float | None = None  # the smallest value of a search; None for no limit
 
     @property
     def value(self) -> Float[Tensor, "k"]:
@@ -164,15 +166,15 @@ class Coordinate:
 
     @property
     def stretch(self) -> float:
-        """How much faster than frequencies u may move; 0 if it does not move frequencies."""
+        """The change of u over the change of log frequency. 0 if u changes no frequencies."""
         return min((search_range.stretch for search_range in self.ranges), default=0.0)
 
     def get(self) -> Float[Tensor, "k"]:
-        """u of the present value."""
+        """The coordinates u of the present value."""
         return self.of_values(self.value.double())
 
     def bounds(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-        """The lowest and highest u of the search; the present u is always between them."""
+        """The lowest and highest u of the search. The present u is always between them."""
         origin = self.get()
         if not self.ranges:
             low = origin - FARTHEST
@@ -195,14 +197,13 @@ class Coordinate:
             [self.of_values(self._expanded(value)) for value in (limits.low, limits.high)]
             for limits in self.ranges
         ]
-        # The union of all ranges: an intersection could be empty where leaves differ in their
-        # distances.
+        # The union of all ranges: an intersection could be empty if leaves have different inputs.
         low, high = (torch.stack(end) for end in zip(*ends, strict=True))
         return low.amin(0), high.amax(0)
 
     @property
     def _maps(self) -> tuple[Map, Map, Map]:
-        """The value of u, u of a value, and log|∂value/∂u| of u; u increases with the value."""
+        """The functions u → value, value → u, u → log|∂value/∂u|. u increases with the value."""
         low, high = self._bounds
         if low is None and high is None:
             scale = self.scale
@@ -224,7 +225,7 @@ class Coordinate:
         )
 
     def of_values(self, value: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-        """u of values."""
+        """The coordinates u of values."""
         return self._maps[1](value)
 
     def _expanded(self, value: float | Tensor) -> Float[Tensor, "k"]:
@@ -239,13 +240,12 @@ class Coordinate:
     def raw(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "..."]:
         """The raw parameter at u, in its shape."""
         shape = (*u.shape[:-1], *self.parameter.shape)
-        # The inverse of the constraint runs in the dtype of the parameter, after the step in
-        # float64.
+        # `values` computes in float64, and the inverse of the constraint in the parameter's dtype.
         value = self.values(u).reshape(shape).to(self.parameter)
         return value if self.constraint is None else self.constraint.inverse_transform(value)
 
     def on_device(self, u: Float[np.ndarray, "*b k"]) -> Float[Tensor, "*b k"]:
-        """u where the parameter is."""
+        """u as a tensor on the device of the parameter."""
         return torch.from_numpy(u).to(self.parameter.device)
 
     def values(self, u: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
@@ -270,7 +270,7 @@ class Coordinate:
         return self._maps[2](u)
 
     def gradient(self) -> Float[Tensor, "k"]:
-        """The gradient in u, from the gradient of the raw parameter."""
+        """The gradient by u, from the gradient of the raw parameter."""
         grad = self.parameter.grad
         if grad is None:
             return torch.zeros(self.parameter.numel(), dtype=torch.float64)
@@ -289,7 +289,7 @@ class Coordinate:
 
     @cached_property
     def _bounds(self) -> tuple[Float[Tensor, "k"] | None, Float[Tensor, "k"] | None]:
-        """The finite bounds of the constraint, None for others; they do not change in a search."""
+        """The bounds of the constraint, None if infinite. They do not change during a search."""
         if self.constraint is None:
             return None, None
         bounds = self.constraint.lower_bound, self.constraint.upper_bound
@@ -299,7 +299,7 @@ class Coordinate:
 
 
 def _admissible(constraint: Interval | None, value: Tensor) -> Tensor:
-    """The nearest value that a constraint allows, away from its bounds."""
+    """The nearest value that a constraint allows, at a distance from its bounds."""
     if constraint is None:
         return value
     low, high = constraint.lower_bound.to(value), constraint.upper_bound.to(value)
@@ -312,8 +312,11 @@ def _admissible(constraint: Interval | None, value: Tensor) -> Tensor:
 
 
 def set_trained(module: Module, name: str, value: float | Tensor) -> bool:
-    """Set a parameter, if it is trained, to the nearest value that its constraint allows, away from
-    its bounds; whether it is trained."""
+    """Set a trained parameter to the nearest value that its constraint allows.
+
+    The value has a distance from the bounds. Returns whether the parameter is trained: a fixed one
+    does not change.
+    """
     raw = getattr(module, f"raw_{name}")
     if raw.requires_grad:
         value = torch.as_tensor(value).to(raw).expand_as(raw)
@@ -326,11 +329,14 @@ def _finite(bound: Tensor) -> bool:
 
 
 class Coordinates:
-    """The trainable hyperparameters of `modules` as one vector, but for degrees of freedom, which
-    follow with the weights of observations.
+    """The trained hyperparameters of modules as one vector.
 
-    `ranges` gives the search ranges of those that move frequencies, `floors` the least values of
-    others.
+    Degrees of freedom are not included: EM learns them with the weights of observations.
+
+    Args:
+        modules: the kernel and the likelihoods.
+        ranges: the search ranges of parameters that change frequencies, by raw parameter.
+        floors: the smallest values of other parameters, by raw parameter.
     """
 
     def __init__(
@@ -347,11 +353,11 @@ class Coordinates:
         )
 
     def get(self) -> Float[np.ndarray, "k"]:
-        """u of the present hyperparameters."""
+        """The coordinates u of the present hyperparameters."""
         return np.concatenate([[], *(part.get().cpu().numpy() for part in self.parts)])
 
     def without_ranges(self) -> "Coordinates":
-        """These coordinates in a form that can be copied and pickled: ranges have a graph."""
+        """A copy without ranges, whose autograd graphs can be neither copied nor pickled."""
         plain = copy(self)
         plain.parts = [replace(part, ranges=()) for part in self.parts]
         return plain
@@ -367,7 +373,7 @@ class Coordinates:
             part.set(part.on_device(piece))
 
     def raw(self, u: Float[np.ndarray, "S k"]) -> dict[nn.Parameter, Float[Tensor, "S ..."]]:
-        """The raw parameters at a batch of coordinates."""
+        """The raw parameters at S vectors of coordinates."""
         return {
             part.parameter: part.raw(part.on_device(piece))
             for part, piece in zip(self.parts, self.split(u), strict=True)
@@ -376,26 +382,25 @@ class Coordinates:
     def by_parameter(
         self, values: Float[np.ndarray, "k"]
     ) -> dict[nn.Parameter, Float[np.ndarray, "..."]]:
-        """One number for each coordinate, by parameter and in its shape."""
+        """Arrange one value for each coordinate by parameter, in the shape of the parameter."""
         return {
             part.parameter: piece.reshape(part.parameter.shape)
             for part, piece in zip(self.parts, self.split(values), strict=True)
         }
 
     def split(self, values: Shaped[np.ndarray, "*b k"]) -> list[Shaped[np.ndarray, "*b m"]]:
-        """Split into one array for each parameter."""
+        """Split an array over coordinates into one array for each parameter."""
         ends = np.cumsum([part.parameter.numel() for part in self.parts])
         return np.split(values, ends, axis=-1)[:-1]
 
     @property
     def stretch(self) -> Float[np.ndarray, "k"]:
-        """How much faster than frequencies each coordinate may move, in logarithms; 0 for those
-        that do not move frequencies."""
+        """The change of each coordinate over the change of log frequency. 0 for no change."""
         stretches = [np.full(part.parameter.numel(), part.stretch) for part in self.parts]
         return np.concatenate([np.zeros(0), *stretches])
 
     def at_bounds(self, u: Float[np.ndarray, "k"]) -> Int[np.ndarray, "k"]:
-        """−1 where a coordinate is at its lower bound, 1 at its upper bound, else 0."""
+        """−1 for a coordinate at its lower bound, 1 at its upper bound, otherwise 0."""
         return (u >= self.high - AT_BOUND).astype(int) - (u <= self.low + AT_BOUND).astype(int)
 
     def reached(self, names: Mapping[str, nn.Parameter]) -> list[str]:
@@ -419,7 +424,7 @@ class Coordinates:
     def value_and_gradient(
         self, objective: Callable[[], Float[Tensor, ""]]
     ) -> tuple[float, Float[np.ndarray, "k"]]:
-        """An objective and its gradient in u, at the present hyperparameters."""
+        """An objective and its gradient by u, at the present hyperparameters."""
         for part in self.parts:
             part.parameter.grad = None
         value = objective()
@@ -441,7 +446,7 @@ class Coordinates:
 
 
 def log_density(prior: Prior, values: Float[Tensor, "S ..."]) -> Float[Tensor, "S"]:
-    """log p of each of S values; −∞ outside the support of the prior, where torch raises."""
+    """The log density of S values, −∞ outside the support of the prior, where torch raises."""
     try:
         inside = prior.support.check(prior.transform(values)).reshape(len(values), -1).all(-1)
     except NotImplementedError:  # a prior that does not define its support
@@ -471,28 +476,30 @@ def _coordinates(
 
 # Evidence maximisation: hyperparameters from the marginal likelihood of observations.
 #
-# `Search.run` takes damped quasi-Newton steps in the coordinates u. With the gradient g and a
-# positive definite curvature B, an estimate of minus the Hessian,
+# `Search.run` takes damped quasi-Newton steps s in the coordinates u. With the gradient g and a
+# positive definite estimate B of minus the Hessian, they solve
 #
 #     (B + λ diag B) s = g      (Levenberg 1944; Marquardt 1963; λ after Nielsen 1999).
 #
-# 1. B is the information of the data about the hyperparameters, where that is cheap, and is
-#    computed again after coordinates have moved by much. It is positive semidefinite wherever the
-#    search is, and has the right size from the first step on, which line searches lack.
-# 2. After each step B is updated from the change of g (BFGS). Where the evidence is not concave,
-#    the change is damped so that B stays positive definite (Powell 1978). Without an information,
-#    B begins as a multiple of the identity, and the search takes its size from the first step.
-# 3. A coordinate at a bound is held there while the objective rises outwards. On a frequency grid,
-#    which serves frequencies near those that it was made for, coordinates that move frequencies
-#    have bounds around their start too; the run ends near these, and the caller makes a new grid.
-# 4. A step that loses is taken back; λ grows, and the next step is shorter. The run ends when the
-#    step without damping promises less than `nats`, or when the evaluations are used up.
+# 1. B is the information of the data about the hyperparameters, if it is cheap. It is computed
+#    again after coordinates have changed much. The information is positive semidefinite at all
+#    hyperparameters, and gives the first step the right length.
+# 2. After each step, B is updated from the change of g (BFGS). Where the evidence is not concave,
+#    the update is damped so that B stays positive definite (Powell 1978). Without an information,
+#    B starts as a multiple of the identity, whose size follows from the first step.
+# 3. A coordinate at a bound is fixed while the objective rises outwards. A frequency grid serves
+#    only frequencies near those that it was made for. On a grid, coordinates that change
+#    frequencies therefore have bounds around their start. The run ends near these bounds, and the
+#    caller makes a new grid.
+# 4. A step that reduces the objective is undone. λ increases, and the next step is shorter. The run
+#    ends when the step without damping is expected to gain less than `nats`, or after the last
+#    evaluation.
 #
-# B is kept for the next run per observed number, so that it serves subsets of all sizes.
+# The next run starts from B per observed value, so that B also serves subsets of other sizes.
 
 
 # A hundredth of a nat changes no posterior visibly: a factor of 1.01 in the marginal likelihood.
-_LEAST = NEGLIGIBLE**2 * NATS  # what a step promises at least, and the least curvature of one
+_LEAST = NEGLIGIBLE**2 * NATS  # the smallest expected gain of a step, and the least eigenvalue
 _MOST_DAMPING = 1 / torch.finfo(torch.float64).eps
 Report = Callable[[float], None]
 Information = Callable[[], Float[np.ndarray, "k k"] | None]
@@ -503,6 +510,10 @@ class SearchWarning(UserWarning):
 
     You get this warning if one more step of the search is expected to raise the log evidence by
     more than 1 nat. Call `fit` again with `warm_start=True` to continue the search.
+
+    You also get it if the search used a frequency grid, and ended below the maximum of the log
+    evidence under the exact kernel. For M observed values, the tolerance is the larger of 1 nat and
+    M/10000 nats. The message then names the call of `fit` that searches under the exact kernel.
 
     Example:
         A search that ends after two evaluations of its objective:
@@ -524,7 +535,7 @@ class SearchWarning(UserWarning):
 
 
 class Point(NamedTuple):
-    """Coordinates, the objective there in total nats, and its gradient."""
+    """Coordinates u, with the objective in total nats and its gradient by u."""
 
     u: Float[np.ndarray, "k"]
     value: float
@@ -533,17 +544,17 @@ class Point(NamedTuple):
 
 @dataclass
 class Search:
-    """The state of a search for the largest evidence; each `run` goes on from the last one."""
+    """The state of a search for the largest evidence. Each `run` continues from the last one."""
 
     coordinates: Coordinates
-    curvature: Float[np.ndarray, "k k"] | None = None  # B, nats per observed number
-    informed: tuple[object, Float[np.ndarray, "k"]] | None = None  # what B is of, and where
+    curvature: Float[np.ndarray, "k k"] | None = None  # B, nats per observed value
+    informed: tuple[object, Float[np.ndarray, "k"]] | None = None  # data and u of the information
     evaluations: int = 0
-    failures: list[str] = field(default_factory=list)  # errors of evaluations, whose steps were cut
-    value: float = -np.inf  # nats per observed number
-    expected_gain: float = 0.0  # nats that another step promised when the last run ended
-    settled: bool = True  # whether no lengthscale has reached the edge of its trust region
-    summit: Float[np.ndarray, "k"] | None = None  # where the last run expected the maximum
+    failures: list[str] = field(default_factory=list)  # errors of evaluations after too long steps
+    value: float = -np.inf  # nats per observed value
+    expected_gain: float = 0.0  # of one more step, in nats, at the end of the last run
+    settled: bool = True  # False if a lengthscale has reached the edge of its trust region
+    summit: Float[np.ndarray, "k"] | None = None  # the maximum that the last run predicted
 
     def run(
         self,
@@ -558,19 +569,23 @@ class Search:
         is_promising: Callable[["Search"], bool] = lambda search: True,
         report: Report = lambda value: None,
     ) -> "Search":
-        """Maximise an objective, in total nats.
+        """Maximise an objective.
 
         Args:
-            objective: at the present hyperparameters.
-            num_values: M, the observed numbers.
-            information: minus the expected Hessian, in total nats; it may return None.
-            of: what the information is of: while it is the same as in the last run, B goes on.
-            trust_factor: the largest factor by which frequencies may move from where the run
-                starts; the run ends when a coordinate comes near that edge.
-            nats: a step that promises less ends the run.
-            evaluations: of the objective with its gradient, at most.
-            is_promising: asked before every step; the run ends where it is not.
-            report: called with the nats per number of each evaluation.
+            objective: returns the objective at the present hyperparameters, in total nats.
+            num_values: M, the number of observed values.
+            information: returns an estimate of minus the Hessian, in total nats, or None.
+            of: identifies the data of the information. If it equals that of the last run, the run
+                continues with the present B.
+            trust_factor: the largest factor by which frequencies may change in this run. The run
+                ends when a coordinate comes close to this limit. None for no limit.
+            nats: the run ends when one more step is expected to gain less.
+            evaluations: the largest number of evaluations of the objective with its gradient.
+            is_promising: called before every step. The run ends when it returns False.
+            report: called after each evaluation, with the objective in nats per observed value.
+
+        Returns:
+            This search. The hyperparameters are at the largest value of the run.
         """
         start = self.coordinates.get()
         reach = self._reach(trust_factor)
@@ -580,10 +595,10 @@ class Search:
         point = evaluate(start, may_fail=False)
         left, damping, rise, longest = evaluations - 1, NEGLIGIBLE**2, 2.0, LONGEST_STEP
         curvature = None if self.curvature is None else self.curvature * num_values
-        scaled = curvature is not None  # or its size follows from the first step
+        scaled = curvature is not None  # otherwise its size follows from the first step
         if curvature is None:
             curvature = NEGLIGIBLE * num_values * np.eye(len(start))
-        learned = np.eye(len(start))  # from the changes of the gradient alone
+        learned = np.eye(len(start))  # curvature from the changes of the gradient only
         self.value = point.value / num_values
 
         def foresee() -> None:
@@ -633,14 +648,14 @@ class Search:
         return self
 
     def _reach(self, trust_factor: float | None) -> Float[np.ndarray, "k"]:
-        """How far coordinates may move: those of frequencies by the logarithm of a factor."""
+        """The largest change of each coordinate, ∞ if it changes no frequencies."""
         stretch = self.coordinates.stretch
         if trust_factor is None:
             return np.full(len(stretch), np.inf)
         return np.where(stretch > 0, stretch * np.log(trust_factor), np.inf)
 
     def has_left(self, of: object, u: Float[np.ndarray, "k"]) -> bool:
-        """Whether the information is that of other data, or of other hyperparameters."""
+        """Whether B has no information of these data at hyperparameters near u."""
         if self.informed is None or self.informed[0] != of:
             return True
         return bool(np.abs(u - self.informed[1]).max() > MOVED)
@@ -648,7 +663,7 @@ class Search:
     def _informed_at(
         self, u: Float[np.ndarray, "k"], information: Information
     ) -> Float[np.ndarray, "k k"] | None:
-        """The information at u; None if there is none, or its factorisation fails."""
+        """The information at u. None if there is none, or if its factorisation fails."""
         self.coordinates.set(u)
         try:
             with warnings.catch_warnings():
@@ -667,12 +682,13 @@ class Search:
         u: Float[np.ndarray, "k"],
         may_fail: bool = True,
     ) -> Point:
-        """The objective and its gradient; −∞ and no gradient where a step is too long."""
+        """The objective and its gradient, or −∞ and a zero gradient after a too long step."""
         self.coordinates.set(u)
         self.evaluations += 1
         try:
             with warnings.catch_warnings():
-                # a step is too long if it makes the covariance singular; the first one is none
+                # A step that makes the covariance singular is too long. The first evaluation is
+                # not after a step.
                 warnings.simplefilter("error" if may_fail else "ignore", NumericalWarning)
                 value, gradient = self.coordinates.value_and_gradient(objective)
         except (torch.linalg.LinAlgError, ValueError, RuntimeError, NumericalWarning) as error:
@@ -686,32 +702,34 @@ class Search:
         return Point(u, value, gradient)
 
     def expects_the_maximum_of(self, other: "Search", num_values: float) -> bool:
-        """Whether another search on the same data goes to the same maximum: its hyperparameters are
-        as likely there, within half a nat."""
+        """Whether another search on the same data is expected to reach the same maximum.
+
+        The objective at the predicted maximum of the other is then within half a nat of this one.
+        """
         if self.summit is None:
             return other.summit is None
         offset = self.summit - other.summit
         return float(offset @ self.curvature @ offset) * num_values <= 1.0
 
     def warn(self) -> None:
-        """Warn if the last run ended away from a maximum."""
+        """Warn if the last run ended more than 1 nat below the predicted maximum."""
         if self.expected_gain > NATS:
             warnings.warn(
-                f"the search for hyperparameters ended where another step promised "
-                f"{self.expected_gain:.2g} nats of log evidence; call fit again with "
-                "warm_start=True, which goes on from there",
+                "the search for hyperparameters ended before it reached a maximum; one more step "
+                f"is expected to gain {self.expected_gain:.2g} nats of log evidence; call fit "
+                "again with warm_start=True to continue the search",
                 SearchWarning,
                 stacklevel=2,
             )
 
     @property
     def reached(self) -> dict[str, object]:
-        """Where the search is, as plain values."""
+        """The state of the search as plain values, without hyperparameter modules."""
         state = {name: value for name, value in vars(self).items() if name != "coordinates"}
         return {"u": self.coordinates.get(), **state}
 
     def go_to(self, reached: Mapping[str, object]) -> None:
-        """Go to where another search was, as told by its `reached`."""
+        """Set the search and its hyperparameters to a state that `reached` returned."""
         self.coordinates.set(reached["u"])
         vars(self).update({name: copy(value) for name, value in reached.items() if name != "u"})
 
@@ -724,8 +742,10 @@ def _newton_step(
     damping: float = 0.0,
     floor: float = _LEAST,
 ) -> Float[np.ndarray, "k"]:
-    """(B + λ diag B) s = g in the coordinates that are not held at their bounds, with eigenvalues
-    of at least `floor`."""
+    """Solve (B + λ diag B) s = g in the coordinates that are not fixed at their bounds.
+
+    Eigenvalues below `floor` are raised to it.
+    """
     outwards = np.where(point.gradient > 0, point.u >= high - AT_BOUND, point.u <= low + AT_BOUND)
     free, step = ~outwards, np.zeros_like(point.gradient)
     matrix = curvature + damping * np.diag(np.diag(curvature))
@@ -735,8 +755,11 @@ def _newton_step(
 
 
 def _shorter(slope: float, gain: float) -> float:
-    """The share of a step that lost at which a parabola is largest, between a tenth and a half:
-    with its slope at the start, and with its loss, which may be infinite."""
+    """Return the share of an unsuccessful step at which a parabola has its maximum.
+
+    The parabola has the slope at the start and the (negative, perhaps infinite) gain at the end of
+    the step. The share is between a tenth and a half.
+    """
     share = 0.5 * slope / (slope - gain) if np.isfinite(gain) else 0.0
     return min(max(share, 0.1), 0.5)
 
@@ -746,8 +769,10 @@ def _updated(
     step: Float[np.ndarray, "k"],
     change: Float[np.ndarray, "k"],
 ) -> Float[np.ndarray, "k k"]:
-    """B after a step over which g has fallen by `change`: BFGS, damped such that sᵀy ≥ sᵀBs / 5
-    (Nocedal & Wright 2006, procedure 18.2)."""
+    """Return B after a step s, over which g has fallen by y = `change`.
+
+    The update is BFGS, damped such that sᵀy ≥ sᵀBs / 5 (Nocedal & Wright 2006, procedure 18.2).
+    """
     along = curvature @ step
     size = step @ along
     if not size > 0:

@@ -34,13 +34,17 @@ from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
 
-# Where noise that outputs share starts.
+# The starting value of noise that is correlated between outputs.
 
 
 def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
-    """B with orthogonal columns of one length, and tr B Bᵀ = p; every column is a cosine.
+    """Return B of shape (p, r) with orthogonal columns of equal length, and tr B Bᵀ = p.
 
-    gpytorch draws B from the global random state.
+    Every column is a cosine. (gpytorch draws B from the global random state.)
+
+    Args:
+        num_outputs: p, the number of outputs.
+        rank: r, the number of columns.
 
     Example:
         >>> from gp_orff.fitting.starting_values import shared_factor
@@ -54,15 +58,15 @@ def shared_factor(num_outputs: int, rank: int) -> Float[Tensor, "p r"]:
 
 # Starting values for training: lengthscales, variances and noise, in the units of the data.
 #
-# The evidence has several maxima in the lengthscale: a long one that explains much of the data as
-# noise, and a short one that explains noise as field. Searches therefore start from several
-# lengthscales, from 0.4 of the extent of most points down to twice the distance of neighbours. In a
-# sum of kernels each term may be the dominant one, as a search rarely moves the variance from one
-# term to another. At each start the variance of the field is that of the data, and that of the
-# noise is a tenth of it.
+# The evidence has several maxima in the lengthscale: one at a long lengthscale, which explains much
+# of the data as noise, and one at a short lengthscale, which explains noise as field. Searches
+# therefore start from several lengthscales, from 0.4 of the extent of most points down to twice the
+# distance between neighbours. In a sum of kernels, each term dominates in one start, as a search
+# rarely moves variance from one term to another. At each start, the field has the variance of the
+# data, and the noise has a tenth of this variance.
 
 
-SHARES = (0.4, 0.15, 0.05)  # starting lengths over the bulk of the data
+SHARES = (0.4, 0.15, 0.05)  # starting lengthscales over the extent of most points
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -70,8 +74,8 @@ _TINY = torch.finfo(torch.float64).tiny
 class Start:
     """The starting point of a search."""
 
-    share: float  # lengthscale over the extent of the bulk of the data
-    dominant: int | None = None  # the varying term of a sum that gets nearly all of the variance
+    share: float  # lengthscale over the extent of most points
+    dominant: int | None = None  # the varying term with nearly all of the variance
     delays: Sequence[Delay] = ()
 
     def __str__(self) -> str:
@@ -82,10 +86,10 @@ class Start:
 def starts(
     kernel: Kernel, distances: Distances, observations: Sequence[Observations] = ()
 ) -> list[Start]:
-    """Starting points with long to short lengthscales, down to the distance of neighbours.
+    """Starting points with long to short lengthscales, down to the distance between neighbours.
 
-    For a sum of kernels, also with nearly all of the variance in one term. For outputs with delays,
-    also with those of the largest cross-covariance.
+    A sum of kernels has further starting points, with nearly all of the variance in one term.
+    Outputs with delays also start from the delays with the largest cross-covariance.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
     wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
@@ -123,7 +127,18 @@ def start(
     distances: Distances,
     where: Start,
 ) -> None:
-    """Set lengthscales to a share of the data's extent, and variances to that of the data."""
+    """Set lengthscales, delays and variances to starting values.
+
+    Lengthscales are a share of the extent of most points. The variance of the field is that of the
+    data, and the noise variance a tenth of it.
+
+    Args:
+        kernel: the kernel.
+        likelihoods: the likelihood of every group, by label.
+        observations: the observations of a subset.
+        distances: the distances between all points.
+        where: the starting point.
+    """
     variance, mean_square = moments(observations)
     bulk = torch.from_numpy(distances.bulk).to(next(kernel.parameters()).device)
     for term in terms(kernel):
@@ -151,8 +166,10 @@ def start(
 
 
 def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None:
-    """Set gpytorch's output covariances B Bᵀ + diag v, which it draws from the global random state,
-    to the principal components of the observed vectors; each kernel of a sum has its own."""
+    """Set the output covariances B Bᵀ + diag v of gpytorch to principal components of the data.
+
+    gpytorch draws B from the global random state. The kernels of a sum get different components.
+    """
     learned = [part for part in kernel.modules() if isinstance(part, IndexKernel)]
     learned = [part for part in learned if part.covar_factor.requires_grad]
     for number, part in enumerate(learned):
@@ -171,13 +188,14 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
 
 @torch.no_grad()
 def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[np.ndarray, "k"]]:
-    """Coordinates where one minor term has the lengthscale of the other terms, and its variance.
+    """Coordinates with the lengthscale of one minor term set to that of the other terms.
 
-    A part of the data may show nothing of such a term: a search on this part leaves it at any
-    lengthscale, where all data may keep it.
+    Its variance does not change. A subset of the data may not determine the lengthscale of a minor
+    term. A search on the subset then ends at an arbitrary lengthscale, and a search on all data may
+    not leave it.
     """
     present, summands, candidates = coordinates.get(), terms(kernel), []
-    scales = {  # the innermost one of each kernel
+    scales = {  # the innermost ScaleKernel of each kernel
         leaf: scaled
         for scaled in kernel.modules()
         if isinstance(scaled, ScaleKernel)
@@ -202,7 +220,7 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
 
 
 def moments(observations: Sequence[Observations]) -> tuple[float, float]:
-    """Variance and mean square of the observed numbers."""
+    """The variance and the mean square of the observed values."""
     counts = torch.tensor([group.y.numel() for group in observations], dtype=torch.float64)
     variances = torch.stack([group.y.var(dim=0, correction=0).mean() for group in observations])
     squares = torch.stack([group.y.mean(dim=0).square().mean() for group in observations])
@@ -215,20 +233,20 @@ def moments(observations: Sequence[Observations]) -> tuple[float, float]:
 
 
 def mean_weight(observations: Sequence[Observations]) -> float:
-    """The geometric mean of the weights: robust to variances that spread over decades."""
+    """The geometric mean of the weights. It is robust to variances that differ by decades."""
     logs = [group.weight.log().sum().item() for group in observations if group.weight is not None]
     return math.exp(sum(logs) / (sum(map(len, observations)) or 1))
 
 
 def axis_extents(extent: Float[Tensor, "d"], isotropic: bool = False) -> Float[Tensor, "d"]:
-    """The extent along each axis; the largest one for flat axes, and for all axes of a field."""
+    """The extent along each axis, or the largest for flat axes, and for all axes of a field."""
     largest = extent.amax() if extent.amax() > 0 else torch.ones_like(extent.amax())
     return torch.where((extent > 0) & (not isotropic), extent, largest)
 
 
 @singledispatch
 def _scales(kernel: Kernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
-    """Lengthscales, one per axis or the largest; for a mixture, those of its components."""
+    """The starting lengthscales of a kernel: one per axis, one in all, or one per component."""
     if not kernel.has_lengthscale:
         return {}
     return {"lengthscale": lengths if kernel.ard_num_dims else lengths.amax()}
@@ -241,7 +259,7 @@ def _(kernel: FieldKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
 
 @_scales.register
 def _(kernel: PeriodicKernel, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
-    return {}  # its lengthscale is no length, and a search does not find the period
+    return {}  # its lengthscale is not a length, and a search does not find the period
 
 
 @_scales.register
@@ -252,7 +270,7 @@ def _(kernel: SpectralMixtureKernel, lengths: Float[Tensor, "d"]) -> dict[str, T
 
 
 def all_summands(kernel: Kernel) -> list[Kernel]:
-    """The terms of a sum, of inner sums too."""
+    """The terms of a sum and of the sums in it."""
     if isinstance(kernel, AdditiveKernel):
         return [term for part in kernel.kernels for term in all_summands(part)]
     return [kernel]
@@ -265,9 +283,9 @@ def _variance(kernel_terms: list[Term]) -> float:
 
 @singledispatch
 def rescale(kernel: Kernel, factor: float) -> bool:
-    """Multiply the variance of a kernel that has a trainable scale; return whether it has one.
+    """Multiply the variance of a kernel by a factor, and return whether it has a trained scale.
 
-    Register your own kernels that have a scale.
+    Kernel classes with a scale register with `@rescale.register`.
     """
     return any(rescale(part, factor) for part in kernel.children() if isinstance(part, Kernel))
 
@@ -299,7 +317,7 @@ def _(kernel: FieldKernel, factor: float) -> bool:
 
 
 def _multiply(kernel: Kernel, name: str, factor: float) -> bool:
-    """Multiply a parameter of a kernel by a factor; whether it is trained, as it has to be."""
+    """Multiply a trained parameter of a kernel by a factor, and return whether it is trained."""
     return set_trained(kernel, name, getattr(kernel, name) * factor)
 
 
@@ -334,13 +352,13 @@ def _(kernel: SpectralMixtureKernel, factor: float) -> bool:
 
 
 def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
-    """Multiply the variance of every term of a sum; return whether all of them have a scale."""
+    """Multiply the variance of every term of a sum, and return whether all have a trained scale."""
     scaled = [rescale(part, factor) for part in parts]
     return all(scaled)
 
 
 def with_amplitude(kernel: Kernel) -> Kernel:
-    """The kernel, with a `ScaleKernel` around every term that has no amplitude, frozen or not.
+    """The kernel, with a `ScaleKernel` around every term that has no amplitude, trained or fixed.
 
     Without an amplitude, the lengthscale would determine the variance of a field.
     """
@@ -365,7 +383,7 @@ def with_amplitude(kernel: Kernel) -> Kernel:
 
 @singledispatch
 def scale_noise(likelihood: Likelihood, factor: float) -> None:
-    """Multiply the noise variance; unknown likelihoods keep theirs."""
+    """Multiply the noise variance by a factor. Unknown likelihoods do not change."""
 
 
 @scale_noise.register
@@ -384,8 +402,7 @@ def _set_noises(
     variances: Callable[[Tensor], float | Tensor],
     roots: Callable[[Tensor], Tensor],
 ) -> None:
-    """Change the variances of noise, and the root of a noise covariance, from their present values,
-    if they are trained."""
+    """Change the trained noise variances, and the trained root of a noise covariance."""
     if likelihood.has_global_noise:
         set_trained(likelihood, "noise", variances(likelihood.noise))
     if likelihood.has_task_noise and not likelihood.rank:
@@ -398,7 +415,7 @@ def _set_noises(
 
 @singledispatch
 def start_noise(likelihood: Likelihood, variance: float) -> None:
-    """Set the noise variance before training; unknown likelihoods keep theirs."""
+    """Set the noise variance before training. Unknown likelihoods do not change."""
 
 
 @start_noise.register

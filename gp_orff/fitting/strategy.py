@@ -1,4 +1,4 @@
-"""The strategy of a fit: starting values, then searches on finer and finer representations."""
+"""The strategy of a fit: starting values, then searches on increasingly fine representations."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,21 +42,24 @@ from gp_orff.inference.price import (
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 
-# Where searches begin: the best of many starting values, on subsets of the data.
+# Starting points of searches: the best of many starting values, on subsets of the data.
 
 
 Candidate = tuple[Search, Float[np.ndarray, "k"], Split]
-_CLOSE = NEGLIGIBLE * NATS  # promised at the end of these searches
+_CLOSE = NEGLIGIBLE * NATS  # these searches end if one more step is expected to gain less
 
 
 def best_start(trainer: Trainer) -> Search:
-    """A search that starts at the hyperparameters of largest evidence of a subset: short searches
-    on a small subset, from the best starting values of each lengthscale; the best three again on a
-    larger one, and the best of these to the end. Many data are also searched in a dense part."""
+    """Return a search that starts at the hyperparameters with the largest evidence of a subset.
+
+    1. Short searches on a small subset start from the best starting values of each lengthscale.
+    2. The best three continue on a larger subset, until they end or go to the same maximum.
+    3. If there are many data, a further search runs on a dense part of them.
+    """
     warn_of_far_points(trainer.distances)
     trainer.curves.end()
     spread = trainer.starting_subset(SUBSET_VALUES)
-    # of many, also a dense part, with the curves of learned spectra held
+    # many data: a search on a dense part too, with fixed curves of learned spectra
     many = trainer.survey.num_values > MOST_TRAINING and not trainer.tracks
     held = trainer.curves.held() if many else nullcontext()
     name = f"starting values, {spread.survey.num_points} points"
@@ -67,7 +70,7 @@ def best_start(trainer: Trainer) -> Search:
             _over_short_distances(trainer, search)
     if many:
         trainer.curves.centre()
-    # a small part of the data determines the curvature poorly
+    # a small part of many data determines the curvature poorly
     return trainer.new_search() if many or trainer.tracks else search
 
 
@@ -75,7 +78,7 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
     small = trainer.inference(trainer.starting_subset(SCREENED_VALUES))
     observations, name = join(small.data.survey.sample), "starting values"
     coordinates = trainer.new_search().coordinates
-    first = coordinates.get()  # of what `start` does not set, such as exponents
+    first = coordinates.get()  # `start` does not set all, such as exponents
 
     def go_to(initial: Start, split: Split) -> None:
         coordinates.set(first)
@@ -87,7 +90,7 @@ def _screened_search(trainer: Trainer, spread: Dataset) -> Search:
         go_to(*pair)
         return trainer.value(small)
 
-    best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # of each lengthscale and split
+    best: dict[tuple[float, Split], tuple[Start, Split]] = {}  # for each lengthscale and split
     initials = starts(trainer.kernel, trainer.distances, observations)
     pairs = product(initials, splits(trainer.likelihoods))
     for initial, split in sorted(pairs, key=value):
@@ -114,13 +117,15 @@ def _best_of(
     name: str,
     evaluated: bool = False,
 ) -> Search:
-    """The search with the largest evidence, to the end. A search is left as soon as it goes to the
-    maximum of a better one, or promises less than that has.
+    """Run several searches, and return the one with the largest evidence.
+
+    A search ends early if it goes to the maximum of a better search, or is not expected to reach
+    the evidence of the better search.
 
     Args:
-        chosen: searches and their coordinates, the most promising first.
-        inference: of what they go on with.
-        evaluated: whether they have ended on the same.
+        chosen: searches and their coordinates, with the best one first.
+        inference: the data, and the form of the prior, on which the searches continue.
+        evaluated: whether the last runs of these searches used the same inference.
     """
     best, best_u = None, chosen[0][1]
     for search, u in chosen:
@@ -136,16 +141,16 @@ def _best_of(
 
 
 def _promises(best: Search | None, num_values: float, search: Search) -> bool:
-    """Whether a search may end above the best one, at another maximum."""
+    """Whether a search may reach another maximum, above that of the best search."""
     if best is None:
         return True
-    lacks = (best.value - search.value) * num_values
+    difference = (best.value - search.value) * num_values
     foreseen = UNSURE * search.expected_gain
-    return lacks < foreseen and not search.expects_the_maximum_of(best, num_values)
+    return difference < foreseen and not search.expects_the_maximum_of(best, num_values)
 
 
 def _distinct(candidates: Sequence[Candidate], num_values: float) -> list[Candidate]:
-    """The best of those that go to the same maximum."""
+    """The candidates without those that go to the same maximum as a better one."""
     distinct: list[Candidate] = []
     for one in sorted(candidates, key=lambda candidate: -candidate[0].value):
         if not any(best[0].expects_the_maximum_of(one[0], num_values) for best in distinct):
@@ -154,13 +159,14 @@ def _distinct(candidates: Sequence[Candidate], num_values: float) -> list[Candid
 
 
 def _over_short_distances(trainer: Trainer, search: Search) -> None:
-    """Go to where this search ended, or where one on a dense part of the data did, whichever has
-    the larger evidence on other parts.
+    """Choose between the result of this search and that of a search on a dense part of the data.
 
-    Points spread over all data do not show what varies over a few distances of neighbours by less
-    than the noise, and the evidence of all data may have a maximum for each. A search of k
-    hyperparameters gains about k / 2 nats on the part where it is made, whether or not that differs
-    from others: the other parts are asked if it gains more than k.
+    A subset of points with large distances cannot show variations over a few distances between
+    neighbours, if they are smaller than the noise. The evidence of all data may have one maximum
+    for these variations and another for those over large distances.
+
+    A search over k hyperparameters gains about k/2 nats on the dense part by overfitting alone. If
+    it gains more than k, the evidence of other dense parts decides.
     """
     u, part = search.coordinates.get(), trainer.windows(SUBSET_VALUES, 1, seed=0)
     local = replace(trainer, survey=part.survey, whole=trainer.survey)
@@ -179,12 +185,12 @@ def _over_short_distances(trainer: Trainer, search: Search) -> None:
         search.coordinates.set(u)
 
 
-# The order of stages: starting values, plans of rising price, and what the posterior asks for.
+# The order of stages: starting values, plans of rising price, and searches for the posterior.
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a fit, in addition to the hyperparameters that it has set."""
+    """The result of a fit, besides the hyperparameters of kernel and likelihoods."""
 
     representation: Representation
     mean: Float[Tensor, "p"] | None
@@ -200,7 +206,7 @@ def fit(
     warm_start: bool,
     progress: Progress,
 ) -> Fitted:
-    """Set the hyperparameters to values that maximise the evidence, plus the log priors."""
+    """Set the hyperparameters to values that maximise the log evidence plus the log priors."""
     trainer, data = trainer_of(kernel, likelihoods, mean, requested, data, progress)
     journal = trainer.journal
     search, data = _started(trainer, data, warm_start)
@@ -229,8 +235,11 @@ def fit(
 
 
 def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Data]:
-    """A search from good starting values, or from where the hyperparameters are; the data, with
-    weights of Student-t noise."""
+    """Return a search, and the data with weights of Student-t noise.
+
+    The search starts from the present hyperparameters if `warm_start`, otherwise from the best
+    starting values.
+    """
     if has_weights(trainer, data):
         data = start_with_weights(trainer, data, warm_start)
     elif not warm_start:
@@ -239,8 +248,10 @@ def _started(trainer: Trainer, data: Data, warm_start: bool) -> tuple[Search, Da
 
 
 def _with_weights(trainer: Trainer, data: Data, last: Plan | None) -> Data:
-    """The data, under Student-t noise with the weights of the last search: those that it has, if
-    it was of all observations, or those that the posterior of a part of the data lets expect."""
+    """Return the data with weights of Student-t noise from the last search.
+
+    If the last search was on a subset, its posterior predicts the weights of all observations.
+    """
     if last is None or not has_weights(trainer, data):
         return data
     if last.data.sources is data.sources:
@@ -257,7 +268,7 @@ def trainer_of(
     data: Data,
     progress: Progress,
 ) -> tuple[Trainer, Data]:
-    """What a fit learns with, and the data that it learns from."""
+    """Return the trainer of a fit, and its data without far points."""
     Curves(kernel).check_extents(data.survey.distances)
     data, notes = without_far_points(data, requested)
     journal = Journal(progress, [*notes, blocks_in_words(data.tracks)])
@@ -267,7 +278,7 @@ def trainer_of(
 
 
 def climbed(trainer: Trainer, search: Search, representation: Representation) -> Representation:
-    """Search on the plans of the data; the representation, with statistics that were computed."""
+    """Search on the plans of the data, and return the representation with stored statistics."""
     plans = plans_of(trainer, representation)
     last = climb(search, plans, representation.data.num_values)
     representation = replace(representation, data=_with_weights(trainer, representation.data, last))
@@ -287,10 +298,13 @@ def climbed(trainer: Trainer, search: Search, representation: Representation) ->
 def learned_from_kept(
     trainer: Trainer, search: Search, kept: Representation, whole: Representation
 ) -> tuple[Trainer, Search, Representation]:
-    """Learn again, from the observations that are kept of many: neighbours along a line determine
-    the noise along it, which is less than the difference between observations of several lines.
-    Under that noise the means of all observations may do; the representation that does, with the
-    trainer of the kept and its search."""
+    """Learn again from thinned observations; return the trainer, its search and a representation.
+
+    Neighbours along a survey line determine the noise along the line. It may be smaller than the
+    differences between observations of several lines. With this noise, means of all observations
+    may suffice for the exact kernel. The function then returns their representation, otherwise that
+    of the thinned observations.
+    """
     trainer = replace(trainer, survey=kept.data.survey)
     search, data = _started(trainer, kept.data, warm_start=False)
     kept = replace(kept, data=data)
@@ -303,8 +317,10 @@ def learned_from_kept(
 def _weak_priors(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], requested: Rule, data: Data
 ) -> WeakPriors | None:
-    """The weak priors of few observations under the exact kernel, whose posterior integrates the
-    hyperparameters; None for others."""
+    """Return the weak priors if the posterior integrates over hyperparameters, otherwise None.
+
+    This applies to few observations under the exact kernel.
+    """
     few = data.revisitable and leave_much_open(data)
     exact = isinstance(requested, Auto) and data.num_values <= requested.exact_values
     if not (few and exact and has_covariance(kernel, data)):

@@ -1,4 +1,4 @@
-"""Search for hyperparameters on any representation of the data, and record the searches."""
+"""Searches for hyperparameters on any representation of the data, and their record."""
 
 import math
 import warnings
@@ -36,26 +36,26 @@ from gp_orff.inference.price import FINALISTS, NEGLIGIBLE, SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels.tree import share_mixing, terms
 
-SCREENED_VALUES = SUBSET_VALUES // FINALISTS  # numbers whose exact evidence gives starting values
+SCREENED_VALUES = SUBSET_VALUES // FINALISTS  # values of the subset for the first short searches
 _FREQUENCIES = 1024  # for kernels without a covariance, times the columns of B(ω)
-_FEW_FOR_EACH = 10  # numbers for each hyperparameter; with fewer, 95 % intervals held 0.6 to 0.88
-_FLAT = 20.0  # of a search along tracks, one over the first curvature in nats per number
-_MOST_SCORED = 800  # numbers; with more, the information costs several evaluations
-_OUTPUTS = 4  # of a separable kernel, beyond which further ones cost little
+_FEW_FOR_EACH = 10  # values per hyperparameter; with fewer, 95 % intervals had coverage 0.6 to 0.88
+_FLAT = 20.0  # inverse of the first curvature of searches along tracks, in nats per value
+_MOST_SCORED = 800  # values; with more, the information costs several evaluations
+_OUTPUTS = 4  # outputs of a separable kernel, beyond which further ones cost little
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A kernel, the likelihood of every group and a constant mean, while a fit learns them."""
+    """The kernel, the likelihoods and the constant mean that a fit learns, with its journal."""
 
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
-    mean: Float[Tensor, "p"] | None  # a fixed one; None for the best one
+    mean: Float[Tensor, "p"] | None  # a fixed mean; None for the mean with the largest evidence
     survey: Survey  # of the data
     journal: Journal
     tracks: Sequence[TrackObservations] = ()  # of the data
-    whole: Survey | None = None  # of all data, where `survey` is that of a part
-    priors: WeakPriors | None = None  # of few data
+    whole: Survey | None = None  # of all data, if `survey` is that of a subset
+    priors: WeakPriors | None = None  # None for many data
 
     @property
     def num_outputs(self) -> int:
@@ -70,26 +70,25 @@ class Trainer:
         return Curves(self.kernel)
 
     def new_search(self) -> Search:
-        """A search over all trained hyperparameters, from their present values, within the ranges
-        that the data can determine."""
+        """A search over all trained hyperparameters, from their present values."""
         modules = self.kernel, self.likelihoods
         search = Search(search_coordinates(*modules, self.whole or self.survey, self.survey))
-        if self.tracks:  # the noise parameters of few tracks are flat directions
+        if self.tracks:  # few tracks hardly determine the parameters of their noise
             search.curvature = np.eye(len(search.coordinates.get())) / _FLAT
         return search
 
     @cached_property
     def num_learned(self) -> int:
-        """k, the hyperparameters of a search."""
+        """k, the number of hyperparameters of a search."""
         return len(self.new_search().coordinates.get())
 
     def evidence(self, inference: Inference) -> Float[Tensor, ""]:
-        """log p(y), total nats; with weak priors, the constant mean is integrated out."""
+        """log p(y) in total nats. With weak priors, the constant mean is integrated out."""
         parts = inference, self.kernel, self.likelihoods, self.mean
         return log_marginal_likelihood(*parts, restricted=self.priors is not None)
 
     def log_prior(self, search: Search) -> Float[Tensor, ""] | float:
-        """The log density of all priors, at the present hyperparameters."""
+        """The log density of all priors at the present hyperparameters."""
         modules = self.kernel, self.likelihoods
         prior = log_prior_of_noise(*modules, self.whole or self.survey)
         weak = 0.0 if self.priors is None else self.priors.log_density(*modules)
@@ -97,7 +96,7 @@ class Trainer:
 
     @torch.no_grad()
     def value(self, inference: Inference) -> float:
-        """The evidence as a number; −∞ where it cannot be computed."""
+        """The log evidence in total nats. −∞ if its computation fails."""
         try:
             value = self.evidence(inference).item()
         except (torch.linalg.LinAlgError, ValueError, RuntimeError):
@@ -105,7 +104,7 @@ class Trainer:
         return value if math.isfinite(value) else -math.inf
 
     def search(self, search: Search, inference: Inference, name: str, **options) -> Search:
-        """Run a search as a stage `name` of the journal; `options` are those of `Search.run`."""
+        """Run a search as the stage `name` of the journal, with the options of `Search.run`."""
 
         def objective() -> Float[Tensor, ""]:
             return self.evidence(inference) + self.log_prior(search)
@@ -128,7 +127,7 @@ class Trainer:
             stage.nats_per_number = search.value
         if failures := search.failures[before:]:
             self.journal.note(
-                f"{name}: {len(failures)} evaluations failed, and shorter steps were taken "
+                f"{name}: {len(failures)} evaluations failed, and the search took shorter steps "
                 f"({failures[-1]})"
             )
         return search
@@ -136,8 +135,11 @@ class Trainer:
     def _information(
         self, search: Search, inference: Inference
     ) -> tuple[Callable[[], Float[np.ndarray, "k k"] | None], object]:
-        """The information of the data about the hyperparameters, None where it is not cheap, and
-        what it is of: EM, which changes weights only, goes on with the curvature that it has."""
+        """Return a function for the information, and a value that identifies its data.
+
+        The function returns None if the information is expensive. The value does not depend on
+        weights: EM, which changes only weights, continues with the present curvature.
+        """
         parts = inference, self.kernel, self.likelihoods, search.coordinates
         exact = inference.is_exact
 
@@ -152,19 +154,19 @@ class Trainer:
         return information, (inference.num_values, size)
 
     def subset(self, numbers: int) -> Dataset:
-        """About `numbers` observed values, of points at all distances from each other."""
+        """About `numbers` observed values at points with all distances between them."""
         return self._chosen(lambda x: subset(x, self._points(numbers)))
 
     def windows(self, numbers: int, count: int, seed: int) -> Dataset:
-        """About `numbers` observed values, of all points of `count` parts of the data."""
+        """About `numbers` observed values: all points in `count` compact parts of the data."""
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
 
     def _points(self, numbers: int) -> int:
-        """The points with so many numbers: as many as these, of observations along directions."""
+        """The number of points with about `numbers` observed values, at least two."""
         return max(2, round(numbers * self.survey.num_points / self.survey.num_values))
 
     def _chosen(self, rows_of: Callable[[Float[Tensor, "N d"]], Int[Tensor, "n"]]) -> Dataset:
-        """Those of the sample, or of the blocks of tracks, with certain rows."""
+        """Select rows of the sample of the survey, and of the blocks of tracks."""
         along = {part.key for part in self.tracks}
         single = join(part for part in self.survey.sample if part.key not in along)
         parts = [*single, *self.tracks]
@@ -179,17 +181,17 @@ class Trainer:
         return Dataset.in_memory(selected)
 
     def exact_inference(self, data: Dataset) -> ExactInference:
-        """Inference under the exact kernel, with repeated positions merged."""
+        """Inference under the exact kernel. Observations at equal positions are merged."""
         noises = noises_of(self.kernel, self.likelihoods)
         return ExactInference.merging(self.kernel, noises, data)
 
     def starting_subset(self, numbers: int) -> Dataset:
-        """As `subset`, with more points if further outputs cost little."""
+        """A subset as `subset` selects it, with more points if further outputs cost little."""
         cheap = self._has_cheap_outputs and self._is_whole(join(self.survey.sample))
         return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
 
     def inference(self, data: Dataset) -> Inference:
-        """Inference from a subset of the data, under the exact kernel if there is one."""
+        """Inference from a subset of the data, under the exact kernel if it is available."""
         number = _FREQUENCIES // 2
         if not (self._has_cheap_outputs and self._is_whole(data.observations)):
             if has_covariance(self.kernel, data):
@@ -200,11 +202,11 @@ class Trainer:
         return FeatureInference(data, draw(self.kernel, rule, data.num_inputs))
 
     def _is_whole(self, observations: Sequence[Observations]) -> bool:
-        """Whether observations are whole vectors with one noise, which is white."""
+        """Whether all observations are whole vectors with the same white noise."""
         return not self.tracks and whole_vectors(observations)
 
     def warn_of_few_numbers(self, data: Data, learned: int) -> None:
-        """Warn if the numbers are few for what is learned, and posteriors do not count that."""
+        """Warn if there are few values per hyperparameter, and posteriors do not allow for it."""
         if self.priors is not None or (self.curves and data.num_values <= MOST_SAMPLED):
             return
         if (numbers := self._at_distinct_places(data)) < _FEW_FOR_EACH * learned:
@@ -214,10 +216,10 @@ class Trainer:
             )
             warnings.warn(
                 f"{data.num_values:.0f} values{alike if numbers < data.num_values else ''} "
-                f"determine {learned} hyperparameters poorly: "
-                "error bars do not include their uncertainty, and may be too small. Use "
-                "posterior(marginalize=True), which includes it, fix known hyperparameters "
-                "(requires_grad_(False)), give them priors, or use a simpler kernel",
+                f"determine {learned} hyperparameters poorly: error bars do not include the "
+                "uncertainty of hyperparameters and may be too small; use "
+                "posterior(marginalize=True) to include it, fix known hyperparameters by "
+                "requires_grad_(False), register priors, or use a simpler kernel",
                 DataWarning,
                 stacklevel=2,
             )
@@ -231,19 +233,22 @@ class Trainer:
                 remedy = "a larger max_features="
             text = (
                 f"the truncated variance of the grid is {ratio:.2g} times the noise variance: "
-                "error bars include it as independent between observations, which is too little on "
+                "error bars include it as independent between observations, and are too small on "
                 f"dense tracks; {remedy} would reduce it"
             )
             self.journal.note(text)
             warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
-        """The number of observed values, where values at positions that the prior does not
-        distinguish are one; at equal positions, if its covariance has no closed form."""
+        """The number of observed values, counting values at indistinguishable positions once.
+
+        Positions are indistinguishable if the prior covariance hardly differs between them. If it
+        has no closed form, only equal positions are.
+        """
         sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
         if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
             distinct = self.exact_inference(held).size
-        elif sum(map(len, sample)) < self.survey.num_points:  # the sample does not tell
+        elif sum(map(len, sample)) < self.survey.num_points:  # the sample has not all positions
             return data.num_values
         else:
             equal = (0.0,) * data.num_inputs
@@ -252,6 +257,5 @@ class Trainer:
 
     @property
     def _has_cheap_outputs(self) -> bool:
-        """Whether an evaluation by features, of whole vectors, costs about the same for all these
-        outputs as for few."""
+        """Whether an evaluation by features costs about as much for all outputs as for few."""
         return self.num_outputs > _OUTPUTS and share_mixing(terms(self.kernel))

@@ -1,54 +1,57 @@
-"""The price and the loss by which a fit chooses its searches, and its posterior.
+"""The price and the loss that decide the searches of a fit, and its posterior.
 
-The price of a plan is the number of floating-point operations that it takes, its loss what it is
-expected to lack, in nats of the evidence of all data under the kernel itself. The cheapest plan
-that loses at most `aim` is taken, or that of the smallest loss within the budget. The plans are
-those of searches in `fitting.plans`, and those of a posterior in `representation.exact_instead`.
+The price of a plan is its number of floating-point operations. Its loss is the log evidence, in
+nats, that it is expected to lose relative to all data under the exact kernel. A fit uses the
+cheapest plan that loses at most `aim`, or the plan with the smallest loss in the budget. The plans
+of searches are in `fitting.plans`, those of a posterior in `representation.exact_instead`.
 
-The constants of this file decide which searches are made, and where they end.
+The constants of this file decide which searches a fit makes, and where they end.
 """
 
-NATS = 1.0  # of loss, with which a fit may end: a factor of e in the marginal likelihood
-NATS_OF_A_NUMBER = 1e-4  # nats, likewise, for each of many observed numbers
-NEGLIGIBLE = 0.1  # of a standard deviation, or of nats; hence a hundredth of a variance
+NATS = 1.0  # loss with which a fit may end: a factor of e in the marginal likelihood
+NATS_OF_A_NUMBER = 1e-4  # the same for each of many observed values
+NEGLIGIBLE = 0.1  # relative to a standard deviation or to a nat; hence a hundredth of a variance
 BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
-RATIO = 8.0  # of prices, of a search over one on the way to it: half of the values, for a factor
-SUBSET_VALUES = 600  # numbers, on which starting values are found: 4·10⁸ operations an evaluation
-FINALISTS = 3  # starting values that are searched from on more data: one may lead astray
-SHORT = 6  # evaluations of a search, after which its maximum can be foreseen
-UNSURE = 3.0  # times the gain that is foreseen, from where it is often more: at 2, a fit lost a nat
-MOST_EVALUATIONS = 100  # of a search on one plan, whatever it still gains
-LONGEST_STEP = 2.0  # of the logarithm of a hyperparameter, over which curvature is not known
-MOST_TRAINING = 4096  # features or numbers of a search: 10¹¹ operations an evaluation
-MOST_ITERATIVE = 2**15  # features of a posterior, whose matrix would take 8 GiB
-MANY = 2**16  # numbers whose sites are sought on the way
-MANY_POINTS = 10**5  # that are visited once for all lattices, which takes twice the memory
-MOST_ON_SITES = 10**6  # numbers whose sites are sought for a posterior: each width sorts them
-FINE_FACTOR = 1.2  # of lengthscales that one lattice serves: more takes more features
-STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales: few points change them
-LONGEST = 3.0  # extents of the data: a longer lengthscale is like a constant
-FARTHEST = 16.0  # of a logarithm without ranges, from its start: 18 has cost a fit 858 nats
-MOVED = 1.5  # of a logarithm, beyond which an information misleads: at 2, a fit lost 2.5 nats
-CONVERGED = 1e-9  # nats of a number: of weights and pseudo-observations, near rounding
-LEAST_SHARE = 1e-8  # of the variance of data, of noise: the posterior variance is rounding below
+RATIO = 8.0  # price of a plan over the price of an earlier one: half of the values, for a Cholesky
+SUBSET_VALUES = 600  # values of the subset for starting values: 4·10⁸ operations per evaluation
+FINALISTS = 3  # starting values for a search on more data: a single one may be misleading
+SHORT = 6  # evaluations of a search, after which its maximum can be predicted
+UNSURE = 3.0  # factor of a predicted gain, which is often too small: with 2, a fit lost a nat
+MOST_EVALUATIONS = 100  # largest number for a search on one plan
+LONGEST_STEP = 2.0  # largest step of a logarithm: the curvature may change over longer ones
+MOST_TRAINING = 4096  # largest number of features or values in a search: 10¹¹ operations each
+MOST_ITERATIVE = 2**15  # largest number of features of a posterior: its matrix would take 8 GiB
+MANY = 2**16  # values up to which a search merges positions
+MANY_POINTS = 10**5  # above, one pass serves all lattices, and takes twice the memory
+MOST_ON_SITES = 10**6  # values up to which a posterior merges positions: each width sorts them
+FINE_FACTOR = 1.2  # factor of lengthscales for one lattice: a larger one takes more features
+STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales
+LONGEST = 3.0  # longest lengthscale over the extent of the data: longer ones act like a constant
+FARTHEST = 16.0  # range of a logarithm without limits about its start: 18 cost a fit 858 nats
+MOVED = 1.5  # change of a logarithm after which B is computed again: with 2, a fit lost 2.5 nats
+CONVERGED = 1e-9  # nats per value, for weights and pseudo-observations: close to rounding
+LEAST_SHARE = 1e-8  # least noise variance over that of the data: below, posteriors are rounding
 
 
 def aim(num_values: float) -> float:
-    """The loss with which a fit may end."""
+    """The loss with which a fit may end, in nats."""
     return max(NATS, NATS_OF_A_NUMBER * num_values)
 
 
 def cubic(size: float) -> float:
-    """Operations of a Cholesky factor, an inverse and products of matrices of a size."""
+    """The operations of a Cholesky factor, an inverse and products of square matrices."""
     return 2.0 * size**3
 
 
 def loss_of_noise(ratio: float, num_values: float) -> float:
-    """M/4 s², with s = r/(1 + r), where a variance of the field of r times that of the noise is
-    taken for white noise: what a lattice truncates, or what the field changes by within sites."""
+    """M/4 (r/(1 + r))² nats, if part of the field is treated as white noise.
+
+    r is the variance of this part over the noise variance: the part is truncated by a lattice, or
+    is the change of the field between merged positions.
+    """
     return loss_of_share(ratio / (1 + ratio), num_values)
 
 
 def loss_of_share(share: float, num_values: float) -> float:
-    """M/4 s², with the share s of the variance of what is taken for noise that is the field's."""
+    """M/4 s² nats, if the field has the share s of the variance that a search treats as noise."""
     return 0.25 * num_values * share**2

@@ -311,7 +311,7 @@ def test_noise_is_kept_as_it_is(scaled):
     with gp_orff.settings.check_calibration(False):  # the noise is four times as large
         model.fit(x, y, noise=r, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == 1.0
-    assert "noise: as given with the observations, kept" in model.report.notes
+    assert "noise: as given with the observations, unchanged" in model.report.notes
     assert math.isnan(model.report.hyperparameters["noise_scale"].standard_error)
     model.fit(scale_noise=True, warm_start=True, progress=False)
     assert model.likelihood.noise_scale.item() == pytest.approx(learned, rel=3e-2)
@@ -425,7 +425,9 @@ def test_arguments_that_contradict_each_other():
             model.fit(x, y, progress=False, **options)
     with pytest.raises(ValueError, match=r"shape \(24,\)"):
         model.fit(x, y[:, 0], noise=R, directions=u, progress=False)
-    with pytest.raises(ValueError, match="noise, directions, groups, tracks and times inside"):
+    with pytest.raises(
+        ValueError, match="noise, directions, groups, tracks and times in the chunks"
+    ):
         model.fit([(x, y)], noise=R, progress=False)
     with pytest.raises(ValueError, match="deg_free > 2"):
         gp_orff.KnownNoiseLikelihood(P, deg_free=2.0)

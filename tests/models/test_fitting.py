@@ -476,7 +476,9 @@ def test_a_search_that_was_cut_warns(monkeypatch):
     monkeypatch.setattr(
         Search, "run", lambda self, *a, **k: run(self, *a, **k | {"evaluations": 1})
     )
-    with pytest.warns(gp_orff.SearchWarning, match="promised .* nats.*warm_start=True"):
+    with pytest.warns(
+        gp_orff.SearchWarning, match="one more step is expected to gain .* nats.*warm_start=True"
+    ):
         noisy_swirl()
 
 
