@@ -1,4 +1,4 @@
-"""The posterior of the noise that observations of a track share."""
+"""The posterior of the noise that is common to observations of a track."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,30 +18,34 @@ from gp_orff.data.tracks import BlockNoise, Track, TrackObservations
 from gp_orff.inference.features import Inference
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
 
-# The field plus the noise that observations of a track share, given block means of other ones.
+# The signal s: the field plus the noise that observations of a track share.
 #
-# With the block means ȳ = H f + n̄ of the tracks, R = Cov[n̄], and k = Cov[n, n̄] of what
-# observations at some times share with them, offset and correlated noise n,
+# An observation at x has the noise n, which is the offset and the correlated noise of its track.
+# The block means of the tracks are ȳ = H f + n̄. With R = Cov[n̄] and k = Cov[n, n̄], the signal is
 #
 #     s = h(x) + n = h(x) − G H f + G ȳ + independent noise ,    G = k R⁻¹ ,
 #
-# where h is f, or its component uᵀf along the direction of an observation,
+# where h is f, or its component uᵀf along the direction of an observation. The posterior of s
+# follows from the posterior of the field, and from the covariance Cov[n] − G kᵀ of the independent
+# noise.
 #
-# so that the posterior of s follows from that of the field, and Cov[n] − G kᵀ of the noise.
-#
-# 1. `_sharing` computes k and G for every track; different tracks share no noise, so both are block
-#    diagonal, and a track without known block means has no columns in them.
+# 1. `_sharing` computes k and G for every track. Different tracks share no noise, so that both are
+#    block diagonal. A track without known block means has no columns in them.
 # 2. The mean of s is that of h(x), plus G times the residuals of the block means.
-# 3. The variance is that of the combination h(x) − G H f under the posterior of the field, plus
-#    that of the noise. The combination matters: f at x and f along the track are correlated.
-# 4. `joint_covariance` computes it for each kind of posterior. For features a combination of
-#    features is enough; for the exact kernel the covariance is computed at all positions of the
-#    blocks, or at two nodes of each (`condensed`), and combined afterwards from both sides.
+# 3. The variance of s is that of h(x) − G H f under the posterior of the field, plus that of the
+#    independent noise. It includes the correlation between f at x and f along the track.
+# 4. `joint_covariance` computes this variance for each kind of posterior. For features, it is that
+#    of a combination of features. For the exact kernel, the covariance is computed at all positions
+#    of the blocks, or at two nodes of each (`condensed`). Combinations of its rows and columns
+#    follow.
 
 
 class Seen(NamedTuple):
-    """Block means: their observations or features, their number in all components, and the effect
-    of the unknown constant mean on them."""
+    """Block means, in the form that `joint_covariance` needs for a kind of posterior.
+
+    It contains their observations or features, their number in all components, and the effect of
+    the unknown constant mean on them.
+    """
 
     blocks: TrackObservations | Float[Tensor, "m F"]
     count: int
@@ -50,20 +54,20 @@ class Seen(NamedTuple):
 
 Combination = Callable[[Float[Tensor, "n*p+m j"]], Float[Tensor, "k j"]]
 
-_CHUNK = 2**24  # numbers in memory
-_READINGS = 256  # whose covariance is computed at once
+_CHUNK = 2**24  # elements in memory
+_READINGS = 256  # observations whose joint covariance is computed at a time
 
 
 @dataclass(frozen=True)
 class Signal:
     """The posterior of s = h(x) + n at observations along tracks.
 
-    Observations are given in blocks of one, of some tracks of a group.
+    Each block of these observations contains one observation. Their tracks belong to one group.
     """
 
     distribution: FieldDistribution  # of the field, given all data
     noises: Noises
-    given: Mapping[str, Track]  # block means among these data, by the label of their track
+    given: Mapping[str, Track]  # the block means in these data, by the label of their track
 
     def mean(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
         """E[s]."""
@@ -75,7 +79,7 @@ class Signal:
         return mean + self._sharing(readings)[1] @ unexplained
 
     def variance(self, readings: TrackObservations) -> Float[Tensor, "n v"]:
-        """Var[s] of every number."""
+        """Var[s] of every value."""
         if not self._given(readings).tracks:
             field = unexplained_variance(self.distribution, readings.means, None, None)
             return field + parameters_of(readings, self.noises).slow
@@ -116,7 +120,7 @@ class Signal:
     def _sharing(
         self, readings: TrackObservations
     ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-        """k and G."""
+        """The matrices k and G."""
         noise, pairs = parameters_of(readings, self.noises), []
         for track in readings.tracks:
             known = self.given.get(track.label)
@@ -134,13 +138,13 @@ class Signal:
 def noise_of_blocks(
     distribution: FieldDistribution, known: TrackObservations, noises: Noises
 ) -> BlockNoise:
-    """The noise of block means, and what the features of the distribution lack."""
+    """The noise of block means, with the variance that the features of the field omit."""
     white = distribution.split()[1]
     return known.noise(noises, 0.0 if white is None else white.diagonal().amax())
 
 
 def precision_of_track(noise: BlockNoise) -> Float[Tensor, "t t"]:
-    """R⁻¹ of the blocks of one track, in one component."""
+    """R⁻¹ for the blocks of one track, in one component."""
     return torch.cholesky_inverse(torch.linalg.cholesky(noise.of_track(slice(None))))
 
 
@@ -153,7 +157,7 @@ def residual_of_blocks(
 
 
 def in_components(matrix: Float[Tensor, "n m"], v: int) -> Float[Tensor, "n*v m*v"]:
-    """This covariance in v components that are independent of each other."""
+    """The covariance of v independent components, each with the covariance `matrix`."""
     return same_point(matrix, torch.eye(v).to(matrix))
 
 
@@ -188,7 +192,7 @@ def covariance_with_block_means(
 
 @singledispatch
 def block_means_under(distribution: FieldDistribution, known: TrackObservations) -> Seen:
-    """What of the block means H f serves `joint_covariance` at any points."""
+    """The block means H f in the form that `joint_covariance` needs, for any points."""
     return Seen(known.condensed, known.y.numel())
 
 
@@ -217,7 +221,7 @@ def _(distribution: WeightPosterior, known):
 def joint_covariance(
     distribution: FieldDistribution, x: Float[Tensor, "n d"], seen: Seen, combined: Combination
 ) -> Float[Tensor, "k k"]:
-    """The covariance of linear combinations of f(x) and block means H f, in this order."""
+    """The covariance of linear combinations of f(x), followed by block means H f."""
     points = torch.cat([x.double(), seen.blocks.points])
     rows = len(x) * distribution.num_outputs
 
@@ -248,7 +252,7 @@ def _(distribution: WeightPosterior, x, seen, combined):
 
 
 def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combination:
-    """h(x) − G H f."""
+    """The combination h(x) − G H f."""
     count = len(part) * part.pattern.num_outputs
 
     def combined(rows: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v j"]:
@@ -264,8 +268,10 @@ def unexplained_variance(
     seen: Seen | None,
     gain: Float[Tensor, "n t"] | None,
 ) -> Float[Tensor, "n v"]:
-    """Var[h(x) − G H f] of every number, for block means H f of one track; that of h(x) where there
-    are none."""
+    """Var[h(x) − G H f] of every value, for block means H f of one track.
+
+    Without block means, it is Var[h(x)].
+    """
     v, parts = part.pattern.num_values, []
     if seen is None:
         return observed_variance(distribution, part)
@@ -279,7 +285,7 @@ def unexplained_variance(
 
 def observed_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
     """Var[H f] of every observation."""
-    if part.direction is None:  # then H selects components
+    if part.direction is None:  # H selects components
         return part.apply(distribution.variance(part.x))
     return distribution.latent(part).diagonal(dim1=-1, dim2=-2)
 
@@ -322,33 +328,33 @@ def _(distribution: WeightPosterior, part, seen, gain):
     return variance + torch.cat(parts)
 
 
-# The offsets of tracks, given all their observations.
+# The offsets of tracks, given all observations.
 #
-# With the block means ȳ = H f + n̄ of a track, R = Cov[n̄], and the gain g = σ_b² 1ᵀ R⁻¹ of its
-# offset b, in one component,
+# A track has the block means ȳ = H f + n̄ with R = Cov[n̄]. With the gain g = σ_b² 1ᵀ R⁻¹, its
+# offset b in one component is
 #
-#     b = g (ȳ − H f) + independent noise of variance σ_b² − σ_b² g 1 ,
+#     b = g (ȳ − H f) + independent noise of variance σ_b² − σ_b² g 1 .
 #
-# so that the posterior of b follows from that of the block means H f of the field. With the offsets
-# of all tracks, b, and y = H f + B b + other noise,
+# The posterior of b thus follows from that of the block means H f of the field. The vector b of all
+# offsets, with y = H f + B b + other noise, has
 #
-#     E[b] = σ_b² s ,   Cov[b] = σ_b² I − σ_b⁴ J ,   s = BᵀK⁻¹(y − μ) ,   J = BᵀPB ,
+#     E[b] = σ_b² s ,   Cov[b] = σ_b² I − σ_b⁴ J ,   s = BᵀK⁻¹(y − μ) ,   J = BᵀPB .
 #
-# s and J also tell the restricted evidence of any other variance v of offsets, by the determinant
-# lemma: with the eigenvalues j_i of J, the components s_i of s along its eigenvectors, Δ = v − σ_b²
-# and d_i = 1 + Δ j_i,
+# s and J also determine the restricted evidence of any other variance v of offsets, by the
+# determinant lemma. With the eigenvalues j_i of J, the components s_i of s along its eigenvectors,
+# Δ = v − σ_b² and d_i = 1 + Δ j_i,
 #
 #     log p(y | v) = ½ Σ_i (Δ s_i² / d_i − log d_i) + const. ,   I(v) = ½ Σ_i (j_i / d_i)² .
 #
 # By the posterior of the field, s = 1ᵀR⁻¹(ȳ − E[H f]) and J = 1ᵀR⁻¹1 − Cov[1ᵀR⁻¹ H f] for each
-# track, so neither needs the covariance K of all data (`Offsets.of`).
+# track. Neither needs the covariance K of all data (`Offsets.of`).
 
 
-_MOST = 400  # offsets: more tell their variance as well as predictions need it, to 0.3 %
-_ROUNDING = 1e-10  # of J, over what a track would tell of its offset if the field were known
-_NEGLIGIBLE = 20.0  # −log of a density, over its maximum
-_WIDE, _STEP = 60.0, 0.1  # of the range in log v that contains the others
-_TINY = 1e-300  # a variance that is none
+_MOST = 400  # with more offsets, the uncertainty of their variance changes results by below 0.3 %
+_ROUNDING = 1e-10  # rounding of J, over the information 1ᵀR⁻¹1 for a known field
+_NEGLIGIBLE = 20.0  # −log of a negligible density, relative to its maximum
+_WIDE, _STEP = 60.0, 0.1  # width and step of the range of log v before the tails are removed
+_TINY = 1e-300  # a negligible variance
 
 
 @dataclass(frozen=True)
@@ -386,8 +392,11 @@ class TrackOffsets:
         return len(self.labels)
 
     def __getitem__(self, label: object) -> tuple[Float[Tensor, "v"], Float[Tensor, "v"]]:
-        """The mean and the standard deviation (p,) of the offset of one track. A KeyError is raised
-        for an unknown label."""
+        """Return the mean and the standard deviation of the offset of one track, each (p,).
+
+        Raises:
+            KeyError: if no track has this label.
+        """
         if str(label) not in self.labels:
             some = ", ".join(map(repr, self.labels[:5]))
             raise KeyError(f"expected the label of a track, such as {some}, got {str(label)!r}")
@@ -403,7 +412,7 @@ def track_offsets(
     mean: Float[Tensor, "p"] | None,
     tracks: TrackObservations,
 ) -> TrackOffsets:
-    """The offsets of the tracks of a group of the data of `inference`; `mean` as for `left_out`."""
+    """The offsets of the tracks of one group. `mean` is None if the constant mean is unknown."""
     field = inference.posterior(kernel, noises, mean).field(fixed=mean is not None)
 
     def offsets() -> Iterator[tuple[Float[Tensor, "v"], Float[Tensor, "v"]]]:
@@ -420,7 +429,7 @@ def track_offsets(
 
 @dataclass(frozen=True)
 class Offsets:
-    """The information of the data on the offsets of some tracks of a group, in all components."""
+    """The information of the data on the offsets of tracks of one group, in all components."""
 
     score: Float[Tensor, "T*v"]  # s
     information: Float[Tensor, "T*v T*v"]  # J
@@ -432,7 +441,7 @@ class Offsets:
         noises: Noises,
         tracks: TrackObservations,
     ) -> "Offsets":
-        """Given the posterior of the field."""
+        """The information, from the posterior of the field."""
         weights, v = [], tracks.y.shape[-1]
         for track in tracks.tracks:
             noise = noise_of_blocks(field, replace(tracks, tracks=(track,)), noises)
@@ -464,7 +473,7 @@ def _(distribution: WithMean, tracks, weights):
 
 @covariance_of_sums.register
 def _(distribution: WeightPosterior, tracks, weights):
-    """The features of one track at a time, since those of all blocks may not fit in memory."""
+    """Sum the features of one track at a time, since those of all blocks may not fit in memory."""
     rows = []
     for track, weight in zip(tracks.tracks, weights, strict=True):
         one = replace(tracks, tracks=(track,))
@@ -485,21 +494,25 @@ def slow_variance(
     tracks: TrackObservations,
     likelihood: TrackLikelihood,
 ) -> SlowVariance | None:
-    """The posterior of the variance of new tracks, given the other hyperparameters. None if that
-    of offsets is frozen, if the data contain no difference of offsets, or more than 400 offsets.
+    """Return the posterior of the noise variance of new tracks, given the other hyperparameters.
 
-    1. The data cannot distinguish an offset from correlated noise whose correlation time is longer
-       than the tracks. Over a duration D, σ_r² exp(−t/τ) − ℓ is a covariance for ℓ ≤ 2 τ σ_r² /
-       (2 τ + D), the variance of the best estimate of a constant under this noise. The variance
-       that is integrated over is therefore V = σ_b² + ℓ > 0, with the duration D of the longest
-       track, and σ_r² − ℓ does not change.
+    It is None if the variance of offsets is fixed, if the data contain no difference of offsets, or
+    if they contain more than 400 offsets.
+
+    1. The data cannot distinguish an offset from correlated noise whose correlation time τ is
+       longer than the tracks. Over a duration D, σ_r² exp(−t/τ) − ℓ is a covariance for ℓ ≤ 2 τ
+       σ_r² / (2 τ + D), the variance of the best estimate of a constant under this noise. The
+       posterior is therefore that of V = σ_b² + ℓ > 0, with the duration D of the longest track.
+       The remainder σ_r² − ℓ does not change.
     2. s and J of the present posterior determine log p(y | V).
-    3. The density of log V follows with the prior. Its range, without the tails in which the
-       density is negligible, is divided evenly.
+    3. Bayes' theorem gives the density of log V. Its range without negligible tails is divided
+       evenly.
 
     Args:
         field: the posterior of the field.
-        tracks: those of one group, with the parameters of `likelihood`.
+        noises: the noise of every group.
+        tracks: the tracks of one group.
+        likelihood: the likelihood of this group.
     """
     if tracks.y.shape[-1] * len(tracks.tracks) > _MOST:
         return None
@@ -507,8 +520,8 @@ def slow_variance(
         return None
     seen = Offsets.of(field, noises, tracks)
     j, axes = torch.linalg.eigh(seen.information)
-    # An eigenvalue of zero is a combination of offsets of which the data say nothing, such as their
-    # sum, which the constant mean of the field absorbs.
+    # An eigenvalue of zero is a combination of offsets that the data do not determine, such as
+    # their sum, which is equivalent to the constant mean of the field.
     told = j > _ROUNDING * seen.information.diagonal().amax()
     if not told.any():
         return None
@@ -518,16 +531,16 @@ def slow_variance(
     present = (noise.offset_variance + level).clamp_min(_TINY)
 
     def log_density(u: Float[Tensor, "k"]) -> Float[Tensor, "k"]:
-        """Of u = log V."""
+        """The log density of u = log V, up to a constant."""
         value = u.exp().unsqueeze(-1)
         change = value - present
-        # 1 + (v − σ²) j is at least min(1, v/σ²), since σ² j ≤ 1; rounding may violate it.
+        # 1 + (v − σ²) j is at least min(1, v/σ²), since σ² j ≤ 1. Rounding may violate this.
         d = torch.maximum(1 + change * j, (value / present).clamp_max(1.0))  # by rounding
         evidence = 0.5 * (change * squares / d - d.log()).sum(-1)
         jeffreys = 0.5 * (j / d).square().sum(-1).log()
         return evidence + u + _log_prior(likelihood, u.exp() - level, jeffreys)
 
-    # 1/j is the variance of an offset plus that of its estimate: the scale about which V is sought.
+    # 1/j is the variance of an offset plus that of its estimate, and gives the scale of V.
     centre = -j.log()
     u = torch.arange(centre.amin() - _WIDE, centre.amax() + _WIDE, _STEP).to(j)
     u, _ = torch.cat([u, present.log().reshape(1)]).sort()  # a prior or bounds may be narrow
@@ -539,14 +552,14 @@ def slow_variance(
 
 
 def _level(noise: TrackNoise, tracks: TrackObservations) -> Float[Tensor, ""]:
-    """ℓ."""
+    """ℓ, the part of the correlated noise that acts like an offset."""
     durations = torch.stack([track.clock[-1] - track.clock[0] for track in tracks.tracks])
     twice = 2 * noise.correlation_time
     return noise.correlated_variance * twice / (twice + durations.amax())
 
 
 def _are_free(likelihood: TrackLikelihood) -> bool:
-    """Whether neither the offsets nor correlated noise have a prior or a fixed value."""
+    """Whether neither the offsets nor the correlated noise have a prior or a fixed value."""
     priors = {name for name, *_ in likelihood.named_priors()}
     bound = {"offset_variance_prior", "correlated_variance_prior", "correlation_time_prior"}
     learned = likelihood.raw_correlated_variance.requires_grad
@@ -556,7 +569,7 @@ def _are_free(likelihood: TrackLikelihood) -> bool:
 def _log_prior(
     likelihood: TrackLikelihood, variance: Float[Tensor, "k"], jeffreys: Float[Tensor, "k"]
 ) -> Float[Tensor, "k"]:
-    """log p of the offset variance, −∞ outside the bounds of its constraint."""
+    """The log prior density of the offset variance, −∞ outside the bounds of its constraint."""
     constraint = likelihood.raw_offset_variance_constraint
     lower, upper = constraint.lower_bound, constraint.upper_bound
     inside = (variance <= upper) & ((variance >= lower) | (lower == 0))

@@ -5,15 +5,17 @@ With noise covariance Σ (p×p, shared by all points), columns c and directions 
     A = I_F + C[c,c] ∘ (M Σ⁻¹ Mᵀ) ,   b = Σ_j (Z[c] Σ⁻¹ ∘ M)[:, j] ,
     yᵀ(K + I⊗Σ)⁻¹y = tr(Σ⁻¹Y₂) − bᵀA⁻¹b ,   log|K + I⊗Σ| = log|A| + N log|Σ| .
 
-The same is true for V = [y, 1⊗I_p] instead of y, with B instead of b. This gives the evidence for
-every constant mean.
+The same equations with V = [y, 1⊗I_p] and B in place of y and b give the evidence for every
+constant mean.
 
-Groups of observations have statistics, patterns and noise of their own. Each adds its terms to A, B
-and the rest: for every weight a_k of its pattern a C, with M restricted to the observed components.
+Each group of observations has its own statistics, pattern and noise, and adds its terms to A, B,
+tr(Σ⁻¹Y₂) and N log|Σ|. For every weight a_k of its pattern it has a matrix C, with M restricted to
+the observed components.
 
-For separable kernels A = I + S C S ⊗ LᵀΣ⁻¹L: one eigendecomposition of size r, then r Cholesky
-factorisations of size 2D, or one eigendecomposition of that size (`separable`). With fewer values
-than features, the dual algebra factorises K + I⊗Σ; that of a separable kernel has blocks of size N.
+For separable kernels, A = I + S C S ⊗ LᵀΣ⁻¹L. This takes one eigendecomposition of size r. Then it
+takes r Cholesky factorisations of size 2D, or one eigendecomposition of size 2D (`separable`). With
+fewer values than features, the dual algebra factorises K + I⊗Σ. For a separable kernel, this
+matrix has blocks of size N.
 """
 
 from abc import ABC, abstractmethod
@@ -69,19 +71,19 @@ from gp_orff.kernels.base import cholesky, size_of
 
 # The protocol of normal equations, and the evidence from their parts.
 #
-# Which algebra serves is decided in two places:
+# Two functions choose the algebra:
 #
-# 1. Primal or dual (`prefers_dual`): the primal algebra factorises A with one row for each feature,
-#    the dual one K + N with one row for each observed number. The smaller cubic cost wins.
-# 2. Among the primal ones (`normal_equations`): `Kronecker` for a separable kernel and whole
-#    vectors with one noise, because eigenvectors of the outputs split A into blocks; `Primal` for
-#    everything else. Very many features of a lattice have iterations instead of a
+# 1. `prefers_dual` chooses between the primal and the dual algebra. The primal algebra factorises
+#    A, with one row for each feature. The dual algebra factorises K + N, with one row for each
+#    observed value. The smaller cubic cost decides.
+# 2. `normal_equations` chooses among the primal ones. `Kronecker` is for a separable kernel and
+#    whole vectors with one noise, because eigenvectors of the outputs split A into blocks. `Primal`
+#    is for all other data. For very many features of a lattice, iterations replace the
 #    factorisation (`inference.iterative`).
 #
-# All of them treat the constant mean the same way. V = [y, H(1⊗I_p)] has a column for the data and
-# one for each constant, and E = VᵀK⁻¹V contains what is needed for every mean c: yᵀK⁻¹y of y − H c
-# is the quadratic form of E with the contrast (1, −c). c need not be known before the
-# factorisation.
+# All of them treat the constant mean in the same way. V = [y, H(1⊗I_p)] has a column for the data
+# and one for each constant. With E = VᵀK⁻¹V, the quadratic form of the data y − H c is that of E
+# with the contrast (1, −c), for every mean c. Thus c need not be known before the factorisation.
 
 
 class Group(NamedTuple):
@@ -94,7 +96,7 @@ class Group(NamedTuple):
 class NormalEquations(ABC):
     """A and B of the feature weights: E[θ] = A⁻¹B [1; −c] under a constant mean c."""
 
-    sums: "Primal | None" = None  # these, if A follows from statistics alone
+    sums: "Primal | None" = None  # the equations, if A follows from statistics only
 
     @abstractmethod
     def evidence(self) -> Evidence:
@@ -104,7 +106,7 @@ class NormalEquations(ABC):
     def posterior(self, mean: Float[Tensor, "*b p"] | None) -> tuple[WeightPosterior, Evidence]:
         """The posterior of the weights and the evidence, from one factorisation.
 
-        Without a `mean`, both are under the constant mean of largest evidence.
+        Without a `mean`, both are under the constant mean with the largest evidence.
         """
 
 
@@ -125,7 +127,7 @@ def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor
     pattern = statistics.pattern
     precision = pattern.precision(noise.precision)
     square = (precision * statistics.second_moment).sum((-1, -2))[..., None, None]
-    # `embed` puts the observed components in their places among all p; the others are zero.
+    # `embed` puts the observed components in their places among all p. The others are zero.
     total = pattern.embed((precision @ statistics.total.unsqueeze(-1)).mT).mT
     ones = 0
     for moments, e in zip(statistics.moments, pattern.basis(precision), strict=True):
@@ -139,14 +141,14 @@ def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor
     return quad, logdet
 
 
-# Observations with a matrix row for each value, and the dual algebra: K + I⊗Σ itself.
+# Observations with a matrix row for each value, and the dual algebra, which factorises K + I⊗Σ.
 #
-# 1. `DenseRows.of` applies the observations, with symbols and directions, to the features: H Φ. The
-#    variance that the features omit is part of the noise.
-# 2. `Dual` forms HΦΦᵀHᵀ + N and factorises it. By the push-through identity the weights have the
-#    posterior mean ΦᵀHᵀ(HΦΦᵀHᵀ + N)⁻¹(y − Hc), without the matrix A of the features.
-# 3. Observations without sums over the data, such as integrals, enter the primal algebra as rows
-#    too: whitened, they add ΦᵀN⁻¹Φ to A.
+# 1. `DenseRows.of` computes H Φ, where H are the observations with their symbols and directions.
+#    The variance that the features omit is part of the noise.
+# 2. `Dual` forms HΦΦᵀHᵀ + N and factorises it. By the push-through identity, the weights have the
+#    posterior mean ΦᵀHᵀ(HΦΦᵀHᵀ + N)⁻¹(y − Hc). This needs no matrix A of the features.
+# 3. Observations without sums over the data, such as integrals, are rows in the primal algebra too.
+#    After whitening, they add ΦᵀN⁻¹Φ to A.
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class DenseRows:
         noises: Noises,
         truncated: TruncatedVariance,
     ) -> "DenseRows":
-        """The matrices, differentiable in the expansion, which lacks the variance `truncated`."""
+        """The matrices, differentiable by the expansion, which omits the variance `truncated`."""
         points, symbol, space = observations.points, observations.symbol, observations.space
         is_field = symbol.is_identity
         image = expansion if is_field else apply_symbol(symbol, expansion, space)
@@ -195,7 +197,7 @@ class DenseRows:
 
 @dataclass(frozen=True)
 class Dual(NormalEquations):
-    """The dual algebra, for fewer values than features: it factorises their covariance."""
+    """The dual algebra, which factorises the covariance of fewer values than features."""
 
     expansion: Expansion
     rows: DenseRows
@@ -228,7 +230,7 @@ def dual_of_vectors(
 
 
 def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
-    """V = [y, 1⊗I_p] of vectors y."""
+    """V = [y, 1⊗I_p] for vectors y."""
     eye = torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
     ones = eye.expand(*y.shape, y.shape[-1]).flatten(-3, -2)  # 1⊗I_p
     return torch.cat([y.flatten(-2).unsqueeze(-1), ones], dim=-1)
@@ -237,7 +239,7 @@ def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
 def dense_evidence(
     covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
 ) -> Evidence:
-    """The evidence of V under a dense covariance, noise included."""
+    """The evidence of V under a dense covariance, which includes the noise."""
     size = size_of(covariance)
     # A covariance in small units, such as 10⁻³⁰, would underflow in products of the gradient.
     quad, logdet = InvQuadLogdet.apply(covariance / size, design)
@@ -259,7 +261,7 @@ class Whitened(NamedTuple):
         b: Float[Tensor, "*b n 1+p"],
         evidence_of: Callable[[Tensor, Tensor], Evidence],
     ) -> "Whitened":
-        """From the factor and B; `evidence_of` BᵀA⁻¹B and log|A|."""
+        """From the factor and B. `evidence_of` is a function of BᵀA⁻¹B and log|A|."""
         half = torch.linalg.solve_triangular(factor, b, upper=False)
         return cls(factor, half, evidence_of(half.mT @ half, log_determinant(factor)))
 
@@ -267,12 +269,12 @@ class Whitened(NamedTuple):
     def of_covariance(
         cls, covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
     ) -> "Whitened":
-        """Of V under a dense covariance, noise included, whose lower triangle is read."""
+        """For V under a dense covariance with noise, of which only the lower triangle is read."""
         seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
         return cls.of(cholesky(covariance), design, partial(Evidence, seen=seen))
 
     def solved(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b n 1+p"]:
-        """A⁻¹B times the contrasts of the mean c: of V, the columns of [y − c, 1⊗I_p]."""
+        """A⁻¹B times the contrasts of the mean c, which turn V into [y − c, 1⊗I_p]."""
         residual = self.half @ self.evidence.contrasts(mean)
         return torch.linalg.solve_triangular(self.factor.mT, residual, upper=True)
 
@@ -280,15 +282,15 @@ class Whitened(NamedTuple):
 def mean_and_response(
     solved: Float[Tensor, "*b n 1+p"],
 ) -> tuple[Float[Tensor, "*b n 1"], Float[Tensor, "*b n p"]]:
-    """What weights are under the contrasts: their mean, and their response to constants."""
+    """Split solutions under the contrasts into the mean and the response to constants."""
     return solved[..., :1], solved[..., 1:]
 
 
 # Block means of observations along directions as rows, whitened track by track.
 #
-# The noise of a track is correlated, that of different tracks is independent. Tracks of similar
-# lengths form a batch of covariances R; shorter ones are padded with rows of an identity, whose
-# values are set to zero, so that they add nothing to products and nothing to log|R|.
+# The noise is correlated along a track and independent between tracks. Tracks of similar lengths
+# form a batch of covariances R. Shorter tracks are padded with rows of an identity and with zero
+# values, which contribute nothing to products or to log|R|.
 
 
 @dataclass(frozen=True)
@@ -297,7 +299,7 @@ class TrackRows:
 
     features: Float[Tensor, "T F"]
     design: Float[Tensor, "T 1+p"]
-    noise: Sequence[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]  # rows, −1 for none, and R
+    noise: Sequence[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]  # rows, −1 for padding; R
 
     @classmethod
     def of(
@@ -308,13 +310,13 @@ class TrackRows:
         noises: Noises,
         truncated: Float[Tensor, "p p"] | None,
     ) -> "TrackRows":
-        """The rows; `averages` are the columns of the expansion, by `averages_along`."""
+        """The rows. `averages` are the columns of the expansion, averaged by `averages_along`."""
         features = expansion.feature_values(averages).mT
         noise = tuple(part.covariances(noises, truncated))
         return cls(features, part.design(expansion.num_outputs), noise)
 
     def whitened(self) -> tuple[Float[Tensor, "m F"], Float[Tensor, "m 1+p"], Float[Tensor, ""]]:
-        """R^{−½}Φ, R^{−½}V and log|R|, with zeros in the rows of blocks that a track lacks."""
+        """R^{−½}Φ, R^{−½}V and log|R|, with zeros in the rows of the padding."""
         every, halves, logdet = torch.cat([self.features, self.design], dim=-1), [], 0
         for rows, covariance in self.noise:
             factor = torch.linalg.cholesky(covariance)
@@ -331,22 +333,21 @@ Rows = DenseRows | TrackRows
 
 # The primal algebra, for any expansion and any groups of observations.
 #
-# 1. Every group adds to B the sums Z = φᵀy and s = φᵀ1, weighted by its noise precision and
-#    restricted to the components that its pattern observes (`_right_hand_side`).
-# 2. It adds to A the Gram matrix C of the columns, elementwise times M P Mᵀ (`masked_parts`).
-#    Components have one such term; observations along directions u have one for each product u_i
-#    u_j, by which the points of C are weighted.
-# 3. An expansion with complex directions has two layers of real features. Their sums are separate
-#    unless the precision couples them (`are_coupled`), as for harmonic waves, whose horizontal and
-#    vertical components are in different layers. Then A has cross terms.
-# 4. Without cross terms and rows the evidence is differentiated by `MaskedInvQuadLogdet`, which
-#    takes few passes over F×F matrices and needs no derivative in C where the frequencies are
-#    fixed.
+# 1. Every group adds to B the sums Z = φᵀy and s = φᵀ1. They are weighted by its noise precision,
+#    and restricted to the components that its pattern observes (`_right_hand_side`).
+# 2. Every group adds to A the elementwise product of the Gram matrix C of the columns and M P Mᵀ
+#    (`masked_parts`). Components have one such term. Observations along directions u have one for
+#    each product u_i u_j, which is the weight of a point in C.
+# 3. An expansion with complex directions has two layers of real features. A has cross terms between
+#    them only if the precision couples them (`are_coupled`). Harmonic waves are an example: their
+#    horizontal and vertical components are in different layers.
+# 4. Without cross terms and rows, `MaskedInvQuadLogdet` differentiates the evidence. It takes few
+#    passes over F×F matrices, and needs no derivative by C for fixed frequencies.
 
 
 @dataclass(frozen=True)
 class WeightEquations(NormalEquations):
-    """A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, the last sum over dense rows, and B."""
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ, with the last sum over dense rows, and B."""
 
     expansion: FeatureExpansion | ScaledExpansion
     groups: Sequence[Group]
@@ -393,7 +394,7 @@ class Primal(WeightEquations):
 
     @cached_property
     def _products(self) -> list[Tensor] | None:
-        """C[c,c], M and P of all terms of A; None where others than C[c,c] ∘ (M P Mᵀ) add to it."""
+        """C[c,c], M and P of all terms of A. None if A has other terms than C[c,c] ∘ (M P Mᵀ)."""
         if self.rows:
             return None
         independent = all(is_diagonal(group.noise) for group in self.groups)
@@ -417,7 +418,7 @@ class Primal(WeightEquations):
 def _right_hand_side(
     expansion: FeatureExpansion, groups: Sequence[Group]
 ) -> Float[Tensor, "*b F 1+p"]:
-    """B of real directions."""
+    """B for real directions."""
     b, ones = 0, 0
     for statistics, noise in groups:
         pattern = statistics.pattern
@@ -430,7 +431,7 @@ def _right_hand_side(
 
 
 def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[Tensor]:
-    """C[c,c], M, P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    """C[c,c], M and P for every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
     parts = []
     for statistics, noise in groups:
         pattern = statistics.pattern
@@ -442,7 +443,7 @@ def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[T
 
 
 def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[Tensor, "*b F F"]:
-    """A = I + Σ C[c,c] ∘ (M P Mᵀ); for complex directions the sum over all pairs of layers."""
+    """A = I + Σ C[c,c] ∘ (M P Mᵀ), for complex directions with a sum over all pairs of layers."""
     layers = expansion.layers
     a = masked_sum([*chain.from_iterable(masked_parts(layer, groups) for layer in layers)])
     if are_coupled(layers, groups):
@@ -454,8 +455,11 @@ def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[T
 
 @torch.no_grad()
 def are_coupled(layers: Sequence[FeatureExpansion], groups: Sequence[Group]) -> bool:
-    """Whether M P M′ᵀ is not zero between layers: the waves of a harmonic field have their
-    horizontal components in one layer, and the vertical one in the other."""
+    """Whether M P M′ᵀ is nonzero between layers.
+
+    The waves of a harmonic field have their horizontal components in one layer, and the vertical
+    component in the other.
+    """
     for left, right in combinations(layers, 2):
         for statistics, noise in groups:
             pattern = statistics.pattern
@@ -491,9 +495,9 @@ def _cross_information(
 #
 #     A = I + Σ_i w_i G_i ∘ s sᵀ ,    (G_i)_ff′ = Σ_n (H_n u_f(x_n))_i (H_n u_f′(x_n))_i .
 #
-# Of a harmonic wave only the amplitude s depends on hyperparameters. The matrices G_i of the fields
-# themselves are then computed once for each grid and kept with the statistics; every evaluation of
-# the evidence multiplies them by scales and precisions.
+# Hyperparameters change only the amplitude s of a harmonic wave. The matrices G_i are then computed
+# once for each grid, and are stored with the statistics. Every evaluation of the evidence
+# multiplies them by scales and precisions.
 
 
 def _scaled_parts(expansion: ScaledExpansion, groups: Sequence[Group]) -> list[Tensor]:
@@ -513,7 +517,7 @@ def _grams(statistics: Statistics, fields: FeatureExpansion) -> list[Float[Tenso
     """G_i for every value i of an observation."""
     grams = []
     for weights in torch.eye(statistics.pattern.num_values, dtype=torch.float64):
-        # A precision that selects value i alone: `information` minus the identity is then G_i.
+        # This precision selects value i, so that `information` minus the identity is G_i.
         unit = Noise(torch.diag(weights), torch.diag(weights), torch.zeros(()))
         gram = information(fields, [Group(statistics, unit)])
         gram.diagonal().sub_(1)
@@ -529,14 +533,14 @@ def is_diagonal(noise: Noise) -> bool:
 
 # The algebra of separable kernels, primal and dual.
 #
-# A = I + SCS ⊗ G has as its second factor a small matrix of outputs. With G = U diag(λ) Uᵀ it
-# splits into r blocks I + λ_j SCS of the size of the columns. The dual one is alike, with ΨΨᵀ of
-# the points instead of SCS, after the vectors are multiplied by T, which makes the noise an
-# identity.
+# The second factor of A = I + SCS ⊗ G is a small matrix of outputs. With G = U diag(λ) Uᵀ, A splits
+# into r blocks I + λ_j SCS, whose size is the number of columns. In the dual algebra, a matrix T
+# multiplies the vectors and makes the noise covariance an identity. It has the same form with ΨΨᵀ
+# of the points in place of SCS.
 #
-# The eigenvectors U have no derivative where eigenvalues coincide, as those of a kernel with equal
-# outputs do. The evidence has a special gradient (`KroneckerInvQuadLogdet`); a posterior that is
-# differentiated uses the general algebra instead.
+# The eigenvectors U have no derivative if eigenvalues coincide, such as for a kernel with equal
+# outputs. The evidence therefore has a special gradient (`KroneckerInvQuadLogdet`). A posterior
+# that is differentiated uses the general algebra instead.
 
 
 @dataclass(frozen=True)
@@ -592,8 +596,8 @@ class Kronecker(NormalEquations):
 class KroneckerDual(NormalEquations):
     """The dual algebra of separable kernels, for whole vectors at fewer points than columns.
 
-    With Ψ = φS and the noise T⁻¹T⁻ᵀ = Σ, the covariance of the vectors that T multiplies is
-    I + ΨΨᵀ ⊗ G, G = T L (T L)ᵀ.
+    With Ψ = φS and T⁻¹T⁻ᵀ = Σ, the vectors times T have the covariance I + ΨΨᵀ ⊗ G, where
+    G = T L (T L)ᵀ.
     """
 
     expansion: KroneckerExpansion
@@ -652,7 +656,7 @@ class KroneckerDual(NormalEquations):
         evidence = self._evidence(solution.quad, blocks.logdet())
         alpha = solution.combine(self._outputs.mT @ evidence.contrast(mean))
         mixing = self._whitening @ self.expansion.mixing
-        # θ = (Ψᵀ ⊗ (T L)ᵀ) α, from solutions α for the data: the push-through identity again.
+        # The push-through identity gives θ = (Ψᵀ ⊗ (T L)ᵀ) α, from solutions α for the data.
         theta = self._rows.mT @ alpha.unflatten(-2, whitened.shape[-2:]).squeeze(-1) @ mixing
         constants = solution.p @ self._rows, mixing.mT @ u, u.mT @ self._whitening
         eigenvalues, u = torch.linalg.eigh(mixing.mT @ mixing)
@@ -666,7 +670,7 @@ class KroneckerDual(NormalEquations):
 
     @property
     def _outputs(self) -> Float[Tensor, "*b 1+p 1+p"]:
-        """1 ⊕ Tᵀ, by which the columns of V come from [vec Y Tᵀ, 1⊗I]."""
+        """1 ⊕ Tᵀ, which maps quantities for [vec Y Tᵀ, 1⊗I] to those for V."""
         outputs = pad(self._whitening.mT, (1, 0, 1, 0))
         outputs[..., 0, 0] = 1
         return outputs
@@ -677,14 +681,14 @@ class KroneckerDual(NormalEquations):
         return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
 
 
-# Which algebra serves an expansion and observations.
+# The choice of the algebra for an expansion and observations.
 
 
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
     """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
 
-    `whole` is whether the observations are complete vectors with one noise: those of a separable
-    kernel have p blocks of size N.
+    `whole` states whether all observations are complete vectors with the same noise. For a
+    separable kernel, such observations have p blocks of size N.
     """
     if whole and has_blocks(expansion):
         return num_points**3 * expansion.num_outputs < expansion.cholesky_cost
@@ -692,8 +696,11 @@ def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) ->
 
 
 def has_blocks(expansion: Expansion) -> bool:
-    """Whether K + I⊗Σ has blocks that are cheaper: one Cholesky factor of it takes (N p)³/3
-    operations, the eigendecomposition of the blocks about 10 N³."""
+    """Whether the blocks of K + I⊗Σ are cheaper than the whole matrix.
+
+    A Cholesky factor of the matrix takes (N p)³/3 operations. The eigendecomposition for the blocks
+    takes about 10 N³.
+    """
     return expansion.is_kronecker and expansion.num_outputs > 2
 
 
@@ -711,7 +718,7 @@ def normal_equations(
 
 
 def whole_vectors(observations: Sequence[Observations]) -> bool:
-    """Whether observations are whole vectors with one noise."""
+    """Whether all observations are whole vectors with the same noise."""
     first, *others = observations
     return not others and first.pattern.complete and first.weight is None
 
@@ -723,7 +730,7 @@ def dual_equations(
     noises: Noises,
     delta: Float[Tensor, "p p"] | None,
 ) -> NormalEquations:
-    """The dual algebra of observations at points, with δ in their noise, and of further rows."""
+    """The dual algebra of observations at points, with δ in their noise, and of other rows."""
     parts = observations.observations
     if not parts:
         return Dual(expansion, DenseRows.concatenate(further))
@@ -731,7 +738,7 @@ def dual_equations(
         (part,) = parts
         noise = noises[part.key.label] + (0 if delta is None else delta)
         # T exists only if Σ + δ is positive definite.
-        if is_regular(noise):  # rows below need K + I⊗Σ to be positive definite only
+        if is_regular(noise):  # otherwise, the rows below need only a positive definite K + I⊗Σ
             return KroneckerDual(expansion, part.x, part.y, Noise.of(noise))
     truncated = None if delta is None else (delta, torch.zeros_like(delta))
     rows = DenseRows.of(observations, expansion, noises, truncated)
@@ -754,17 +761,16 @@ def equations_of_vectors(
 #
 #     A = I + Σ_n Φ_nᵀR_n⁻¹Φ_n ,    B = Σ_n Φ_nᵀR_n⁻¹V_n .
 #
-# Precisions of p(p + 1)/2 numbers a vector do not factor into sums over the columns φ that all
-# share, so the features themselves are computed: in chunks, and again in the backward pass.
+# If every vector has its own precision matrix, there are no sums over the columns φ that all
+# vectors share. The features are therefore computed in chunks, and again in the backward pass.
 
 
-_NUMBERS = 2**24  # of the features of a chunk
+_NUMBERS = 2**24  # elements of the features of a chunk
 
 
 @dataclass(frozen=True)
 class NoiseOfEach(NormalEquations):
-    """The primal algebra of vectors y at x with the noise covariances R_n, differentiable in all
-    of them."""
+    """The primal algebra of vectors y at x with noise covariances R_n, differentiable by all."""
 
     expansion: Expansion
     x: Float[Tensor, "*b N d"]
@@ -826,18 +832,19 @@ def equations_with_noise(
     y: Float[Tensor, "*b N p"],
     noise: Float[Tensor, "*b N p p"],
 ) -> NormalEquations:
-    """The normal equations of vectors y at x with the noise covariance of each, in the cheaper of
-    the two algebras.
+    """The normal equations of vectors y at x with a noise covariance for each vector.
+
+    They use the cheaper of the two algebras.
 
     Raises:
-        ValueError: a noise covariance that is not positive definite.
+        ValueError: if a noise covariance is not positive definite.
     """
     expansion, x, y, noise = expansion.double(), x.double(), y.double(), noise.double()
     singular = torch.linalg.cholesky_ex(noise.detach()).info != 0
     if singular.any():
         raise ValueError(
             f"expected positive definite noise covariances, got {int(singular.sum())} of "
-            f"{singular.numel()} that are not; drop the observations of unknown noise"
+            f"{singular.numel()} that are not; drop the observations with unknown noise"
         )
     if not prefers_dual(expansion, x.shape[-2], whole=False):
         return NoiseOfEach(expansion, x, y, noise)

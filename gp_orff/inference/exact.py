@@ -1,5 +1,4 @@
-"""Inference by the exact kernel, tile by tile, with positions merged that the prior cannot
-distinguish."""
+"""Inference by the exact kernel, in tiles, with indistinguishable positions merged."""
 
 import math
 import warnings
@@ -54,24 +53,25 @@ from gp_orff.kernels.pairs import (
 from gp_orff.kernels.tree import num_outputs, space_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 
-# The covariance of observed numbers in tiles of few points, without the one of whole vectors.
+# The covariance of observed values, in tiles of few points.
 #
 # 1. `Tiles.of` divides every group into pieces of consecutive points. A tile is the block of the
-#    matrix between two pieces; it is so small that its lags and their forms stay in the cache.
-# 2. `_joined` merges neighbouring small pieces, because the overhead of a tile does not depend on
-#    its size. Numbers of such a piece become separate points, as groups differ in their
-#    directions.
-# 3. `lower` visits the tiles on and below the diagonal; the others follow by symmetry.
-# 4. For few rows, what depends on positions alone is kept from one evaluation of a search to the
-#    next.
+#    matrix between two pieces. It is so small that its lags, and functions of them, stay in the
+#    processor cache.
+# 2. `_joined` joins neighbouring small pieces, because a tile has an overhead that does not depend
+#    on its size. Each value of a joined piece becomes a separate point, as groups may have
+#    different directions.
+# 3. `lower` visits the tiles on and below the diagonal. The others follow by symmetry.
+# 4. For few rows, the quantities that depend only on positions are stored for all evaluations of a
+#    search.
 #
-# Each number has its direction v, so a tile is vᵀk(x, z)w for the components observed: the p×p
+# Each value has a direction: a tile is vᵀk(x, z)w for values in the directions v and w. The p×p
 # blocks of whole vectors are never formed.
 
 
-_FEW = 48  # rows of a piece, which costs more to handle than to compute
-_KEPT = 1536  # rows of all tiles, up to which lags and their forms are kept, some 100 MiB
-_TILE = 256  # √ of the numbers of pairs that a tile holds for a direction, to stay in the cache
+_FEW = 48  # rows up to which the overhead of a tile exceeds its computation
+_KEPT = 1536  # rows of all tiles up to which functions of lags are stored, some 100 MiB
+_TILE = 256  # root of the number of pairs of points in a tile: the tile then stays in the cache
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ class Member:
     """Consecutive points of one group."""
 
     group: int
-    points: slice  # of the group
-    span: slice  # of the matrix
-    width: int  # numbers at a point
+    points: slice  # the points of the group
+    span: slice  # the rows of the matrix
+    width: int  # the values at each point
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Piece:
 
     @property
     def span(self) -> slice:
-        """Of the matrix."""
+        """The rows of the matrix."""
         return slice(self.members[0].span.start, self.members[-1].span.stop)
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """The covariance of all observed numbers, ordered by group, point and number."""
+    """The covariance of all observed values, in the order of group, point and value."""
 
     pieces: tuple[Piece, ...]
 
@@ -121,7 +121,7 @@ class Tiles:
 
     @property
     def num_rows(self) -> int:
-        """M."""
+        """M, the number of rows of the matrix."""
         return self.pieces[-1].span.stop
 
     @property
@@ -133,17 +133,14 @@ class Tiles:
         return [slice(*ends) for ends in zip(starts, [*starts[1:], self.num_rows], strict=True)]
 
     def lower(self) -> Iterator[tuple[Piece, Piece, Geometry]]:
-        """The pieces of every tile on or below the diagonal, and what is known of their lags.
-
-        Of few rows it is kept from one evaluation to the next.
-        """
+        """The two pieces of every tile on or below the diagonal, and stored functions of lags."""
         kept = self._geometry if self.num_rows <= _KEPT else {}
         for i, piece in enumerate(self.pieces):
             for j, other in enumerate(self.pieces[: i + 1]):
                 yield piece, other, kept.get((i, j), {})
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickles and copies do not have what is kept of lags."""
+        """Exclude the stored functions of lags from pickles and copies."""
         return {"pieces": self.pieces}
 
     @cached_property
@@ -152,7 +149,7 @@ class Tiles:
 
     @torch.no_grad()
     def covariance(self, kernel: Kernel) -> Float[Tensor, "*b M M"]:
-        """The lower triangle of the covariance; tiles above the diagonal are zero."""
+        """The lower triangle of the covariance. Tiles above the diagonal are zero."""
         between = row_covariance(kernel)
         matrix = None
         for left, right, geometry in self.lower():
@@ -171,7 +168,7 @@ class Tiles:
 
 
 def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The pieces, with neighbours of few rows as one piece in which each number is a point."""
+    """Join neighbouring small pieces to pieces in which each value is a point."""
     few: list[Piece] = []
     for piece in pieces:
         small = len(piece.rows) <= _FEW
@@ -197,7 +194,7 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 
 
 def _directions(pattern: Pattern, direction: Tensor | None, like: Tensor) -> Tensor:
-    """The vectors v of the numbers at a point, (q, n, p) or (q, 1, p)."""
+    """The directions v of the q values at each point, of shape (q, n, p) or (q, 1, p)."""
     if direction is not None:
         return direction.unsqueeze(0)
     eye = torch.eye(pattern.num_outputs, dtype=like.dtype, device=like.device)
@@ -206,18 +203,18 @@ def _directions(pattern: Pattern, direction: Tensor | None, like: Tensor) -> Ten
 
 # The evidence under an exact kernel: a Cholesky factor, an inverse, and two sweeps over tiles.
 #
-# With E = VᵀK⁻¹V and log|K|, the gradient in K is G = ∂/∂log|K| K⁻¹ − U (∂/∂E) Uᵀ, U = K⁻¹V. The
+# With E = VᵀK⁻¹V and log|K|, the gradient by K is G = ∂/∂log|K| K⁻¹ − U (∂/∂E) Uᵀ, U = K⁻¹V. The
 # first sweep writes K. The second computes every tile again, with derivatives, and contracts it
-# with its tile of G, so that no graph of N² nodes is held.
+# with its tile of G. No graph of N² nodes is stored.
 #
-# Only tiles on and below the diagonal are visited, hence the factor 2 for those below. What all
-# tiles have in common, such as weights of the kernel's terms computed from raw parameters, is cut
-# off from the graph (`_Derivatives._cut`): its derivatives are summed over the tiles and passed
-# back once, at the end. A second derivative takes the graph of the whole matrix.
+# Sweeps visit only tiles on and below the diagonal, hence the factor 2 for tiles below. Quantities
+# that all tiles share, such as weights of the kernel's terms, are cut off from the graph
+# (`_Derivatives._cut`). Their derivatives are summed over the tiles, and passed back once at the
+# end. A second derivative takes the graph of the whole matrix.
 
 
 GroupNoises = Float[Tensor, "n v v"] | Float[Tensor, "n*v n*v"]
-"""The noise covariance of a group at every point, or that of all its numbers."""
+"""The noise covariance of a group: one matrix for every point, or one for all values."""
 
 
 def tiled_evidence(
@@ -226,13 +223,13 @@ def tiled_evidence(
     design: Float[Tensor, "M 1+p"],
     noises: Sequence[GroupNoises],
 ) -> Evidence:
-    """The evidence of V, once differentiable in the kernel, the design and the noise.
+    """The evidence of V, once differentiable by the kernel, the design and the noise.
 
     Args:
-        kernel: without batch dimensions; its parameters are leaves of the graph.
-        tiles: of the observations.
-        design: V, with a row for each observed number.
-        noises: of each group, the noise covariance at every point, or that of all its numbers.
+        kernel: a kernel without batch dimensions, whose parameters are leaves of the graph.
+        tiles: the tiles of the observations.
+        design: V, with a row for each observed value.
+        noises: the noise covariance of each group.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
     terms = TiledInvQuadLogdet.apply(kernel, tiles, len(noises), design, *noises, *parameters)
@@ -241,7 +238,7 @@ def tiled_evidence(
 
 
 class TiledInvQuadLogdet(Function):
-    """VᵀK⁻¹V and log|K|, of K = Cov[H f] + noise.
+    """VᵀK⁻¹V and log|K|, for K = Cov[H f] + noise.
 
     Arguments: the kernel, the tiles, the number of groups, V, the noise of every group, and the
     trained parameters of the kernel.
@@ -268,9 +265,9 @@ class TiledInvQuadLogdet(Function):
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
         derivatives = _Derivatives(ctx.kernel, parameters)
         for left, right, geometry in ctx.tiles.lower():
-            # The gradient of the noise of a group with one matrix for all numbers is taken below
-            # the loop, as its blocks reach over several tiles.
-            times = 1 if left is right else 2  # and the tile above the diagonal
+            # If the noise of a group is one matrix for all values, its blocks extend over several
+            # tiles. Its gradient follows after the loop.
+            times = 1 if left is right else 2  # 2 to include the tile above the diagonal
             gradient = times * grad_logdet * inverse[left.span, right.span]
             gradient.addmm_(weights[left.span], u[right.span].mT, alpha=-times)
             for member in left.members if left is right else ():
@@ -288,7 +285,7 @@ class TiledInvQuadLogdet(Function):
 
 
 class _Derivatives:
-    """Σ G ∂K over tiles; tensors computed for all tiles are differentiated once, at the end."""
+    """Σ G ∂K over tiles. Tensors that all tiles share are differentiated once, at the end."""
 
     def __init__(self, kernel: Kernel, parameters: Sequence[Tensor]):
         self.parameters, self.heads, self.leaves = parameters, [], []
@@ -317,7 +314,7 @@ class _Derivatives:
         self._accumulate(self.sums, gradients)
 
     def totals(self) -> list[Tensor]:
-        """Of every parameter."""
+        """The total derivative by every parameter."""
         count = len(self.parameters)
         if self.heads:
             inner = torch.autograd.grad(
@@ -336,7 +333,7 @@ class _Derivatives:
 def covariance_of_tiles(
     kernel: Kernel, tiles: Tiles, noises: Sequence[GroupNoises]
 ) -> Float[Tensor, "*b M M"]:
-    """The lower triangle of K = Cov[H f] + noise; of a batch of kernels, each with its noise."""
+    """The lower triangle of K = Cov[H f] + noise, for one kernel or a batch with its noises."""
     covariance = tiles.covariance(kernel)
     for noise, span in zip(noises, tiles.spans, strict=True):
         if noise.dim() == 2:
@@ -366,47 +363,49 @@ def _with_graph(
     return torch.cat(rows) + torch.block_diag(*chain(*blocks))
 
 
-# Which positions a prior cannot distinguish: the reach of the sites that are merged.
+# Sites: positions that are merged because the prior cannot distinguish them. Their reach is the
+# largest distance between positions of one site, along each axis.
 #
 # 1. `merge_distance` tries lags along each axis, from the extent of the data downwards by factors
-#    of √2, at a few positions, since a kernel need not be stationary. The reach is the longest lag
-#    up to which the covariance changes by less than 10⁻⁶ of the variance, or by less than a
-#    hundredth of the noise variance of a site mean.
-# 2. That noise variance depends on the number of records at a site, which depends on the reach:
-#    `reach_of_sites` computes the reach for one record, counts, and computes it again.
+#    of √2. It does so at a few positions, since a kernel need not be stationary. The reach is the
+#    longest lag up to which the covariance changes by less than 10⁻⁶ of the variance, or by less
+#    than a hundredth of the noise variance of a site mean.
+# 2. The noise variance of a mean depends on the number of records at a site, and this number
+#    depends on the reach. `reach_of_sites` computes the reach for one record per site, counts the
+#    records, and computes the reach again.
 # 3. Different positions are merged only if this saves at least a fifth of the rows of the matrix.
-# 4. For more data than the exact kernel can treat, `with_few_sites` widens the sites until their
-#    means are few enough. The field then changes within sites, and `changes_within` computes by how
-#    much.
+# 4. If there are too many data for the exact kernel, `with_few_sites` widens the sites until their
+#    means are few enough. The field then changes within sites, and `changes_within` computes these
+#    changes.
 
 
-_SHARE = 1e-6  # of the variance, that the field may change within a site
-_OF_NOISE = 0.01  # likewise, over the noise variance of the site's mean
-_SAVING = 0.8  # positions that differ are merged if at most that share of the numbers is left
+_SHARE = 1e-6  # largest change of the field within a site, over its variance
+_OF_NOISE = 0.01  # the same over the noise variance of the site's mean
+_SAVING = 0.8  # largest share of values after a merge of different positions
 _MOST_INPUTS = 16  # with more, only equal positions are merged
-_BASES, _HALVINGS, _STEPS = 4, 40, 2  # positions at which lags are tried; lags, √2 apart
-_NUMBERS = 2**23  # of covariances that are held at a time
-_WIDEST, _BISECTIONS = 2.0**20, 2  # of a site, over what the prior cannot tell apart
-_RECORDS = 8  # of a site, of which the change of the field within it is told
+_BASES, _HALVINGS, _STEPS = 4, 40, 2  # positions, octaves of lags, and lags per octave
+_NUMBERS = 2**23  # elements of covariances in memory at a time
+_WIDEST, _BISECTIONS = 2.0**20, 2  # largest factor of the reach; bisections of its logarithm
+_RECORDS = 8  # records of a site from which the change of the field follows
 
 
 @torch.no_grad()
 def merge_distance(
     kernel: Kernel, noises: Noises, data: Dataset, count: float = 1.0
 ) -> tuple[float, ...]:
-    """The largest lags r along each axis, at which the prior does not distinguish positions.
+    """Return the largest lag r along each axis at which the prior cannot distinguish positions.
 
-    Up to r, every component has
+    Up to r, every component satisfies
 
         K(0) − K(r) ≤ max(10⁻⁶ K(0), 10⁻² σ²/count) ,
 
-    with the noise variance σ² of the records of least noise, and `count` of them at a site.
+    where σ² is the smallest noise variance of a record.
 
     Args:
         kernel: the prior.
-        noises: Σ by the label of the group.
-        data: observations, whose box limits the lags.
-        count: the records at a site.
+        noises: the noise covariances Σ, by the label of the group.
+        data: the observations. Their bounding box limits the lags.
+        count: the number of records at a site.
     """
     if data.num_inputs > _MOST_INPUTS:
         return (0.0,) * data.num_inputs
@@ -414,7 +413,7 @@ def merge_distance(
     bases = torch.cat([part.x for part in data.survey.sample])
     bases = bases[:: -(-len(bases) // _BASES)]
     change = _OF_NOISE * min(data.local_noises(noises).values()) / count
-    # In ascending order, so that the first lag that is distinguished ends the reach.
+    # In ascending order: the first lag that the prior distinguishes ends the reach.
     factors = 2.0 ** (-torch.arange(_HALVINGS * _STEPS, 0, -1).to(bases) / _STEPS)
     extents = torch.diag(torch.from_numpy(high - low).to(bases))
     lags = factors[:, None] * extents.unsqueeze(-2)  # (d, L, d): along each axis in turn
@@ -432,8 +431,7 @@ def merge_distance(
 def _told_apart(
     kernel: Kernel, x: Float[Tensor, "B 1 1 d"], z: Float[Tensor, "B d L d"], permitted: float
 ) -> Bool[Tensor, "B d L"]:
-    """Whether the prior distinguishes the positions z from x: K(0) − K(x − z) exceeds what is
-    permitted."""
+    """Whether the prior distinguishes positions z from x: K(0) − K(x − z) exceeds `permitted`."""
 
     together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
 
@@ -450,12 +448,12 @@ def _told_apart(
 
 
 def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
-    """The reach of the sites, by axis, that are merged under a prior; None if none are.
+    """Return the reach of the sites along each axis. None if nothing is merged.
 
-    A distance that the user gives is for the directions of space; other inputs, such as time, are
-    merged if the prior does not distinguish them. Without it, positions that differ are merged
-    where this saves a fifth of the numbers: all others stay exactly as they are; or within the
-    `width` that was chosen for these data.
+    A distance `merge=` of the user applies to the directions of space. Along other inputs, such as
+    time, positions are merged if the prior does not distinguish them. Without `merge=`, different
+    positions are merged only if this saves a fifth of the values. For data with a `width` above 1,
+    the reach is this multiple of the distance that the prior does not distinguish.
     """
     given = data.repeats.distance
     if given == 0 or not all(is_regular(noises[key.label]) for key in data.keys):
@@ -464,10 +462,10 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
     reach = merge_distance(kernel, noises, data)
     if data.repeats.width > 1:
         return tuple(data.repeats.width * length for length in reach)
-    # The mean of many records has less noise, and permits smaller changes within a site. Their
-    # number depends on the reach in turn: it is counted once, at the reach of single records.
-    # It is Σ r² / Σ r over sites with r records, that at the site of an average record: many single
-    # records must not hide a few crowded sites.
+    # The mean of many records has less noise, and permits only smaller changes within a site. The
+    # number of records depends on the reach in turn: it is counted once, at the reach for single
+    # records. It is Σ r² / Σ r over sites with r records, the number at the site of an average
+    # record: many single records must not hide a few crowded sites.
     counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
     count = float((counts**2).sum() / counts.sum())
     reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
@@ -479,7 +477,7 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
 
 
 def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> Dataset:
-    """The data with sites just so wide that their means are no more than `most` numbers."""
+    """The data with the smallest sites whose means have at most `most` values."""
     reach = merge_distance(kernel, noises, data)
 
     def size(width: float) -> int:
@@ -487,9 +485,9 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
         pairs = zip(data.observations, labels, strict=True)
         return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
 
-    # The width is doubled until the means are few enough, and two bisections of its logarithm make
-    # it at most 2^¼ times the least one. `high` always satisfies the limit, except at the end of
-    # the doubling.
+    # The width doubles until the means are few enough. Two bisections of its logarithm then reduce
+    # it to at most 2^¼ times the smallest width. `high` always satisfies the limit, unless the
+    # doubling ended at `_WIDEST`.
     low, high = 1.0, 2.0
     while size(high) > most and high < _WIDEST:
         low, high = high, 2 * high
@@ -508,20 +506,21 @@ def changes_within(
     levels: int = 0,
     of_records: bool = False,
 ) -> tuple[Float[Tensor, "m"], ...]:
-    """The changes c of the field within the sites of every group, over the noise variance.
+    """Return the changes c of the field within the sites of every group.
 
-    The mean f̄ of the field at the records of a site is not its value at their mean position x̄;
-    c = Var[f̄ − f(x̄)] / σ² under the prior, of up to eight records across the site. A mean of
-    weight W has the noise variance σ² (1/W + c). Where sites are halved, c is that within the
-    parts: Var[f̄ − Σ_k s_k f(x_k)] for their shares s_k and mean positions x_k.
+    The mean f̄ of the field at the records of a site differs from its value at their mean position
+    x̄. Relative to the noise variance σ², the prior variance of the difference is
+    c = Var[f̄ − f(x̄)] / σ². It is computed from up to eight records across the site. A mean of
+    weight W then has the noise variance σ² (1/W + c). If sites are halved `levels` times, their
+    parts have the shares s_k and the mean positions x_k, and c = Var[f̄ − Σ_k s_k f(x_k)] / σ².
 
-    The scatter of n records about their mean has the variance σ² (1 + v) of each, where v is that
-    of the field at these records, Σ_i Var[f_i − f̄] / ((n − 1) σ²).
+    The deviation of each of n records from their mean has the variance σ² (1 + v), apart from the
+    factor (n − 1)/n. Here v = Σ_i Var[f_i − f̄] / ((n − 1) σ²) is that of the field.
 
     Args:
         kernel: the prior.
-        noises: Σ by the label of the group.
-        reach: (d), the size of a site along each axis.
+        noises: the noise covariances Σ, by the label of the group.
+        reach: the size of a site along each of d axes.
         data: the observations.
         levels: how many times the sites are halved, as in `Nodes.of`.
         of_records: whether to return v instead of c.
@@ -546,11 +545,11 @@ def _changes(
     several = (counts > 1).nonzero().squeeze(-1)
     if not len(several):
         return changes
-    # Records are sorted by site below, so that `first` is the row at which a site begins.
+    # Records are sorted by site below. `first` is the first row of a site.
     first, counts = (counts.cumsum(0) - counts)[several, None], counts[several, None]
     ranks = torch.arange(_RECORDS).to(site)
-    # Eight records across a large site stand for all of them, to bound the cost for crowded sites.
-    spaced = ranks * (counts - 1) // (_RECORDS - 1)  # with those at both ends
+    # Eight records across a large site represent all, to bound the cost for crowded sites.
+    spaced = ranks * (counts - 1) // (_RECORDS - 1)  # includes the records at both ends
     spaced = torch.where(counts > _RECORDS, spaced, ranks.clamp_max(counts - 1))
     rows = across_sites(part.x, site, reach)[first + spaced]
     weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
@@ -577,20 +576,20 @@ def _changes(
 def _nodes(
     x: Float[Tensor, "m r d"], weight: Float[Tensor, "m r"], reach: Sequence[float], levels: int
 ) -> tuple[Float[Tensor, "m k d"], Float[Tensor, "m k"]]:
-    """The nodes of sites of r records each, and their shares: 0 for those that a site has not."""
+    """The nodes of sites with r records each, and their shares. Missing nodes have the share 0."""
     site, record = weight.nonzero(as_tuple=True)
     nodes = Nodes.of(x[site, record], weight[site, record], site, reach, levels)
     counts = nodes.site.bincount()
     rank = torch.arange(len(nodes.site)).to(site) - (counts.cumsum(0) - counts)[nodes.site]
-    # Sites with fewer nodes than 2^levels are padded by a record with the share zero, since the
-    # kernel has to be defined at padded positions too.
+    # A site with fewer nodes than 2^levels is padded by one of its records, with the share zero:
+    # the kernel has to be defined at padded positions too.
     places = x[:, :1].repeat(1, 2**levels, 1).index_put((nodes.site, rank), nodes.x)
     shares = weight.new_zeros(places.shape[:2]).index_put((nodes.site, rank), nodes.share)
     return places, shares
 
 
 def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
-    """Whether a reach is more than twice what is permitted, along any axis."""
+    """Whether a reach is more than twice the permitted one along any axis."""
     return any(length > 2 * most for length, most in zip(reach, permitted, strict=True))
 
 
@@ -601,28 +600,27 @@ def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]
 # The posterior of a field and of its symbols by the exact kernel.
 #
 # The covariance between two kinds of linear observations is H₁ K H₂ᵀ, where K is the prior
-# covariance at the points of both. Sites with few nodes and means along tracks thus need no special
-# code here.
+# covariance at the points of both. Sites with nodes and means along tracks are special cases.
 
 
-_INTERMEDIATE = 9  # covariances of symbols need that many times more memory on the way
+_INTERMEDIATE = 9  # factor of memory for intermediate results in covariances of symbols
 
 
 @dataclass(frozen=True)
 class ExactPosterior(InChunks):
     """The posterior of Q f given y = H f + ε.
 
-    Mean Cov[Q f(x), H f] α; covariance Cov[Q f(x)] − VᵀV with V = L⁻¹ Cov[H f, Q f(x)]. If the
-    symbol Q has a reference, the value there is subtracted.
+    The mean is Cov[Q f(x), H f] α. The covariance is Cov[Q f(x)] − VᵀV with
+    V = L⁻¹ Cov[H f, Q f(x)]. If the symbol Q has a reference, the value there is subtracted.
     """
 
     kernel: Kernel
     observed: Sequence[LinearObservations]
     noises: Noises
-    factor: Float[Tensor, "M M"]  # L, of Cov[H f] with the noise
+    factor: Float[Tensor, "M M"]  # L, with L Lᵀ = Cov[H f] + noise
     alpha: Float[Tensor, "M 1"]  # (L Lᵀ)⁻¹(y − c)
-    response: Float[Tensor, "M p"]  # (L Lᵀ)⁻¹(1⊗I_p), of constants
-    symbol: Symbol
+    response: Float[Tensor, "M p"]  # (L Lᵀ)⁻¹(1⊗I_p), the response to constants
+    symbol: Symbol  # Q
     space: tuple[int, ...]  # directions of the symbol
 
     @property
@@ -648,7 +646,7 @@ class ExactPosterior(InChunks):
         """The posterior of the symbol of Q f.
 
         Raises:
-            NotImplementedError: the symbol has no closed form under this kernel.
+            NotImplementedError: if the symbol has no closed form under this kernel.
         """
         composed = symbol if self._is_field else symbol @ self.symbol
         image = replace(self, symbol=composed, space=tuple(space))
@@ -696,7 +694,7 @@ class ExactPosterior(InChunks):
     def _in_chunks(
         self, function: Callable[[Tensor], Tensor], x: Float[Tensor, "n d"], count: int
     ) -> Float[Tensor, "n q k"]:
-        """`count` numbers for each output at each point."""
+        """Evaluate a function with `count` values for each output at each point, in chunks."""
         if not len(x):
             return self.alpha.new_empty(0, self.num_outputs, count)
         values = by_chunks(function, x.double(), self._width)
@@ -754,10 +752,10 @@ def prior_covariance(
     z: Float[Tensor, "m d"],
     space: Sequence[int],
 ) -> Float[Tensor, "n*q m*r"]:
-    """Cov[Q f(x), R f(z)], each less its value at the symbol's reference, if it has one.
+    """Return Cov[Q f(x), R f(z)]. If a symbol has a reference, its value there is subtracted.
 
     Raises:
-        NotImplementedError: a symbol has no closed form under this kernel.
+        NotImplementedError: if a symbol has no closed form under this kernel.
     """
     if left.is_identity and right.is_identity:
         return to_dense(kernel(x, z))
@@ -768,7 +766,7 @@ def prior_covariance(
 def observed_covariance(
     kernel: Kernel, observed: Sequence[LinearObservations]
 ) -> Float[Tensor, "M M"]:
-    """Cov[H f]: blocks H₁ K H₂ᵀ of any two of the observations, of which each is computed once."""
+    """Return Cov[H f] with a block H₁ K H₂ᵀ for any two kinds of observations."""
 
     def block(a: LinearObservations, b: LinearObservations) -> Float[Tensor, "K L"]:
         both = b.symbol, b.points, a.symbol, a.points, b.space or a.space
@@ -788,49 +786,48 @@ def _closed_form(symbol: Symbol) -> Iterator[None]:
         yield
     except NotImplementedError as error:
         raise type(error)(
-            f"{type(symbol).__name__} has no closed form under this exact kernel ({error}); "
-            "it has one under features: use, for instance, "
+            f"{type(symbol).__name__} has no closed form under this exact kernel ({error}); use "
+            "features instead, for instance by "
             "VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))"
         ) from error
 
 
 # Inference by the exact kernel.
 #
-# 1. Records are merged at their sites; the scatter about the means completes the evidence.
-# 2. The covariance of all numbers is computed in tiles where only single points are observed, with
-#    the gradient of `tiled_evidence`. Symbols, and means along tracks, need the general
+# 1. Records are merged at their sites. The scatter about the means completes the evidence.
+# 2. The covariance of all values is computed in tiles, with the gradient of `tiled_evidence`, if
+#    each value is observed at a single point. Symbols and means along tracks need the general
 #    `observed_covariance`.
-# 3. If sites are wide, the field changes within them. For the evidence this change counts as
-#    further noise of the means (`_merged`). For the posterior, sites where it matters are divided
-#    into four parts (`resolved`), as noise would hide what a mean says of the field near its
-#    records.
-# 4. `posterior` factorises the covariance once; mean, variance and leave-one-out residuals use the
+# 3. If sites are wide, the field changes within them. For the evidence, this change counts as
+#    additional noise of the means (`_merged`). For the posterior, such noise would hide information
+#    on the field near the records. Sites with large changes are therefore divided into four parts
+#    (`resolved`).
+# 4. `posterior` factorises the covariance once. Mean, variance and leave-one-out residuals use the
 #    factor and the solution.
 
 
 Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
-"""(data, levels, of_records) ↦ the changes of the field within the sites of every group, within the
-parts of sites that are halved, or among the records of a site, over the noise variance."""
+"""A function of data, `levels` and `of_records` like `changes_within`: the changes of the field."""
 
-_LEVELS = 2  # of sites that are halved
-_MUCH_CHANGE = 0.01  # of the field within a site, over the noise variance of its mean
+_LEVELS = 2  # a site is halved so many times
+_MUCH_CHANGE = 0.01  # large changes of the field exceed this share of the noise of the mean
 
 
 @dataclass(frozen=True)
 class ExactInference(Inference):
     """Inference by the exact kernel: one Cholesky factorisation of an M×M matrix.
 
-    Repeated positions are merged: the matrix has a row for each value at a site.
+    Repeated positions are merged, so that the matrix has a row for each value at a site.
     """
 
     data: Dataset
-    reach: tuple[float, ...] | None = None  # of a site, by axis; None: nothing is merged
-    changes: Changes | None = None  # of the field within the sites; None: they are negligible
+    reach: tuple[float, ...] | None = None  # of a site along each axis; None if nothing is merged
+    changes: Changes | None = None  # of the field within sites; None if they are negligible
     is_exact = True
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
-        """Inference on the sites that the prior cannot divide, or that the user asked for."""
+        """Inference with positions merged that the prior cannot distinguish, or by `merge=`."""
         reach = None if data.tracks else reach_of_sites(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
             return cls(data, reach)
@@ -847,14 +844,14 @@ class ExactInference(Inference):
 
     @cached_property
     def _means(self) -> tuple[list[Observations], list[Scatter]]:
-        """The means at the sites of every group, whose noise is that of their records."""
+        """The means at the sites of every group, with the noise of the records only."""
         if self.reach is None:
             return self.data.observations, []
         return merged_at(self.data.observations, self._sites)
 
     @cached_property
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
-        """The means at all sites, where the changes of the field within these count as noise."""
+        """The means at all sites, with changes of the field within sites as additional noise."""
         means, scatter = self._means
         if self.changes is not None:
             means = _with_changes(means, self._changes_of_sites)
@@ -866,8 +863,10 @@ class ExactInference(Inference):
 
     @cached_property
     def _scatter_factors(self) -> Mapping[GroupKey, Float[Tensor, ""]]:
-        """1 + v by group, for the change v of the field at the records of a site about their mean,
-        over the noise variance: the evidence takes it for noise, as it does that of the means."""
+        """1 + v for every group, with v of `changes_within`.
+
+        The evidence treats the change of the field between the records of a site as noise.
+        """
         if self.changes is None:
             return {}
         factors = {}
@@ -884,11 +883,12 @@ class ExactInference(Inference):
 
     @cached_property
     def resolved(self) -> Sequence[LinearObservations]:
-        """The observations for a posterior: where the field changes by much of the noise of a mean
-        within its site, the mean is one of four parts, and what changes within these is noise.
+        """The observations for a posterior.
 
-        As separate noise, the change within a site hides the information of the mean on the field
-        there: variances near observations would be up to three times too large.
+        If the field changes much within a site, its mean is that of four parts of the site. Only
+        changes within the parts count as noise. With all changes as noise, the mean would have too
+        little information on the field: posterior variances at the records would be up to three
+        times too large.
         """
         divided = self._divided
         if not any(own.any() for own in divided):
@@ -903,7 +903,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _divided(self) -> list[Bool[Tensor, "m"]]:
-        """Whether the field changes within a site by much of the noise of its mean."""
+        """Whether the change of the field within each site is large against the noise."""
         if self.changes is None:
             return []
         pairs = zip(self._means[0], self._changes_of_sites, strict=True)
@@ -913,7 +913,7 @@ class ExactInference(Inference):
         ]
 
     def _nodes(self, divided: Sequence[Bool[Tensor, "m"]]) -> list[Nodes]:
-        """The parts of all sites, of which some are halved."""
+        """The parts of all sites. Only the sites in `divided` have several parts."""
         nodes = []
         for part, labels, own in zip(self.data.observations, self._sites, divided, strict=True):
             weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
@@ -923,29 +923,31 @@ class ExactInference(Inference):
 
     @property
     def size(self) -> int:
-        """M, the rows of the matrix: the numbers that decide the cost. Means of numbers along
-        directions count as the whole vectors that are averaged."""
+        """M, the number of rows of the matrix, which determines the cost.
+
+        A mean of components along directions counts as a whole vector.
+        """
         return sum(part.num_averaged or len(part.values) for part in self.observed)
 
     @property
     def mean_change(self) -> float:
-        """The mean change of the field within the sites, over the noise variance."""
+        """The mean of the changes of the field within sites, over the noise variance."""
         return torch.cat(list(self._changes_of_sites)).mean().item()
 
     @property
     def note(self) -> str:
-        """A sentence on what is merged; empty if nothing is."""
+        """A note on merged observations, for the report. Empty if nothing is merged."""
         before = sum(map(len, self.data.observations))
         after = sum(map(len, self._merged[0]))
         if after == before:
             return ""
-        places = "one place" if after == 1 else f"{after} places"
+        places = "one position" if after == 1 else f"{after} positions"
         reach = ", ".join(f"{length:.3g}" for length in self.reach)
-        within = f", within {reach} along each input," if any(self.reach) else ""
-        return f"{before} records at {places}{within} were merged; merge=0 keeps all separate"
+        within = f" (differences up to {reach} along each input)" if any(self.reach) else ""
+        return f"{before} observations were merged at {places}{within}; merge=0 prevents this"
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
-        """Whether the prior now distinguishes positions that were merged because it did not."""
+        """Whether the prior now distinguishes positions that were merged under earlier values."""
         repeats = self.data.repeats
         if repeats.distance is not None or self.reach is None or not any(self.reach):
             return False
@@ -972,8 +974,10 @@ class ExactInference(Inference):
         return self._with_scatter(evidence, noises)
 
     def serves_batches(self, kernel: Kernel) -> bool:
-        """Whether `in_batches` serves the data: vectors and components of the field, each a number
-        of its own, under a kernel in closed form."""
+        """Whether `in_batches` applies to the data and the kernel.
+
+        The kernel must have a closed form, and each observed value must be that of a single point.
+        """
         single = not self.data.tracks and not self.data.symbol_data and not self._merged[1]
         return single and self.resolved is self.observed and in_closed_form(kernel)
 
@@ -1005,8 +1009,11 @@ class ExactInference(Inference):
         return self._tiles.cross(kernel, x, num_outputs(kernel))
 
     def _in_tiles(self, kernel: Kernel) -> bool:
-        """Whether every number is one of a single point, and only leaves of the graph, the
-        parameters of one kernel, determine the covariance."""
+        """Whether the covariance can be computed in tiles.
+
+        Each value must be observed at a single point. The covariance may depend only on leaves of
+        the graph, which are the parameters of one kernel.
+        """
         single = all(part.one_by_one for part in self.data.tracks) and not self.data.symbol_data
         fixed = [tensor for part in self._merged[0] for tensor in (part.x, part.direction)]
         return (
@@ -1017,7 +1024,7 @@ class ExactInference(Inference):
         )
 
     def _noise_by_group(self, noises: Noises) -> list[Tensor]:
-        """The noise of every group, at each point or of all numbers of tracks."""
+        """The noise of every group, at each point or, for tracks, of all values."""
         groups = [
             group.noise(GroupNoise(group_noise(group.key, noises))) for group in self._merged[0]
         ]
@@ -1026,7 +1033,7 @@ class ExactInference(Inference):
     @torch.no_grad()
     def posterior(self, kernel, noises, mean):
         covariance, design = self._lower(kernel, noises), self.design(noises)
-        with warnings.catch_warnings():  # the evidence of tiles rounds otherwise, and needed none
+        with warnings.catch_warnings():  # rounding differs from that of the evidence in tiles
             warnings.simplefilter("ignore", NumericalWarning)
             factor, _, evidence = whitened = Whitened.of_covariance(covariance, design)
         alpha = mean_and_response(whitened.solved(mean))
@@ -1064,16 +1071,18 @@ class ExactInference(Inference):
         return dict(self._latent(posterior))
 
     def _latent(self, posterior: Posterior) -> Iterator[tuple[GroupKey, Residuals]]:
-        """With S = K + N, the noise of means ȳ with the covariance N₀ = N, or less if the field
-        changes within sites, has the mean N₀ S⁻¹(ȳ − c) and the covariance N₀ − N₀ S⁻¹ N₀; the
-        residual of a record is larger by y − ȳ."""
+        """The residuals of all records, from the posterior noise of the means ȳ at sites.
+
+        N is the noise covariance of the means with changes of the field within sites, N₀ without
+        them, and S = K + N. The noise of the means has the posterior mean N₀ S⁻¹(ȳ − c) and the
+        covariance N₀ − N₀ S⁻¹ N₀. The residual of a record y is larger than this mean by y − ȳ.
+        """
         field: ExactPosterior = posterior.distribution
         inverse, start = torch.cholesky_inverse(field.factor), 0
         for part, labels, means in zip(
             self.data.observations, self._sites, self._means[0], strict=True
         ):
-            # N₀ without the changes within sites: with them, the residual would attribute to noise
-            # what belongs to the field.
+            # N₀ is without the changes within sites, as they belong to the field.
             noise = means.noise(posterior.noises[means.key])
             span = slice(start, start + means.y.numel())
             width, start = means.y.shape[-1], span.stop
@@ -1085,7 +1094,7 @@ class ExactInference(Inference):
             yield part.key, Residuals(residual, (noise - noise @ blocks @ noise)[site])
 
     def _with_scatter(self, evidence: Evidence, noises: Noises) -> Evidence:
-        """The evidence of all records from that of the means at the sites."""
+        """The evidence of all records, from the evidence of the means at the sites."""
         sites = (
             scatter.terms(
                 Noise.of(
@@ -1099,7 +1108,7 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def prior(self, kernel: Kernel) -> Float[Tensor, "M M"]:
-        """Cov[H f] of the evidence, on and below the diagonal; what stands above it varies."""
+        """Cov[H f] of the evidence. Only the lower triangle is defined."""
         if self._in_tiles(kernel):
             return self._tiles.covariance(kernel)
         return observed_covariance(kernel, self.observed)
@@ -1111,12 +1120,12 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def scatter_logdet(self, noises: Noises) -> Float[Tensor, ""]:
-        """What the scatter of records about the means at their sites adds to log|K|."""
+        """The contribution to log|K| of the scatter of records about the means at their sites."""
         nothing = Evidence(torch.zeros(1, 1).double(), torch.zeros(()).double())
         return self._with_scatter(nothing, noises).logdet
 
     def design(self, noises: Noises) -> Float[Tensor, "M 1+p"]:
-        """V = [y, H]: the numbers, and the constant mean of each output as they observe it."""
+        """V = [y, H(1⊗I_p)]: the observed values y, and H applied to a unit mean of each output."""
         num_outputs = next(iter(noises.values())).shape[-1]
         return torch.cat([part.design(num_outputs) for part in self.observed])
 
@@ -1129,7 +1138,7 @@ def _noise(observed: Sequence[LinearObservations], noises: Noises) -> Float[Tens
 def _with_changes(
     means: Sequence[Observations], changes: Sequence[Float[Tensor, "m"]]
 ) -> list[Observations]:
-    """The means with the noise σ² (1/W + c), for the changes c within their sites."""
+    """The means with the noise variances σ² (1/W + c), for the changes c within their sites."""
     return [
         part if part.weight is None else part.weighted(1 / (1 + part.weight * change))
         for part, change in zip(means, changes, strict=True)

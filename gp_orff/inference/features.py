@@ -1,4 +1,4 @@
-"""Inference by features: random ones, those of a grid, or of a large grid by iterations."""
+"""Inference by features: random features, a grid, or a large grid with iterative solutions."""
 
 import math
 import os
@@ -62,39 +62,38 @@ from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.tree import spectra_of, terms
 from gp_orff.symbols.base import Identity, Symbol
 
-# Evidence and posterior of data under a kernel: what every kind of inference gives.
+# The interface of every inference: evidence and posterior of data under a kernel.
 
 
 @dataclass(frozen=True)
 class Posterior:
     """The posterior of a field, with its evidence."""
 
-    distribution: FieldDistribution  # of the field less its mean
+    distribution: FieldDistribution  # of the field minus its constant mean
     evidence: Evidence
-    noises: Mapping[GroupKey, GroupNoise]  # of every group, as used
-    mean: Float[Tensor, "p"]  # a constant; that of largest evidence where none was given
+    noises: Mapping[GroupKey, GroupNoise]  # of every group, with truncated variances
+    mean: Float[Tensor, "p"]  # the given constant mean, or the one with the largest evidence
 
     def field(self, fixed: bool) -> FieldDistribution:
-        """The distribution of the field, whose constant mean is fixed, or has a flat prior."""
+        """The distribution of the field. Its constant mean is fixed, or has a flat prior."""
         smooth, delta = self.distribution.split()
         root = self.mean.new_zeros(len(self.mean), 0) if fixed else self.evidence.mean_root()
         return plus_white(WithMean(smooth, self.mean, root), delta)
 
 
 class Residuals(NamedTuple):
-    """Of observations of a group: y − H E[f], and H Cov[f] Hᵀ, which is also the covariance of the
-    residual without its noise."""
+    """Residuals of the observations of a group, with the covariance of their predictions."""
 
-    residual: Float[Tensor, "n v"]
-    covariance: Float[Tensor, "n v v"]
+    residual: Float[Tensor, "n v"]  # y − H E[f]
+    covariance: Float[Tensor, "n v v"]  # H Cov[f] Hᵀ
 
     def take(self, rows: slice) -> "Residuals":
-        """Those of some observations."""
+        """The residuals of some observations."""
         return Residuals(self.residual[rows], self.covariance[rows])
 
 
 class Inference(ABC):
-    """Data of a field; its mean is a constant that the caller chooses."""
+    """Inference of a field from data. The caller chooses the constant mean of the field."""
 
     data: Data
     is_exact = False  # whether by the exact kernel rather than features
@@ -102,62 +101,70 @@ class Inference(ABC):
 
     @abstractmethod
     def evidence(self, kernel: Kernel, noises: Noises) -> Evidence:
-        """The evidence, differentiable in the hyperparameters."""
+        """The evidence, differentiable by the hyperparameters."""
 
     @abstractmethod
     def posterior(
         self, kernel: Kernel, noises: Noises, mean: Float[Tensor, "p"] | None
     ) -> Posterior:
-        """The posterior under a constant mean; if None, under that of largest evidence."""
+        """The posterior under a constant mean. None: under the mean with the largest evidence."""
 
     def residuals(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
-        """The residuals of every group of the data under their posterior, where they follow from
-        the matrix that was factorised; None elsewhere."""
+        """The residuals of every group of the data under their posterior.
+
+        None unless they follow from the factorised matrix.
+        """
         return None
 
     def latent_of_sites(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
-        """Where the field changes within sites: y − E[ℓ] and Cov[ℓ] of every group, for the latent
-        vector ℓ that the records of a site have in common; None elsewhere."""
+        """y − E[ℓ] and Cov[ℓ] of every group, if the field changes within sites. Otherwise None.
+
+        ℓ is the latent vector that the records of a site share.
+        """
         return None
 
     @abstractmethod
     def of(self, data: Data) -> "Inference":
-        """This inference with other data."""
+        """The same inference for other data."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Visit the data if one visit serves all hyperparameters; invalid data raise here."""
+        """Read the data, if one pass serves all hyperparameters. Invalid data raise errors here."""
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
-        """Whether predictions at x are accurate; raises where the rule cannot make them so."""
+        """Whether predictions at x are accurate. Raises an error if the rule cannot extend to x."""
         return True
 
     def serves(self, symbol: Symbol | None) -> bool:
-        """Whether the representation has an image under this symbol; None for the field itself."""
+        """Whether the representation has an image under this symbol. None is the field itself."""
         return True
 
     def require(self, symbol: Symbol | None) -> None:
-        """Raise a NotImplementedError if the representation does not serve the symbol."""
+        """Raise a NotImplementedError if the representation has no image under the symbol."""
         if not self.serves(symbol):
             raise NotImplementedError(
                 f"{type(symbol).__name__} needs the frequencies along every input, got a grid that "
-                "sums over those along constant inputs; give a domain with an extent along them, "
-                "such as Grid.for_data(x, domain=...), or Grid(..., sum_constant=False)"
+                "sums over the frequencies along constant inputs; use Grid.for_data(x, domain=...) "
+                "with a domain that has an extent along these inputs, or "
+                "Grid(..., sum_constant=False)"
             )
 
     @property
     def truncated_share(self) -> float:
-        """The share of the variance that the representation may truncate."""
+        """The largest share of the variance that the representation truncates."""
         return 0.0
 
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """The truncated variance of a symbol: white, and common to all points; None if none."""
+        """The truncated variance of a symbol: the white part, and the part common to all points.
+
+        None if nothing is truncated.
+        """
         return None
 
     def with_constants(self, kernel: Kernel, expansion: Expansion) -> Expansion:
-        """The features of a grid, and those of the constants of absolute potentials after them."""
+        """The features of a grid, followed by features for constants of absolute potentials."""
         return expansion
 
     def apply(
@@ -167,8 +174,11 @@ class Inference(ABC):
         kernel: Kernel,
         space: Sequence[int],
     ) -> FieldDistribution:
-        """The distribution of a symbol of the field. White noise has no image under a symbol, which
-        has a truncated variance of its own."""
+        """The distribution of a symbol of the field.
+
+        The truncated variance of the field has no image under a symbol. The symbol therefore gets
+        its own truncated variance.
+        """
         self.require(symbol)
         truncated = self.left_out(symbol, kernel, space)
         image = distribution.split()[0].apply(symbol, space)
@@ -180,18 +190,20 @@ class Inference(ABC):
     def of_terms(
         self, kernel: Kernel, chosen: Sequence[int]
     ) -> tuple["Inference", Expansion | None]:
-        """Inference on the frequencies of the `chosen` terms of a sum of kernels, and the features
-        of the sum, in which the directions of all other terms are zero; None without features, and
-        for all terms."""
+        """Return inference on the `chosen` terms of a sum of kernels, and features of the sum.
+
+        In these features, the directions of all other terms are zero. They are None for the exact
+        kernel, and if all terms are chosen.
+        """
         return self, None
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
-        """Whether the hyperparameters have left the range that this inference serves."""
+        """Whether the hyperparameters are outside the range that this inference serves."""
         return False
 
     @property
     def note(self) -> str:
-        """A sentence on the data, for the report; empty if there is nothing to say."""
+        """A note on the data, for the report. Empty if there is none."""
         return ""
 
     @property
@@ -201,9 +213,11 @@ class Inference(ABC):
     def log_density(
         self, evidence: Evidence, mean: Float[Tensor, "*b p"] | None, restricted: bool = False
     ) -> Float[Tensor, "*b"]:
-        """log p(y) of all data from what a kernel gives for it; without a `mean`, under the
-        constant mean of largest evidence, or, if `restricted`, with the constant mean integrated
-        out."""
+        """log p(y) of all data, in nats, from the evidence.
+
+        Without a `mean`, the constant mean is that with the largest evidence. If `restricted`, it
+        is integrated out instead.
+        """
         if restricted and mean is None:
             density = evidence.restricted_log_density(self.num_values)
         else:
@@ -218,30 +232,34 @@ def log_marginal_likelihood(
     mean: Float[Tensor, "p"] | None,
     restricted: bool = False,
 ) -> Float[Tensor, ""]:
-    """log p(y) of all data; without a `mean`, under the constant mean of largest evidence, or, if
-    `restricted`, with the constant mean integrated out."""
+    """log p(y) of all data, in nats.
+
+    Without a `mean`, the constant mean is that with the largest evidence. If `restricted`, it is
+    integrated out instead.
+    """
     evidence = inference.evidence(kernel, noises_of(kernel, likelihoods))
     return inference.log_density(evidence, mean, restricted)
 
 
-# Inference by features: random ones, or those of a frequency grid.
+# Inference by random features, or by the features of a frequency grid.
 #
 # An evaluation of the evidence proceeds as follows.
 #
-# 1. `expand` computes the features at the present hyperparameters, and `truncated` the variance δ
-#    that they lack.
-# 2. If the dual algebra is cheaper, the observations are written out as rows. Otherwise the sums
-#    over the data are taken, which are computed once if the columns are shared (`statistics`).
-# 3. δ is added to the noise of each group. In sums it has the weights of the observations too, as
-#    if δ were part of Σ (`unweighted_noise`).
-# 4. Observations of symbols become dense rows. Tracks become groups with unit noise, or whitened
-#    rows if they are along directions; both are computed again, as their noise changes.
+# 1. `expand` computes the features at the present hyperparameters. `truncated` computes the
+#    variance δ that they omit.
+# 2. If the dual algebra is cheaper, each observed value becomes a row of a matrix. Otherwise the
+#    algebra uses sums over the data. They are computed once if the columns are shared
+#    (`statistics`).
+# 3. δ is added to the noise of each group. In sums, the weights of observations apply to δ too, as
+#    if it were part of Σ (`unweighted_noise`).
+# 4. Observations of symbols become dense rows. Tracks become groups with unit noise. Tracks along
+#    directions become whitened rows. Each evaluation computes them again, as their noise changes.
 # 5. `normal_equations` chooses the algebra for the groups and rows.
 
 
 @dataclass(frozen=True)
 class FeatureInference(Inference):
-    """Inference by features; statistics of columns that do not move are computed once."""
+    """Inference by features. Statistics of fixed columns are computed once."""
 
     data: Data
     draws: Sequence[Draw]
@@ -259,7 +277,7 @@ class FeatureInference(Inference):
         def solve(
             features: Expansion, columns: Tensor | None = None
         ) -> tuple[WeightPosterior, Evidence]:
-            """The posterior of the expansion, or of a part of it that has some of its columns."""
+            """The posterior of the expansion, or of the part of it with some of its columns."""
             every = statistics is None or columns is None
             sums = statistics if every else statistics.select(columns)
             return self._equations(kernel, noises, features, delta, sums).posterior(mean)
@@ -274,7 +292,7 @@ class FeatureInference(Inference):
 
     @torch.no_grad()
     def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:
-        """The normal equations of the weights, of statistics alone; None where others serve."""
+        """The normal equations of the weights, if they follow from statistics. Otherwise None."""
         expansion, delta, statistics = self._expanded(kernel)
         if statistics is None or self.data.tracks:
             return None
@@ -283,8 +301,10 @@ class FeatureInference(Inference):
     def _with_scatter(
         self, evidence: Evidence, noises: Noises, statistics: FieldStatistics | None
     ) -> Evidence:
-        """The evidence of all observations along tracks; where statistics of tracks are used, it is
-        that."""
+        """Add the scatter of observations along tracks about their block means to the evidence.
+
+        Statistics of tracks already include it.
+        """
         written_out = self.data.tracks if statistics is None else self._along_directions
         if not written_out:
             return evidence
@@ -292,7 +312,7 @@ class FeatureInference(Inference):
 
     @torch.no_grad()
     def num_features(self, kernel: Kernel) -> int:
-        """F at the present hyperparameters."""
+        """F, the number of features at the present hyperparameters."""
         return expand(kernel, self.draws, self.data.num_inputs).num_features
 
     def in_domain(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> bool:
@@ -308,7 +328,7 @@ class FeatureInference(Inference):
 
     @torch.no_grad()
     def written_out(self, kernel: Kernel) -> bool:
-        """Whether the dual algebra is used: every observation has its own truncated variance."""
+        """Whether the dual algebra is used, with a truncated variance for every observation."""
         return self.prefers_dual_algebra(expand(kernel, self.draws, self.data.num_inputs))
 
     @property
@@ -316,7 +336,7 @@ class FeatureInference(Inference):
         return self.draws[0].shared.tolerance.item() if self.has_shared_columns else 0.0
 
     def stale(self, kernel: Kernel, noises: Noises) -> bool:
-        """Whether a lengthscale has left the range that the frequencies serve."""
+        """Whether a lengthscale is outside the range that the frequencies serve."""
         return any(
             draw.ratio_outside_range(spectra_of(term))
             for draw, term in zip(self.draws, terms(kernel), strict=True)
@@ -347,13 +367,13 @@ class FeatureInference(Inference):
     def truncated(
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
-        """δ: the variance that a grid truncates at every point; None if none."""
+        """δ, the variance that a grid truncates at every point. None if there is none."""
         variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if variances is None else variances[0]
 
     @torch.no_grad()
     def truncation_ratios(self, kernel: Kernel, noises: Noises) -> dict[GroupKey, float]:
-        """δ over the noise variance, by group, for an observation of mean weight."""
+        """δ over the noise variance of an observation with the mean weight, by group."""
         delta = self.truncated(kernel)
         variance = 0.0 if delta is None else delta.diagonal().mean().item()
         return {key: variance / noise for key, noise in self.data.local_noises(noises).items()}
@@ -362,7 +382,7 @@ class FeatureInference(Inference):
         variances = truncated_variance(symbol, kernel, self.draws, space)
         if variances is None or not (symbol.is_absolute and self._observes_constants):
             return variances
-        return variances[0], torch.zeros_like(variances[1])  # the features have the constant
+        return variances[0], torch.zeros_like(variances[1])  # features represent the constant
 
     def with_constants(self, kernel, expansion):
         return with_constants(expansion, terms(kernel), self.draws)
@@ -387,17 +407,16 @@ class FeatureInference(Inference):
         return replace(self, draws=[self.draws[i] for i in chosen]), expansion
 
     def prefers_dual_algebra(self, expansion: Expansion) -> bool:
-        """Whether the dual algebra is cheaper; unlike shared statistics, it evaluates features
-        again."""
+        """Whether the dual algebra is cheaper than the primal one."""
         if not self.data.revisitable:
             return False
-        if self.data.tracks:  # whose columns are averaged again
+        if self.data.tracks:  # each evaluation averages their columns
             return self.num_values <= MOST_DENSE < expansion.num_features
         points = self.num_values / expansion.num_outputs
-        # The dual algebra evaluates the features again, while shared sums are there already: it has
-        # to be cheaper by a clear margin.
+        # The dual algebra evaluates the features again, while shared sums are computed once. It
+        # therefore has to be cheaper by a factor.
         points = (2 if self.has_shared_columns else 1) * points
-        if not prefers_dual(expansion, points):  # data that may not fit into memory are not read
+        if not prefers_dual(expansion, points):  # before reading data that may not fit into memory
             return False
         whole = whole_vectors(self.data.observations) and not self.data.symbol_data
         return prefers_dual(expansion, points, whole)
@@ -454,7 +473,7 @@ class FeatureInference(Inference):
         delta: Float[Tensor, "p p"] | None,
         statistics: FieldStatistics | None,
     ) -> dict[GroupKey, GroupNoise]:
-        """The noise of every group; in statistics, δ has weights as Σ has."""
+        """The noise of every group, with δ. In statistics, δ has the same weights as Σ."""
         if statistics is None:
             keys = [part.key for part in self.data.observations]
             return {key: GroupNoise(group_noise(key, noises), delta) for key in keys}
@@ -466,7 +485,7 @@ class FeatureInference(Inference):
     def _groups_of_tracks(
         self, phi: Columns, noises: Noises, delta: Float[Tensor, "p p"] | None
     ) -> list[Group]:
-        """Statistics of tracks in which their noise is the unit matrix."""
+        """Statistics of whitened tracks, whose noise covariance is the unit matrix."""
         groups = []
         for number, part in enumerate(self._of_vectors):
             averages = self._averages[number] if self.has_shared_columns else part.averages(phi)
@@ -477,7 +496,7 @@ class FeatureInference(Inference):
     def _directed_rows(
         self, expansion: Expansion, noises: Noises, delta: Float[Tensor, "p p"] | None
     ) -> list[TrackRows]:
-        """The rows of observations along directions: moments of their block means do not add up."""
+        """The rows of tracks along directions, whose block means have no common moments."""
         rows = []
         for number, part in enumerate(self._along_directions):
             shared = self.has_shared_columns
@@ -515,8 +534,10 @@ class FeatureInference(Inference):
     def _expanded(
         self, kernel: Kernel
     ) -> tuple[Expansion, Float[Tensor, "p p"] | None, FieldStatistics | None]:
-        """The features, the variance δ that they truncate, and the statistics; None for these where
-        the dual algebra is cheaper."""
+        """The features, the variance δ that they truncate, and the statistics.
+
+        The statistics are None if the dual algebra is cheaper.
+        """
         expansion, delta = self._expansion_and_delta(kernel)
         dual = self.prefers_dual_algebra(expansion)
         return expansion, delta, None if dual else self._statistics_of(expansion)
@@ -534,27 +555,29 @@ class FeatureInference(Inference):
 # Inference by the features of a large frequency grid, without their matrix.
 #
 # `feature_inference` chooses iterations only if factorisation is impossible or slow: for a grid
-# with more features than memory permits, and more values than could be written out as rows instead.
+# with more features than memory permits, and with too many values for the dual algebra.
 
 
-_MOST_NUMBERS = 2**27  # of a matrix of features, 1 GiB
-_MOST_PRODUCTS = 1.5e11  # of the covariance that follows from it: 10 s on one core
+_MOST_NUMBERS = 2**27  # elements of a matrix of features, 1 GiB
+_MOST_PRODUCTS = 1.5e11  # operations of its product with its transpose: 10 s on one core
 _LARGEST = 20_000  # features: their matrix takes 3 GiB, its factorisation about 40 s on two cores
-_MATRICES = 5  # of F² numbers, which variances at many points need at a time
-_WRITTEN = 3  # of F² numbers, without which nothing can be computed
-_USUAL_MEMORY = 2**33  # bytes, where the system does not tell
+_MATRICES = 5  # matrices with F² elements in memory for variances at many points
+_WRITTEN = 3  # matrices with F² elements in memory for any result
+_USUAL_MEMORY = 2**33  # bytes, if the system does not report its memory
 
 
 @dataclass(frozen=True)
 class IterativeInference(FeatureInference):
-    """Inference by features on a lattice, whose memory grows with F and not with F².
+    """Inference by F features on a lattice, with memory proportional to F instead of F².
 
-    The mean of the weights and variances at chosen points are solutions of linear systems, to the
-    tolerances of `accuracy`; log|A| is estimated, and the evidence has its standard error.
+    The mean of the weights, and variances at chosen points, are iterative solutions of linear
+    systems to the tolerances of `accuracy`. log|A| is a random estimate with a standard error.
 
     Args:
-        data, draws, known: as for `FeatureInference`; the frequencies of a grid.
-        accuracy: tolerances, and numbers of random vectors.
+        data: the data.
+        draws: the frequencies of a grid, one draw for each term of the kernel.
+        known: the statistics of the shared columns, if they are already computed.
+        accuracy: the tolerances and numbers of random vectors.
 
     Example:
         >>> import gp_orff, torch
@@ -585,13 +608,13 @@ class IterativeInference(FeatureInference):
         return Iterative(expansion.general(), groups, rows, self.accuracy)
 
 
-# Tides and eddies, of which every position has an observation at every time.
+# Tides and eddies, with an observation at every position and every time.
 
 
 _FIXED = (
-    "expected fixed hyperparameters for so many features, got some that are trained; fit a model "
-    "without frequencies= to some of the observations, and condition one with its kernel and "
-    "likelihood on all of them"
+    "expected fixed hyperparameters for so many features, got trained ones; fit a model without "
+    "frequencies= to a subset of the observations, and condition a second model with its kernel "
+    "and likelihood on all observations"
 )
 
 
@@ -599,13 +622,16 @@ _FIXED = (
 class ProductInference(FeatureInference):
     """Inference by the features of lines and of one lattice, on a product of positions and times.
 
-    The time is that of matrices as large as the features of space, of time and of the lines. The
-    evidence has no derivatives: hyperparameters are learned from some of the observations.
+    It factorises three matrices, with the sizes of the functions of space, of the functions of time
+    and of the features of lines. The evidence has no derivatives, so that hyperparameters have to
+    be learned from a subset of the observations.
 
     Args:
-        data, draws, known: as for `FeatureInference`; the frequencies of a grid.
-        site: all positions and times.
-        ranks: of the factor B(ω) of every term, then of the cells around ω = 0.
+        data: the data.
+        draws: the frequencies of a grid, one draw for each term of the kernel.
+        known: the statistics of the shared columns, if they are already computed.
+        site: the positions and times.
+        ranks: the rank of the factor B(ω) of every term, then of the cells around ω = 0.
     """
 
     site: Site = None
@@ -615,7 +641,7 @@ class ProductInference(FeatureInference):
     def on_pairs(
         cls, data: Data, draws: Sequence[Draw], kernel: Kernel
     ) -> "ProductInference | None":
-        """The inference; None for other frequencies, or for data that are no such product."""
+        """The inference. None for other frequencies, or if the data are not such a product."""
         pair = families(draws[0].shared_columns())
         if pair is None or not data.revisitable or data.tracks or data.symbol_data:
             return None
@@ -627,7 +653,7 @@ class ProductInference(FeatureInference):
         return None if site is None else cls(data, draws, site=site, ranks=ranks)
 
     def of(self, data):
-        if data is not self.data:  # a search on some of the observations, which are no product
+        if data is not self.data:  # a search on a subset, which is not a product
             raise NotImplementedError(_FIXED)
         return self
 
@@ -652,41 +678,45 @@ class ProductInference(FeatureInference):
         products = Products.of(general, lattice, of_lattice, lines.nu.any(0))
         if products is None:
             raise ValueError(
-                "expected one field besides those of lines, whose terms have the same kernel of "
-                "time, on a grid whose frequencies are a product, got others; give spacing= and "
-                "tolerance= to gp_orff.Grid, or a smaller max_features"
+                "expected one field in addition to fields of lines, with the same kernel of time "
+                "in all its terms, and a grid of frequencies that is a product of space and time, "
+                "got another kernel or grid; pass spacing= and tolerance= to gp_orff.Grid, or a "
+                "smaller max_features"
             )
         sizes = (*products.shape, general.num_features - len(products.weights))
         if max(sizes) > (most := most_factorised(general.directions.device)):
             space, time, of_lines = sizes
             raise ValueError(
                 f"expected at most {most} functions of space, functions of time and features of "
-                f"lines, got {space}, {time} and {of_lines}; give gp_orff.Grid a smaller "
-                "largest_index, or the kernel a longer lengthscale"
+                f"lines, got {space}, {time} and {of_lines}; pass a smaller largest_index to "
+                "gp_orff.Grid, or use a longer lengthscale"
             )
         return OnProduct(general, groups, rows, products, self.site)
 
 
 @torch.no_grad()
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
-    """Inference by features: by factorisations where their matrices are small, else by iterations.
+    """Return inference by features, with factorisations of small matrices or with iterations.
 
-    Iterations take a frequency grid of more than 20 000 features, or as many as fit in half of the
-    memory, but at least 8192; and more values than fit in a matrix with a row for each of them, or
-    than their covariance could be made of it in about 10 s. Of a field with lines and another
-    one, observed at every time and position, more than 8192 features need neither; see
-    `ProductInference`.
+    A frequency grid is treated by iterations if two conditions are met:
+
+    1. It has more than 20 000 features, or more than fit in half of the memory, but at least 8192.
+    2. A matrix with a row for each value and a column for each feature would exceed 1 GiB, or the
+       covariance of the values would take more than about 10 s.
+
+    A field with lines and another field, observed at every position and time, is treated by
+    `ProductInference` if it has more than 8192 features.
 
     Raises:
-        ValueError: that is so with observations along tracks, for which there are no iterations;
-            or with lines and another field, if the matrix would not fit into memory.
+        ValueError: if observations along tracks meet these conditions, as iterations do not support
+            tracks. Also if the features of lines and another field do not fit into memory.
     """
     features = num_features(kernel, draws)
     phi = draws[0].shared_columns()
     on_grid = phi is not None and phi.on_lattice
     rows = data.num_values if data.revisitable else float("inf")
     written_out = rows <= MOST_DENSE and rows * features <= _MOST_NUMBERS
-    if not data.tracks:  # for which there is nothing else
+    if not data.tracks:  # tracks have no alternative
         written_out = written_out and rows**2 * features <= _MOST_PRODUCTS
     device = next(kernel.parameters()).device
     most = most_factorised(device)
@@ -700,26 +730,26 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
         raise ValueError(
             f"expected whole vectors at every pair of a position and a time, or at most {fitting} "
             f"features, whose matrix fits into memory, got {features} features for other data; "
-            "condition on fewer observations without frequencies=, or give the grid a lower "
-            "fastest=, max_features= or largest_index="
+            "condition on fewer observations without frequencies=, or pass a smaller fastest=, "
+            "max_features= or largest_index= to the grid"
         )
     dense = not on_grid or features <= most or written_out
     if data.tracks and not dense:
         raise ValueError(
             f"expected at most {most} features for {rows:.0f} values along tracks, got "
-            f"{features}; give max_features={most}, or a coarser grid"
+            f"{features}; pass max_features={most}, or use a coarser grid"
         )
     return (FeatureInference if dense else IterativeInference)(data, draws)
 
 
 def most_factorised(device: torch.device) -> int:
-    """The largest number of features whose normal equations are factorised."""
+    """The largest number of features for a factorisation of their normal equations."""
     affordable = math.isqrt(_memory(device) // (2 * 8 * _MATRICES))
     return max(MOST_DENSE, min(affordable, _LARGEST))
 
 
 def _memory(device: torch.device) -> int:
-    """The bytes of memory of a device."""
+    """The memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:

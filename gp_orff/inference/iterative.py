@@ -1,10 +1,10 @@
 """The primal algebra without its matrix, on frequency lattices of many features.
 
-A = I + Σ C[c,c] ∘ (M P Mᵀ) is a sum of Toeplitz and Hankel matrices between diagonal ones: a
-product with it takes two fast Fourier transforms for each output. A preconditioner with a dense
-block for the features that the data determine best makes conjugate gradients fast; the Lanczos
-process gives log|A| with a standard error, and A^{−½}z. From these follow the
-evidence and the posterior, as the normal equations of `equations`.
+A = I + Σ C[c,c] ∘ (M P Mᵀ) is a sum of Toeplitz and Hankel matrices, multiplied by diagonal
+matrices. A product with it takes two fast Fourier transforms for each output. A preconditioner has
+a dense block for the features that the data determine best, and makes conjugate gradients fast. The
+Lanczos process gives log|A| with a standard error, and A^{−½}z. Evidence and posterior follow from
+these results, as for the normal equations of `equations`.
 """
 
 import math
@@ -37,14 +37,15 @@ from gp_orff.inference.quadratic import Evidence, InvQuadLogdet, log_determinant
 from gp_orff.kernels.base import cholesky
 from gp_orff.symbols.base import Symbol
 
-# Fields of a lattice's columns on a periodic grid of points: weights ↔ images, by FFT.
+# Fields on a periodic grid of points: weights of a lattice's columns ↔ images, by FFT.
 #
 # A field φ(x) w of columns cos⟨k, θ⟩ and sin⟨k, θ⟩ is a trigonometric polynomial. Its values at the
-# points θ_u = 2πu/n are its image. For sums T(q) = Σ_n a_n exp(i⟨q, θ_n⟩) and n > 4m,
+# points θ_u = 2πu/n are its image. For sums T(q) = Σ_n a_n exp(i⟨q, θ_n⟩) and n > 4m, any two such
+# fields f and g satisfy
 #
-#     Σ_n a_n f(x_n) g(x_n) = Σ_u t(u) f(u) g(u) ,     t(u) = n⁻¹ Σ_q T(q) exp(−i⟨q, θ_u⟩) ,
+#     Σ_n a_n f(x_n) g(x_n) = Σ_u t(u) f(u) g(u) ,     t(u) = n⁻¹ Σ_q T(q) exp(−i⟨q, θ_u⟩) .
 #
-# for any two such fields: products with C = φᵀ diag(a) φ are products with t on the grid.
+# Products with C = φᵀ diag(a) φ are therefore products with t on the grid.
 #
 # The condition n > 4m avoids aliasing: f and g have frequencies up to m and t up to 2m, thus t f g
 # up to 4m, and its sum over the grid is exact if no nonzero frequency is a multiple of n.
@@ -55,31 +56,30 @@ from gp_orff.symbols.base import Symbol
 # 2. The image is multiplied by t, which `of_sums` computed once from T.
 # 3. `adjoint` transforms back and reads off the coefficients of the columns.
 #
-# The real FFT stores the half k_d ≥ 0 of the last axis. A lattice has one of each pair ±k but not
-# always the one in this half, so a frequency with k_d < 0 is replaced by its negative, which
-# changes the sign of its sine. On the plane k_d = 0 both ±k belong to the stored half, and the
-# second is set to the conjugate of the first.
+# The real FFT stores the half k_d ≥ 0 of the last axis. A lattice has one frequency of each pair
+# ±k, but not always the one in this half. A frequency with k_d < 0 is replaced by its negative,
+# which changes the sign of its sine. On the plane k_d = 0, the stored half contains both k and −k.
+# The coefficient of −k is set to the conjugate of that of k.
 
 
 @dataclass(frozen=True)
 class Images:
-    """Weights of features, one for each of F columns ↔ images on n_1 × … × n_d points.
+    """The map between weights of F features and images on n_1 × … × n_d points.
 
-    Fourier coefficients are in the layout of a real FFT, where the last index is not negative: of
-    each pair ±k, the one with k_d ≥ 0.
+    Fourier coefficients are in the layout of a real FFT, with k_d ≥ 0 for the last index.
     """
 
     modes: tuple[int, ...]  # m_i
     points: tuple[int, ...]  # n_i
-    slots: Int[Tensor, "F"]  # of the real or imaginary part of a feature's coefficient
-    scale: Float[Tensor, "F"]  # of a weight, as a part of the coefficient: ±½, or 1 at k = 0
-    signs: Float[Tensor, "F"]  # of Σ_n a_n f(x_n) φ(x_n), as a part of the transform of t f
-    plane: Int[Tensor, "k"]  # coefficients with k_d = 0 that are set
-    mirrored: Int[Tensor, "k"]  # those at −k
+    slots: Int[Tensor, "F"]  # index of the real or imaginary part of a feature's coefficient
+    scale: Float[Tensor, "F"]  # this part over the weight: ±½, or 1 at k = 0
+    signs: Float[Tensor, "F"]  # Σ_n a_n f(x_n) φ(x_n) over this part of the transform of t f
+    plane: Int[Tensor, "k"]  # coefficients with k_d = 0 that `slots` sets
+    mirrored: Int[Tensor, "k"]  # the coefficients at −k
 
     @classmethod
     def of(cls, expansion: FeatureExpansion) -> "Images":
-        """The images of the features' columns, which are those of a lattice."""
+        """The map for the features of a lattice."""
         phi: LatticeColumns = expansion.phi
         points = tuple(scipy.fft.next_fast_len(4 * m + 1, real=True) for m in phi.modes)
         extents = _half(points, phi.modes)
@@ -109,10 +109,10 @@ class Images:
         return prod(self.points)
 
     def of_weights(self, weights: Float[Tensor, "*b F"]) -> Float[Tensor, "*b n"]:
-        """The values φ(θ_u) w on the grid, flat."""
+        """The values φ(θ_u) w on the grid, as a flat array."""
         batch, extents = weights.shape[:-1], _half(self.points, self.modes)
         parts = weights.new_zeros(*batch, 2 * prod(extents))
-        # Several features may share one column, so their weights are added.
+        # Several features may share one column. Their weights are added.
         parts.scatter_add_(-1, self.slots.expand(*batch, -1), weights * self.scale)
         values = torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
         values[..., self.mirrored] = values[..., self.plane].conj()
@@ -120,8 +120,8 @@ class Images:
 
     def adjoint(self, images: Float[Tensor, "*b n"]) -> Float[Tensor, "*b F"]:
         """Σ_u g(u) φ(θ_u) for the column of every feature."""
-        # The order of `of_weights` reversed: the real transform of the last axis first, cut off at
-        # m_d.
+        # The order of `of_weights` is reversed: the real transform of the last axis is the first,
+        # and is cut off at m_d.
         axes = range(-len(self.points), -1)
         values = torch.fft.rfft(images.unflatten(-1, self.points))[..., : self.modes[-1] + 1]
         if len(self.points) > 1:
@@ -130,7 +130,7 @@ class Images:
         return parts[..., self.slots] * self.signs
 
     def of_sums(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "n"]:
-        """t(u) from T, a flat array over |q_i| ≤ 2 m_i."""
+        """t(u) from T, which is a flat array over |q_i| ≤ 2 m_i."""
         double = tuple(2 * m for m in self.modes)
         # t has exp(−i⟨q, θ⟩), the inverse FFT exp(+i⟨q, θ⟩): hence the conjugate. T(−q) is the
         # conjugate of T(q), so the half q_d ≥ 0 suffices.
@@ -150,7 +150,7 @@ class Images:
 
 
 def _half(points: tuple[int, ...], modes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the coefficients, of which no last index exceeds m_d."""
+    """The shape of the coefficients, whose last index is at most m_d."""
     return (*points[:-1], modes[-1] + 1)
 
 
@@ -164,23 +164,24 @@ def _places(
     return place
 
 
-# A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ of lattice features, by products; vectors are rows.
+# Products with A = I + Σ C[c,c] ∘ (M P Mᵀ) + Σ ΦᵀN⁻¹Φ of lattice features. Vectors are rows.
 #
-# A product A v takes the steps of the images for every output: the weights v_f times direction m_f
-# give p images, one for each component of the field. At each grid point these p numbers are
-# multiplied by the p×p matrix Σ Q t, and the p resulting images are transformed back and combined
-# by the directions. All terms of A with a lattice share these transforms, because their t are added
-# first.
+# 1. The weights v_f times the directions m_f give p images, one for each component of the field.
+# 2. At each grid point, the p×p matrix Σ Q t multiplies the p values.
+# 3. The p resulting images are transformed back, and combined by the directions.
+#
+# All terms of A with a lattice share these transforms, because their t are added first.
 
 
-_NUMBERS = 2**22  # of the images of the vectors that are multiplied at once
+_NUMBERS = 2**22  # elements of the images in memory at a time
 
 
 @dataclass(frozen=True)
 class WeightPrecision:
-    """The precision A of the weights. A term C ∘ (M Q Mᵀ) is an image t of its sums, and Q = P E.
+    """The precision A of the weights.
 
-    All tensors are constants: `derivatives` gives the derivatives of uᵀAv.
+    A term C ∘ (M Q Mᵀ), with Q = P E, consists of the image t of its sums and of Q. All tensors are
+    constants. `derivatives` returns the derivatives of uᵀAv.
     """
 
     images: Images
@@ -197,7 +198,7 @@ class WeightPrecision:
         bases: Sequence[Float[Tensor, "p p"]],
         rows: Sequence[Float[Tensor, "M F"]],
     ) -> "WeightPrecision":
-        """The operator of groups of observations, whose `bases` are Q, and of dense rows."""
+        """The operator for groups of observations with the matrices Q = `bases`, and dense rows."""
         images = Images.of(expansion)
         sums = [part.gram for statistics, _ in groups for part in statistics.moments]
         return cls(
@@ -229,7 +230,7 @@ class WeightPrecision:
         for part in self._chunks(left):
             u, v = left[part], right[part]
             fields = self._fields(u), self._fields(v)
-            # uᵀAv is bilinear in M through both fields: the derivative has a term for each.
+            # uᵀAv depends on M through both fields. The derivative has a term for each.
             for other, image in ((v, fields[0]), (u, fields[1])):
                 of_directions += (other.unsqueeze(-2) * self._information(image)).sum(0)
             for total, t in zip(of_bases, self.terms, strict=True):
@@ -241,7 +242,7 @@ class WeightPrecision:
 
     @cached_property
     def _weights(self) -> dict[tuple[int, int], Float[Tensor, "n"]]:
-        """Σ Q_ij t, where it is not zero."""
+        """Σ Q_ij t for each pair (i, j) with a nonzero sum."""
         weights: dict[tuple[int, int], Tensor] = {}
         for t, q in zip(self.terms, self.bases, strict=True):
             for i, j in q.nonzero().tolist():
@@ -264,14 +265,15 @@ class WeightPrecision:
         return self.images.adjoint(total)
 
 
-# P ≈ A: a dense block for the features of which the data tell most, the diagonal of A beyond.
+# P ≈ A: a dense block for the features that the data determine best, and the diagonal of A for the
+# other features.
 #
-# Where the data determine features well, A is far from the identity and its eigenvalues are spread
-# over many orders of magnitude; these features go into a dense block that is factorised. For the
-# others A is close to its diagonal. R⁻¹AR⁻ᵀ then has an identity in the block and a unit diagonal
-# beyond, and eigenvalues near one, on which conjugate gradients converge in few iterations.
-# Frequencies enter the block whole, with cosine and sine, because the columns of a lattice are
-# selected so.
+# For well-determined features, A is far from the identity, and its eigenvalues differ by many
+# orders of magnitude. These features form a dense block, which is factorised. For the other
+# features, A is close to its diagonal. R⁻¹AR⁻ᵀ then has an identity in the block, a unit diagonal
+# elsewhere, and eigenvalues near one, so that conjugate gradients converge in few iterations. The
+# block has cosine and sine of each of its frequencies, because columns of a lattice are selected in
+# pairs.
 
 
 @dataclass(frozen=True)
@@ -281,10 +283,10 @@ class Preconditioner:
     Vectors are rows.
     """
 
-    columns: Int[Tensor, "2*k"]  # of the block's features: the cosines of k frequencies, the sines
-    block: Int[Tensor, "m"]  # the features of the block
-    factor: Float[Tensor, "m m"]  # of A at these features
-    diagonal: Float[Tensor, "F"]  # of A, and 1 at the features of the block
+    columns: Int[Tensor, "2*k"]  # columns of the block: cosines of k frequencies, then sines
+    block: Int[Tensor, "m"]  # features of the block
+    factor: Float[Tensor, "m m"]  # Cholesky factor of A at these features
+    diagonal: Float[Tensor, "F"]  # diagonal of A, and 1 at the features of the block
 
     def solve(self, v: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
         """P⁻¹v."""
@@ -328,8 +330,8 @@ def precondition(
 ) -> tuple[Preconditioner, Float[Tensor, ""]]:
     """P with a dense block of at most `size` features, and log|P|, which is differentiable.
 
-    The block has the frequencies at which the diagonal of A is largest: those where the signal
-    exceeds the noise most.
+    The block has the frequencies with the largest diagonal elements of A, where the signal exceeds
+    the noise most.
     """
     diagonal = _diagonal(expansion, groups, rows)
     columns = _leading_columns(expansion, diagonal.detach(), size)
@@ -346,7 +348,7 @@ def precondition(
     logdet = log_determinant(factor)
     if a.requires_grad:
         _, logdet = InvQuadLogdet.apply(a, a.new_zeros(len(a), 1))
-    # P itself is a constant of the iterations; only log|P| is differentiated.
+    # P is a constant of the iterations. Only log|P| is differentiated.
     fixed = torch.where(chosen, 1.0, diagonal.detach())
     return (
         Preconditioner(columns, block, factor, fixed),
@@ -371,7 +373,7 @@ def _diagonal(
 def _leading_columns(
     expansion: FeatureExpansion, diagonal: Float[Tensor, "F"], size: int
 ) -> Int[Tensor, "2*k"]:
-    """The columns of the frequencies of largest diagonal that have at most `size` features."""
+    """The columns of the frequencies with the largest diagonal, with at most `size` features."""
     phi = expansion.phi
     count = len(phi.indices)
     frequency = expansion.columns % count
@@ -387,15 +389,15 @@ def _leading_columns(
 # All systems advance together, so that one product handles a matrix of directions.
 #
 # 1. Start from zero or from the guess, with the residual r, z = P⁻¹r and the direction d = z.
-# 2. Systems with ‖r‖ ≤ tolerance ‖b‖ leave the batch; `active` keeps their rows in x. Norms are
-#    rᵀP⁻¹r throughout, since this approximates eᵀAe, the error in posterior standard deviations.
-# 3. Return if none is left, or if `enough` iterations are done and every remaining system has
-#    reached what is permitted at some time; raise if `most` are done.
+# 2. Systems with ‖r‖ ≤ tolerance ‖b‖ leave the batch. `active` stores the rows of the remaining
+#    systems. The squared norm is rᵀP⁻¹r, since this approximates eᵀAe, the squared error in
+#    posterior standard deviations.
+# 3. Return if no system remains, or if `enough` iterations are done and each remaining system has
+#    reached the permitted residual at some time. Raise an error after `most` iterations.
 # 4. Otherwise take a step along d, update r by recursion, and make the next d conjugate to the
 #    last.
 #
-# Right-hand sides are independent: this is no block method, and a system converges as it would
-# alone.
+# Right-hand sides are independent: each system converges as it would without the others.
 
 
 class ConvergenceError(RuntimeError):
@@ -403,7 +405,7 @@ class ConvergenceError(RuntimeError):
 
 
 class Solution(NamedTuple):
-    """A⁻¹b, and the iterations it took."""
+    """A⁻¹b, and the number of iterations for each right-hand side."""
 
     x: Float[Tensor, "k F"]
     iterations: Int[Tensor, "k"]
@@ -419,30 +421,32 @@ def solve(
     guess: Float[Tensor, "k F"] | None = None,
     enough: int | None = None,
 ) -> Solution:
-    """A⁻¹b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm rᵀP⁻¹r.
+    """Solve A x = b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm √(rᵀP⁻¹r).
 
-    The preconditioned method of Saad (2003, algorithm 9.1), in which a system that has converged
-    takes no further part.
+    The method is preconditioned conjugate gradients (Saad 2003, algorithm 9.1). A system that has
+    converged leaves the batch.
 
     Args:
-        a, p: A and P.
+        a: A.
+        p: the preconditioner P.
         b: the right-hand sides.
         tolerance: the relative residual that ends the iterations.
-        most: iterations, at most.
-        permitted: the relative residual that has to be reached by then; the tolerance if None. It
-            may have been before: residuals go up and down, the error in the norm eᵀAe only down.
-        enough: iterations after which what is permitted ends them; `most` if None.
-        guess: of the solution, from which iterations start; zero if None.
+        most: the largest number of iterations.
+        permitted: the relative residual that each system has to reach at some iteration. A later
+            residual may be larger, but the error in the norm eᵀAe never increases. None for the
+            tolerance.
+        guess: the solution from which iterations start. None for zero.
+        enough: the number of iterations after which `permitted` ends them. None for `most`.
 
     Raises:
-        ConvergenceError: a system has not reached what is permitted after `most` iterations.
+        ConvergenceError: if a system has not reached `permitted` after `most` iterations.
     """
     permitted = tolerance if permitted is None else permitted
     enough = most if enough is None else min(enough, most)
     x, r = (torch.zeros_like(b), b) if guess is None else (guess.clone(), b - a.product(guess))
     z = p.solve(r)
     d, size = z, (r * z).sum(-1)
-    # Relative to b also with a guess: a good guess must not tighten the criterion.
+    # The criterion is relative to b also with a guess: a good guess must not tighten it.
     start = size if guess is None else (b * p.solve(b)).sum(-1)
     active, least = torch.arange(len(b), device=b.device), size
     count, done = torch.zeros_like(active), 0
@@ -450,7 +454,7 @@ def solve(
     while True:
         if not going.all():
             r, z, d = r[going], z[going], d[going]
-            # `x`, `least` and `count` stay at full length and are indexed by `active`.
+            # `x`, `least` and `count` have all rows, and are indexed by `active`.
             size, start, active = size[going], start[going], active[going]
         if not len(active):
             return Solution(x, count)
@@ -459,9 +463,9 @@ def solve(
         if done >= most:
             raise ConvergenceError(
                 f"expected conjugate gradients to reach a relative residual of {permitted:.1g}, "
-                f"got {(least[active] / start).sqrt().max():.1g} after {most} iterations: the "
-                "noise is very small against the signal that these features describe; use fewer "
-                "features, Grid(max_features=8192), which are solved directly, or a larger noise"
+                f"got {(least[active] / start).sqrt().max():.1g} after {most} iterations, because "
+                "the noise is very small against the signal; use Grid(max_features=8192), whose "
+                "features are solved directly, or a larger noise"
             )
         product = a.product(d)
         step = size / (d * product).sum(-1)
@@ -478,22 +482,21 @@ def solve(
 
 # Functions of B = R⁻¹AR⁻ᵀ by the Lanczos process, where P = R Rᵀ is a preconditioner of A.
 #
-# The process builds, from a start vector, an orthonormal basis V of a Krylov space in which B is a
-# tridiagonal matrix T (`_process`). Two quantities follow from T alone or with V:
+# The process builds an orthonormal basis V of a Krylov space from a start vector. In this basis, B
+# is a tridiagonal matrix T (`_process`). Two quantities follow:
 #
 #     uᵀ f(B) u ≈ ‖u‖² e₁ᵀ f(T) e₁        Gauss quadrature with the eigenvalues of T as nodes,
 #     B^{−½} z  ≈ ‖z‖ V T^{−½} e₁         a draw of the weights.
 #
-# B is symmetric and has the determinant |A|/|P|; it is never formed, and each step takes one
-# product with A and two triangular solutions. Vectors are not orthogonalised again: the loss of
-# orthogonality repeats eigenvalues of T that have converged, but barely changes these two
-# quantities.
+# B is symmetric and has the determinant |A|/|P|. It is never formed: each step takes one product
+# with A and two triangular solutions. Vectors are not orthogonalised again: the loss of
+# orthogonality repeats eigenvalues of T that have converged, but hardly changes the two quantities.
 
 
-_BETWEEN_CHECKS = 5  # iterations
+_BETWEEN_CHECKS = 5  # iterations between checks of convergence
 _FIRST = 25  # iterations of a quadrature, before they double
-_SMALLEST = 1e-12  # relative norm at which a Krylov space has ended
-_MOST_KEPT = 2**27  # numbers of a basis, 1 GiB
+_SMALLEST = 1e-12  # relative norm at which a Krylov space ends
+_MOST_KEPT = 2**27  # largest number of stored elements of a basis, 1 GiB
 
 
 def quadrature(
@@ -503,10 +506,17 @@ def quadrature(
     function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]],
     most: int,
 ) -> Float[Tensor, "k"]:
-    """uᵀ f(B) u / uᵀu for every random row u, by Gauss quadrature (Golub & Meurant 2010, Matrices,
-    Moments and Quadrature, section 4.1).
+    """Return uᵀ f(B) u / uᵀu for every random row u, by Gauss quadrature.
 
-    Iterations double until their mean over all u changes by less than its standard error.
+    The number of iterations doubles until the mean over all u changes by less than its standard
+    error (Golub & Meurant 2010, *Matrices, Moments and Quadrature*, section 4.1).
+
+    Args:
+        a: A.
+        p: the preconditioner P.
+        u: random rows.
+        function: f, applied to eigenvalues.
+        most: the largest number of iterations.
     """
     diagonals, besides, last, count = [], [], None, _FIRST
     for step in _process(a, p, u):
@@ -515,8 +525,8 @@ def quadrature(
         ended = len(diagonals) == most or not (step.beside > 0).any()
         if len(diagonals) < count and not ended:
             continue
-        # The change with twice as many iterations is compared with the standard error over the
-        # random vectors: a quadrature more exact than the sampling would be of no use.
+        # The quadrature need not be more accurate than the random sampling. Its change with twice
+        # as many iterations is therefore compared with the standard error over the random vectors.
         nodes, vectors = _eigen(diagonals, besides)
         values = (vectors[:, 0].square() * function(nodes)).sum(-1)  # e₁ᵀ f(T) e₁
         error = values.std() / len(values) ** 0.5
@@ -529,9 +539,9 @@ def quadrature(
 class _Step(NamedTuple):
     """A step of the Lanczos process."""
 
-    vector: Float[Tensor, "k F"]  # of the basis
-    diagonal: Float[Tensor, "k"]
-    beside: Float[Tensor, "k"]  # the next element beside the diagonal
+    vector: Float[Tensor, "k F"]  # the next vector of the basis
+    diagonal: Float[Tensor, "k"]  # the next diagonal element of T
+    beside: Float[Tensor, "k"]  # the next off-diagonal element of T
 
 
 def inverse_root(
@@ -542,19 +552,22 @@ def inverse_root(
     most: int,
     permitted: float,
 ) -> Float[Tensor, "k F"]:
-    """R⁻ᵀB^{−½}z for every row z: draws from N(0, A⁻¹) if z are draws from N(0, I).
+    """Return R⁻ᵀB^{−½}z for every row z: draws from N(0, A⁻¹) if z are draws from N(0, I).
 
-    B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, Functions of Matrices, equation 13.4). A basis V of more
-    than 1 GiB is not kept: the process then runs twice, first for T, then for the sum over V.
+    B^{−½}z ≈ ‖z‖ V T^{−½}e₁ (Higham 2008, *Functions of Matrices*, equation 13.4). A basis V of
+    more than 1 GiB is not stored. The process then runs twice, first for T and then for the sum
+    over V.
 
     Args:
-        a, p, z: as above.
+        a: A.
+        p: the preconditioner P.
+        z: the rows z.
         tolerance: the relative residual that ends the iterations.
-        most: iterations, at most.
-        permitted: the relative residual that has to be reached by then.
+        most: the largest number of iterations.
+        permitted: the relative residual that has to be reached after `most` iterations.
 
     Raises:
-        ConvergenceError: it is not.
+        ConvergenceError: if the relative residual exceeds `permitted` after `most` iterations.
     """
     diagonals, besides, basis = [], [], []
     for step in _process(a, p, z):
@@ -575,13 +588,13 @@ def inverse_root(
                 break
             raise ConvergenceError(
                 f"expected the Lanczos process to reach a relative residual of {permitted:.1g}, "
-                f"got {last:.1g} after {most} iterations; use fewer features, "
-                "Grid(max_features=8192), which are solved directly, or a larger noise"
+                f"got {last:.1g} after {most} iterations; use Grid(max_features=8192), whose "
+                "features are solved directly, or a larger noise"
             )
     coefficients = coefficients * z.norm(dim=-1, keepdim=True)
     total = torch.zeros_like(z)
     if len(basis) < len(diagonals):
-        steps = islice(_process(a, p, z), len(diagonals))  # which goes on for ever
+        steps = islice(_process(a, p, z), len(diagonals))  # the process has no end
         basis = (step.vector for step in steps)
     for vector, factor in zip(basis, coefficients.mT, strict=True):
         total += factor.unsqueeze(-1) * vector
@@ -589,15 +602,15 @@ def inverse_root(
 
 
 def _process(a: WeightPrecision, p: Preconditioner, z: Float[Tensor, "k F"]) -> Iterator[_Step]:
-    """The Lanczos process of B from z; it goes on with zeros where a Krylov space has ended."""
+    """The Lanczos process of B from z. It continues with zeros after the end of a Krylov space."""
     vector = z / z.norm(dim=-1, keepdim=True)
     previous, beside = torch.zeros_like(z), z.new_zeros(len(z))
     while True:
         going = vector.any(-1)
         w = p.inverse_root(a.product(p.inverse_root_transposed(vector)))
         w -= beside.unsqueeze(-1) * previous
-        # A vector of zeros continues with T = 1 and no coupling: a block of T that e₁ does not
-        # reach, so rows of a batch may end at different steps.
+        # A vector of zeros continues with T = 1 without coupling. e₁ does not reach this block of
+        # T, so that rows of a batch may end at different steps.
         diagonal = torch.where(going, (w * vector).sum(-1), 1.0)
         w -= diagonal.unsqueeze(-1) * vector
         norm = w.norm(dim=-1)
@@ -612,30 +625,31 @@ def _eigen(
     """Eigenvalues, all positive, and eigenvectors of the tridiagonal matrix T of every row."""
     beside = torch.stack(besides, -1)[:, :-1]
     matrix = torch.diag_embed(torch.stack(diagonals, -1)) + torch.diag_embed(beside, -1)
-    nodes, vectors = torch.linalg.eigh(matrix)  # which reads the lower triangle
-    # B is positive definite; rounding may still give an eigenvalue of T below zero.
+    nodes, vectors = torch.linalg.eigh(matrix)  # reads the lower triangle
+    # B is positive definite, but rounding may make an eigenvalue of T negative.
     return torch.maximum(nodes, torch.finfo(nodes.dtype).eps * nodes[:, -1:]), vectors
 
 
 # A with its preconditioner: A⁻¹b, log|A| with its standard error, and draws from N(0, A⁻¹).
 #
-# How much each result costs follows from how much its error matters:
+# The effort for each result depends on the effect of its error:
 #
 # - The mean is solved until its error, over the posterior standard deviation, is below
-#   `mean_error`, and at least to `permitted_error` if `operations` do not suffice (`_residuals`).
-# - Constants and rough solutions enter quadratic forms only, whose error is of second order in the
-#   residual: a residual of 1 % suffices.
-# - Variances at few points are solved for; at many they are estimated from draws.
+#   `mean_error`. If `operations` do not suffice, `permitted_error` is the limit (`_residuals`).
+# - Constants and rough solutions occur only in quadratic forms, with errors of second order in the
+#   residual. A residual of 1 % suffices.
+# - Variances at few points are solutions of systems. At many points, they are estimated from draws.
 # - log|A| = log|P| + tr log B, where log|P| is exact and the trace is estimated with random signs.
-#   The better P, the smaller the trace and its error. With all features in the block it vanishes.
+#   A better P gives a smaller trace with a smaller error. With all features in the block, the trace
+#   is zero.
 # - The gradient of log|A| uses the same random signs, as `probes`.
 #
-# Every random number comes from the seed again, so that the evidence is a deterministic function of
-# the hyperparameters, which a search needs.
+# All random numbers start from the same seed. The evidence is therefore a deterministic function of
+# the hyperparameters, as a search requires.
 
 
-_LOOSEST = 1e-2  # relative residual of the mean
-_FEWEST = 100  # iterations, whatever they cost
+_LOOSEST = 1e-2  # largest relative residual of the mean
+_FEWEST = 100  # smallest limit of iterations, whatever their cost
 
 
 @dataclass(frozen=True)
@@ -643,25 +657,27 @@ class Accuracy:
     """The effort of iterative solutions.
 
     Args:
-        block: features of the preconditioner's dense block. If it holds all, nothing is estimated.
-        probes: random vectors that estimate log|A| and its gradient.
-        mean_error: of the mean, root mean square over the posterior's standard deviation. Its
-            square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
-        permitted_error: likewise, where `operations` do not suffice for that.
-        operations: for the mean, about; 5·10¹⁰ take 10 s on one core.
-        variance_operations: for solutions that give variances, about. Those of more points are
-            estimated from paths, and iterations beyond them end at the permitted residual.
-        constants_tolerance: relative residual of constants instead of the data, and of the data
-            that determine the best ones. The error of these is of the order of its square.
-        variance_tolerance: relative residual of variances and sample paths. The error of a
-            variance is of the order of its square.
-        permitted_tolerance: likewise, where the most iterations do not suffice for that. Among
-            dense tracks and clusters, variances were within 0.4 % at residuals of 0.06.
-        random_tolerance: relative residual of probes, and of paths that estimate variances: far
-            below their random error, which is of the order of a tenth.
-        paths: sample paths that estimate variances at many points.
-        most: iterations, at most.
-        seed: of probes and paths.
+        block: the number of features in the preconditioner's dense block. If the block contains all
+            features, nothing is estimated.
+        probes: the number of random vectors for estimates of log|A| and its gradient.
+        mean_error: the root mean square error of the mean, over the posterior standard deviation.
+            Its square, times the smaller of F and the number of values, is the error of yᵀK⁻¹y.
+        permitted_error: the same error, if `operations` do not suffice for `mean_error`.
+        operations: the approximate number of operations for the mean. 5·10¹⁰ take 10 s on one core.
+        variance_operations: the approximate number of operations for solutions that give variances.
+            If variances would take more, they are estimated from sample paths. After so many
+            operations, iterations end at the permitted residual.
+        constants_tolerance: the relative residual of solutions that determine the constant mean.
+            The error of the constant mean is of the order of its square.
+        variance_tolerance: the relative residual of variances and sample paths. The relative error
+            of a variance is about its square.
+        permitted_tolerance: the same residual, if `most` iterations do not suffice. Among dense
+            tracks and clusters, variances were within 0.4 % at residuals of 0.06.
+        random_tolerance: the relative residual of probes, and of paths that estimate variances. It
+            is far below their random error of about a tenth.
+        paths: the number of sample paths for estimates of variances at many points.
+        most: the largest number of iterations.
+        seed: the seed of probes and paths.
     """
 
     block: int = 6000
@@ -688,7 +704,7 @@ class Probes(NamedTuple):
 
 @dataclass(frozen=True)
 class System:
-    """A, P and the accuracy of solutions; vectors are rows."""
+    """A, P and the accuracy of solutions. Vectors are rows."""
 
     precision: WeightPrecision
     preconditioner: Preconditioner
@@ -696,51 +712,53 @@ class System:
     num_values: float  # of the data
 
     def solve(self, b: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
-        """A⁻¹b, so accurate that bᵀA⁻¹b is."""
+        """A⁻¹b, with the accuracy of variances bᵀA⁻¹b."""
         accuracy = self.accuracy
         limits = accuracy.variance_tolerance, accuracy.most, accuracy.permitted_tolerance
         enough = int(accuracy.variance_operations / (len(b) * self._cost))
         return solve(self.precision, self.preconditioner, b, *limits, enough=enough).x
 
     def affords(self, solutions: int) -> bool:
-        """Whether so many solutions take no more than the operations for variances."""
+        """Whether this number of solutions takes at most `variance_operations`."""
         affordable = self.accuracy.variance_operations / (solutions * self._cost)
         return affordable >= self.accuracy.most or affordable >= self._typical_iterations
 
     @cached_property
     def _typical_iterations(self) -> int:
-        """Of a random vector, until its residual is permitted."""
+        """The number of iterations for a random vector, until its residual is permitted."""
         z = self.preconditioner.root(self._signs[:1])
         return self._solution(z, self.accuracy.permitted_tolerance).iterations.item()
 
     def solve_mean(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
-        """A⁻¹Bᵀ, to the accuracy of the mean; the columns of constants get the relative residual of
-        that of y."""
+        """A⁻¹Bᵀ, to the accuracy of the mean.
+
+        The columns of constants have the same relative residual as the column of y.
+        """
         wanted, permitted = self._residuals(b[:1])
         return self._solution(b, wanted, permitted).x
 
     def solve_roughly(self, b: Float[Tensor, "1+p F"]) -> Float[Tensor, "1+p F"]:
-        """A⁻¹Bᵀ, so accurate that BᵀA⁻¹B determines the best constants and their variance."""
+        """A⁻¹Bᵀ, with the accuracy that constant means and their variance need."""
         return self._solution(b, self.accuracy.constants_tolerance).x
 
     def refined(self, b: Float[Tensor, "1 F"], guess: Float[Tensor, "1 F"]) -> Float[Tensor, "1 F"]:
-        """A⁻¹b of data less their mean, to the accuracy of the mean, from a guess."""
+        """A⁻¹b for data minus their constant mean, to the accuracy of the mean, from a guess."""
         wanted, permitted = self._residuals(b)
         return solve(
             self.precision, self.preconditioner, b, wanted, self._affordable, permitted, guess
         ).x
 
     def _residuals(self, b: Float[Tensor, "1 F"]) -> tuple[float, float]:
-        """The relative residuals of the wanted and of the permitted error of the mean.
+        """The relative residuals for `mean_error` and for `permitted_error`.
 
-        An error e of the weights, with the residual r, changes the field by at most ‖e‖_A standard
-        deviations at any point, and by about ‖e‖_A/√n in root mean square over n determined
-        directions. ‖e‖²_A ≈ rᵀP⁻¹r.
+        Let e be an error of the weights with the residual r. It changes the field by at most ‖e‖_A
+        posterior standard deviations at any point. Its root mean square over n determined
+        directions is about ‖e‖_A/√n, with ‖e‖²_A ≈ rᵀP⁻¹r.
         """
         size = (b * self.preconditioner.solve(b)).sum().sqrt().item()
         directions = min(self.num_values, len(self.preconditioner.diagonal))
         errors = self.accuracy.mean_error, self.accuracy.permitted_error
-        # ‖r‖ ≤ tolerance ‖b‖ with ‖r‖ ≈ ‖e‖_A: the tolerance is the permitted ‖e‖_A over ‖b‖.
+        # From ‖r‖ ≤ tolerance ‖b‖ and ‖r‖ ≈ ‖e‖_A, the tolerance is the permitted ‖e‖_A over ‖b‖.
         wanted, permitted = (
             min(error * directions**0.5 / size, _LOOSEST) if size else _LOOSEST for error in errors
         )
@@ -748,13 +766,13 @@ class System:
 
     @property
     def _affordable(self) -> int:
-        """Iterations of one system."""
+        """The largest number of iterations for one system."""
         count = int(self.accuracy.operations / self._cost)
         return min(max(count, _FEWEST), self.accuracy.most)
 
     @property
     def _cost(self) -> float:
-        """The operations of an iteration: Fourier transforms for each output, triangular solves."""
+        """The operations of one iteration, for Fourier transforms and triangular solutions."""
         images, p = self.precision.images, self.precision.directions.shape[0]
         transforms = 5 * p * images.size * math.log2(images.size)
         return transforms + 2 * len(self.preconditioner.block) ** 2
@@ -767,7 +785,7 @@ class System:
 
     @cached_property
     def draws(self) -> tuple[Float[Tensor, "k F"], Float[Tensor, "k F"]]:
-        """Draws from N(0, A⁻¹) and N(0, P⁻¹) of common random numbers."""
+        """Draws from N(0, A⁻¹) and N(0, P⁻¹), from the same random numbers."""
         shape = self.accuracy.paths, len(self.preconditioner.diagonal)
         z = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
         z = z.to(self.preconditioner.diagonal.device)
@@ -785,8 +803,9 @@ class System:
     def logdet_ratio(self) -> tuple[Float[Tensor, ""], float]:
         """log|A| − log|P| = tr log B, and its standard error over the probes.
 
-        Stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) of uᵀ(log B)u, less uᵀ(B − I)u,
-        whose mean is zero: B has the diagonal, and in the block the values, of an identity.
+        The estimate is stochastic Lanczos quadrature (Ubaru, Chen & Saad 2017) of
+        uᵀ(log B)u − uᵀ(B − I)u. The second term has the mean zero, since B has the diagonal of an
+        identity, and equals it in the block.
         """
         parts = self.precision, self.preconditioner, self._signs
         values = quadrature(*parts, lambda nodes: nodes.log() - (nodes - 1), self.accuracy.most)
@@ -812,25 +831,25 @@ class System:
         return torch.Generator().manual_seed(self.accuracy.seed)
 
 
-# BᵀA⁻¹B and log|A| − log|P| with their derivatives, from solutions of A x = b alone.
+# BᵀA⁻¹B and log|A| − log|P| with their derivatives, from solutions of A x = b.
 #
 # With U = A⁻¹B, and random z with E[z zᵀ] = P,
 #
 #     ∂ BᵀA⁻¹B = ∂Bᵀ U + Uᵀ ∂B − Uᵀ ∂A U ,
 #     ∂ (log|A| − log|P|) = tr(A⁻¹∂A) − tr(P⁻¹∂P) = E[(A⁻¹z − P⁻¹z)ᵀ ∂A P⁻¹z] ,
 #
-# the last because A and P have the same block and diagonal, so that E[zᵀP⁻¹ ∂A P⁻¹z] = tr(P⁻¹∂P).
-# The derivative of log|P| is exact.
+# The last equation holds because A and P have the same block and diagonal, so that
+# E[zᵀP⁻¹ ∂A P⁻¹z] = tr(P⁻¹∂P). The derivative of log|P| is exact.
 #
-# The difference A⁻¹z − P⁻¹z is small where P is good, so few probes give a gradient of small
-# variance. Both functions return derivatives of bilinear forms uᵀAv only, which
-# `WeightPrecision.derivatives` computes with images: neither A nor ∂A is formed. The gradient is
-# that of the exact function; the value of the log-determinant is an estimate by other means
-# (Lanczos), hence the two agree up to the random error only.
+# The difference A⁻¹z − P⁻¹z is small for a good P. Few probes then give a gradient with a small
+# variance. Both functions return only derivatives of bilinear forms uᵀAv. The method
+# `WeightPrecision.derivatives` computes them with images: neither A nor ∂A is formed. The gradient
+# is an estimate of that of the exact function. The value of the log-determinant is a different
+# estimate (Lanczos), so that the two agree only up to random errors.
 
 
 class InvQuad(Function):
-    """BᵀA⁻¹B; arguments: the system, B (F, k), M (F, p), and each Q and N^{−½}Φ of A."""
+    """BᵀA⁻¹B. Arguments: the system, B (F, k), M (F, p), and each Q and N^{−½}Φ of A."""
 
     @staticmethod
     def forward(ctx, system: System, b: Float[Tensor, "F k"], *parts: Tensor):
@@ -844,13 +863,13 @@ class InvQuad(Function):
     @once_differentiable
     def backward(ctx, grad):
         (u,) = ctx.saved_tensors
-        # BᵀA⁻¹B is symmetric, so only the symmetric part of its gradient acts.
+        # BᵀA⁻¹B is symmetric, so that only the symmetric part of its gradient matters.
         weighted = 0.5 * (grad + grad.mT) @ u
         return None, 2 * weighted.mT, *_derivatives(ctx.system, -weighted, u)
 
 
 class LogdetRatio(Function):
-    """log|A| − log|P|; arguments: the system, M (F, p), and each Q and N^{−½}Φ of A."""
+    """log|A| − log|P|. Arguments: the system, M (F, p), and each Q and N^{−½}Φ of A."""
 
     @staticmethod
     def forward(ctx, system: System, *parts: Tensor):
@@ -874,8 +893,7 @@ def _derivatives(system: System, left: Tensor, right: Tensor) -> list[Tensor]:
 class EstimatedEvidence(Evidence):
     """An evidence with the standard error of its log-determinant.
 
-    Both are computed when they are needed first, unless the log-determinant is given with its
-    derivatives.
+    Both are computed at their first use, unless the log-determinant is given with its derivatives.
     """
 
     system: System
@@ -888,7 +906,7 @@ class EstimatedEvidence(Evidence):
         system: System,
         ratio: Float[Tensor, ""] | None = None,
     ) -> "EstimatedEvidence":
-        """The evidence from one with |P| instead of |A|, and log|A| − log|P|."""
+        """The evidence, from an evidence with |P| in place of |A|, and from log|A| − log|P|."""
         evidence = cls(exact.quad, exact.logdet, exact.seen)
         evidence.system, evidence.ratio = system, ratio
         return evidence
@@ -908,35 +926,35 @@ class EstimatedEvidence(Evidence):
 # The posterior of the weights of lattice features, by iterations.
 #
 # 1. The mean is φ(x) θ with the solved weights θ, as for any features.
-# 2. Up to 400 variances are solved for: one system for each.
-# 3. Beyond, 64 draws of the weights give the variances at all points, with a relative standard
-#    error of at most √(4/64) if they were used alone. They serve as a correction instead: the same
-#    random numbers give draws under P, whose exact variance is known, and the ratio of the two mean
-#    squares cancels most of the error.
-# 4. The exact variance under P is the sum over the dense block, by its factor, and the rest, where
-#    P is diagonal: that is one transform of the coefficients of cos² and sin², at twice the
-#    frequency.
+# 2. Up to 400 variances take one linear system each.
+# 3. More variances are estimated from 64 draws of the weights. A mean square of 64 draws has a
+#    relative standard error of √(2/64). The same random numbers also give draws under P, whose
+#    exact variance is known. The ratio of the two mean squares corrects the exact variance under P,
+#    and cancels most of the random error.
+# 4. The exact variance under P is a sum over the dense block, by its factor, and over the other
+#    features, for which P is diagonal. The second sum is one transform of coefficients of cos² and
+#    sin², at twice the frequencies.
 # 5. For several outputs, ratios become matrices: `_scaled` uses Cholesky factors, so that the
 #    result is symmetric and positive semidefinite.
 
 
-_NOTHING = 1e-20  # a share of the largest variance that is none to rounding
-_SOLVED = 400  # values of a field whose variances are solved for
+_NOTHING = 1e-20  # share of the largest variance that counts as zero
+_SOLVED = 400  # number of variances up to which each takes a linear system
 
 
 @dataclass(frozen=True)
 class IterativePosterior(GeneralPosterior):
-    """E[θ] = A⁻¹b, Cov[θ] = A⁻¹, where products with A⁻¹ are iterations.
+    """The posterior with E[θ] = A⁻¹b and Cov[θ] = A⁻¹, with iterative products with A⁻¹.
 
-    Covariances, and variances at up to 400 values n·p, or fewer if iterations are many or costly,
-    are solutions. Variances at more values follow from those of the preconditioner P, whose inverse
-    is known: with S draws s of the field under A⁻¹ and c under P⁻¹, of common random numbers, and
-    their mean squares ⟨s²⟩ and ⟨c²⟩,
+    Covariances, and up to 400 variances, are solutions of linear systems. The limit is lower if
+    iterations are many or expensive. More variances follow from those under the preconditioner P,
+    whose inverse is known. Take S draws s of the field under A⁻¹ and S draws c under P⁻¹, from the
+    same random numbers. With their mean squares ⟨s²⟩ and ⟨c²⟩,
 
         Var f(x) ≈ φ(x) P⁻¹ φ(x)ᵀ ⟨s²⟩ / ⟨c²⟩ .
 
-    The relative standard error of this variance is at most √(4/S), and √(4(1 − r)/S) if the
-    squares s² and c² have the correlation r; that of the sd is half of it.
+    If the squares s² and c² have the correlation r, the relative standard error of this variance is
+    √(4(1 − r)/S), which is at most √(4/S). The standard deviation has half this relative error.
     """
 
     system: System
@@ -990,11 +1008,11 @@ class IterativePosterior(GeneralPosterior):
         return EstimatedSymbol(**{f.name: getattr(image, f.name) for f in fields(image)})
 
     def estimates(self, values: int) -> bool:
-        """Whether variances of so many numbers are estimated, since solving for them is costly."""
+        """Whether this number of variances is estimated, since their solutions are expensive."""
         return values > _SOLVED or not self.system.affords(values)
 
     def estimated_from(self, features: Float[Tensor, "n*q F"], q: int) -> Float[Tensor, "n q q"]:
-        """The blocks of Φ A⁻¹ Φᵀ, estimated as above for any features Φ of these weights."""
+        """Estimate the blocks of Φ A⁻¹ Φᵀ for any features Φ of these weights."""
 
         def products(values: Float[Tensor, "n*q k"]) -> Float[Tensor, "n q q"]:
             values = values.unflatten(0, (-1, q))
@@ -1004,7 +1022,7 @@ class IterativePosterior(GeneralPosterior):
         return _scaled(known, *(products(features @ draws.mT) for draws in self.system.draws))
 
     def _estimates(self, x: Float[Tensor, "n d"]) -> bool:
-        """Never on columns that are no single lattice."""
+        """Whether variances at x are estimated. Never if the columns are not a single lattice."""
         lattice = self.expansion.phi.on_lattice
         return lattice and self.estimates(len(x) * self.num_outputs)
 
@@ -1021,8 +1039,10 @@ class IterativePosterior(GeneralPosterior):
         return PrimalPosterior(part, self.theta[p.block], self.response[p.block], p.factor)
 
     def _rest_blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
-        """Σ φ_f(x)² m_f m_fᵀ / A_ff over the other features; 2 cos² = 1 + cos of twice the phase,
-        2 sin² = 1 − cos of it."""
+        """Σ φ_f(x)² m_f m_fᵀ / A_ff over the features that are not in the block.
+
+        The squares are 2 cos² a = 1 + cos 2a and 2 sin² a = 1 − cos 2a.
+        """
         expansion: FeatureExpansion = self.expansion
         phi: LatticeColumns = expansion.phi
         weighted = expansion.directions * self.system.preconditioner.rest.unsqueeze(-1)
@@ -1036,7 +1056,7 @@ class IterativePosterior(GeneralPosterior):
     def _mean_products(
         self, x: Float[Tensor, "n d"], draws: Float[Tensor, "k F"]
     ) -> Float[Tensor, "n p p"]:
-        """⟨f fᵀ⟩ of the fields of draws of the weights."""
+        """The mean ⟨f fᵀ⟩ over the fields f of draws of the weights."""
         values = self.expansion.phi.apply(x, self.expansion.column_weights(draws.mT))
         values = values.unflatten(-1, (self.num_outputs, -1))
         return values @ values.mT / len(draws)
@@ -1044,7 +1064,7 @@ class IterativePosterior(GeneralPosterior):
 
 @dataclass(frozen=True)
 class EstimatedSymbol(SymbolPosterior):
-    """Q f under an `IterativePosterior`, whose variances at many points are estimated likewise."""
+    """Q f under an `IterativePosterior`, with the same estimates of variances at many points."""
 
     posterior: IterativePosterior
 
@@ -1071,8 +1091,10 @@ def _scaled(
     posterior: Float[Tensor, "n p p"],
     preconditioned: Float[Tensor, "n p p"],
 ) -> Float[Tensor, "n p p"]:
-    """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of ⟨c cᵀ⟩; for
-    one output, the equation of `IterativePosterior`. Zero at a reference."""
+    """L K⁻¹ ⟨s sᵀ⟩ K⁻ᵀ Lᵀ, with the Cholesky factors L of the blocks under P⁻¹ and K of ⟨c cᵀ⟩.
+
+    For one output, it is the equation of `IterativePosterior`. It is zero at a reference point.
+    """
     traces = known.diagonal(dim1=-1, dim2=-2).sum(-1)
     # A potential is zero at its reference point: its block has no Cholesky factor there.
     at_reference = (traces <= _NOTHING * traces.max())[:, None, None]
@@ -1087,12 +1109,11 @@ def _scaled(
 # The normal equations of lattice features, solved by iterations.
 #
 # The evidence of a search solves for y and the constants to the accuracy of the mean. The posterior
-# needs the best constant mean c before it knows the right-hand side y − Hc, hence the order:
+# needs the constant mean c with the largest evidence before its right-hand side y − Hc is known:
 #
-# 1. Solve roughly for all columns of B; this gives c and its variance to second order.
-# 2. Refine the combination b(y) − B c alone, to the accuracy of the mean, from the rough solution.
-# 3. Put the refined solution into the column of y, so that all contrasts of the solutions contain
-#    it.
+# 1. Solve roughly for all columns of B. This gives c and its variance to second order.
+# 2. Refine the combination b(y) − B c to the accuracy of the mean, from the rough solution.
+# 3. Put the refined solution into the column of y. All contrasts of the solutions then contain it.
 
 
 @dataclass(frozen=True)
@@ -1117,9 +1138,9 @@ class Iterative(WeightEquations):
             return EstimatedEvidence.of(exact, system)
 
         u = system.solve_roughly(b.mT)
-        contrast = evidence_of_solution(u).contrast(mean).mT  # y less its mean
-        # The coefficient of y in the contrast is one: with this column, contrast @ u is what was
-        # refined.
+        contrast = evidence_of_solution(u).contrast(mean).mT  # y minus its mean
+        # The coefficient of y in the contrast is one. After this change of the column of y,
+        # contrast @ u equals the refined solution.
         u[:1] += system.refined(contrast @ b.mT, contrast @ u) - contrast @ u
         evidence = evidence_of_solution(u)
         theta = mean_and_response(u.mT @ evidence.contrasts(mean))
@@ -1131,7 +1152,7 @@ class Iterative(WeightEquations):
 
     @cached_property
     def _bases(self) -> list[Float[Tensor, "p p"]]:
-        """P E of every weight of every group, for all p components."""
+        """Q = P E for every weight of every group, for all p components."""
         bases = []
         for statistics, noise in self.groups:
             pattern = statistics.pattern

@@ -1,4 +1,4 @@
-"""The posterior at held-out observations, block by block, given all others, in closed form."""
+"""The posterior at held-out observations given all others, in closed form for each block."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -43,27 +43,27 @@ from gp_orff.inference.robust import StudentTNoise, residuals
 from gp_orff.kernels.base import cholesky
 from gp_orff.settings import check_features
 
-# Observations left out by blocks: for any inference, the posterior given the rest.
+# Blocks of held-out observations: the posterior given all other observations, the rest.
 #
-# All ways of computing this return the same: for each block the tested observations, and mean and
-# covariance of the field there given all observations that are not left out. There are four:
+# For each block, every method returns the tested observations, with mean and covariance of the
+# field at their positions given the rest. There are four methods:
 #
-# - From scratch, for any inference: condition on the rest, block after block.
+# - Any inference: condition on the rest, block after block.
 # - Exact kernel, or dual algebra (`left_out_of_rows`): one Cholesky factor of K serves all blocks,
-#   and each takes a solution of its size only.
+#   and each block takes a solution of its size.
 # - Features (primal): subtract the sums of the block from those of all data, and factorise A again.
-# - Tracks: condition on the block means of the rest, since the observations of a track that stay
-#   also predict the correlated noise of those that are left out.
+# - Tracks: condition on the block means of the rest, since the remaining observations of a track
+#   also predict the correlated noise of held-out ones.
 #
 # `left_out` and `tested` differ because a buffer around the tested block may be left out as well.
 
 
 class Block(NamedTuple):
-    """The observations of a block, by their `index`."""
+    """The observations of a block, selected by their `index`."""
 
     name: Hashable
-    left_out: Bool[Tensor, "N"]  # that the posterior does not know
-    tested: Bool[Tensor, "N"]  # of these, the ones that are predicted
+    left_out: Bool[Tensor, "N"]  # True for held-out observations
+    tested: Bool[Tensor, "N"]  # True for the held-out observations that are predicted
 
     def to(self, device: torch.device) -> "Block":
         """This block on another device."""
@@ -71,14 +71,14 @@ class Block(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """Held-out observations of a group, and the field there given the rest."""
+    """Held-out observations of a group, and the field at their positions given the rest."""
 
     part: Observations  # with nominal weights, and the `index` of every observation
-    mean: Float[Tensor, "n v"]  # E[H f], the constant mean included
-    variance: Float[Tensor, "n v"]  # Var[H f], the truncated variance included
+    mean: Float[Tensor, "n v"]  # E[H f], with the constant mean
+    variance: Float[Tensor, "n v"]  # Var[H f], with the truncated variance
     joint: Callable[[], Float[Tensor, "n*v n*v"]]  # computes Cov[H f] of all these observations
-    noise: Float[Tensor, "n v"] | None = None  # its variance, where it is not that of the group
-    on_new_track: Bool[Tensor, "n"] | None = None  # of which no observation is known
+    noise: Float[Tensor, "n v"] | None = None  # noise variances; None for those of the group
+    on_new_track: Bool[Tensor, "n"] | None = None  # True without other observations of the track
 
 
 @singledispatch
@@ -90,19 +90,20 @@ def left_out(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """The tested observations of every block, and the field there given all that are not left out.
+    """Yield the tested observations of every block, and the field there given the rest.
 
-    Inference by features subtracts statistics, the exact kernel inverts one matrix; any other
+    Inference by features subtracts statistics. The exact kernel inverts one matrix. Any other
     inference is conditioned on the rest again for every block. Learned weights of Student-t noise
-    stay as they are.
+    do not change.
 
     Args:
-        inference: of a `Dataset` in memory whose observations have an `index`, without symbols.
+        inference: the inference from a `Dataset` in memory, without observed symbols. Its
+            observations have an `index`.
         kernel: the prior.
-        noises: Σ by the label of the group.
-        mean: the constant mean; None where it is not known: that of largest evidence given the
-            rest, with its covariance.
-        blocks: on the device of the data.
+        noises: the noise covariances Σ, by the label of the group.
+        mean: the constant mean. None for an unknown mean: it is then that with the largest evidence
+            given the rest, with its covariance.
+        blocks: the blocks, on the device of the data.
     """
     for block in blocks:
         rest = [part.take(~block.left_out[part.index]) for part in inference.data.visit()]
@@ -112,8 +113,7 @@ def left_out(
 
 
 def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[LeftOut]:
-    """The tested observations of a block, and the field there, of the distribution given the
-    rest."""
+    """The tested observations of a block, and the field there, from its distribution."""
     results = []
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
@@ -128,29 +128,28 @@ def _joint(part: Observations, field: FieldDistribution) -> Float[Tensor, "n*v n
     return part.apply_to_joint(field.covariance(part.x))
 
 
-# Observations left out by blocks, from the covariance of all (dual algebra).
+# Held-out blocks, from the covariance of all observations (dual algebra).
 #
 # With K = Cov[H f] + noise, V = [y, H(1⊗I_p)] and Q = K⁻¹V, the rows b of a block have, given all
 # others r,
 #
 #     Cov[y_b | y_r] = ([K⁻¹]_bb)⁻¹ ,    V_b − E[V_b | V_r] = ([K⁻¹]_bb)⁻¹ Q_b ,
-#     V_rᵀ K_rr⁻¹ V_r = Vᵀ Q − Q_bᵀ ([K⁻¹]_bb)⁻¹ Q_b ,
+#     V_rᵀ K_rr⁻¹ V_r = Vᵀ Q − Q_bᵀ ([K⁻¹]_bb)⁻¹ Q_b
 #
-# and the last one gives the constant mean of largest evidence of the rest, and its covariance
-# (Rasmussen & Williams 2006, eqs. 5.10–5.12, for blocks and with a mean).
+# (Rasmussen & Williams 2006, eqs. 5.10–5.12, generalised to blocks and to a mean). The last
+# equation gives the constant mean with the largest evidence of the rest, and its covariance.
 
 
-_SPLIT = 2  # times as many rows as sites, beyond which conditioning on the rest is cheaper
+_SPLIT = 2  # ratio of rows and sites above which conditioning on the rest is cheaper
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a covariance matrix, merged at sites if asked for, and the observations in
-    each."""
+    """The rows of a covariance matrix, perhaps merged at sites, and their observations."""
 
-    readings: Sequence[Observations]  # nominal, a part for each group
-    groups: Sequence[Observations]  # merged, with weights
-    sites: Sequence[Int[Tensor, "n"]]  # of the observations of each part, among those of its group
+    readings: Sequence[Observations]  # observations with nominal weights, one part per group
+    groups: Sequence[Observations]  # merged observations with weights
+    sites: Sequence[Int[Tensor, "n"]]  # for each part, the site of every observation in its group
 
     @classmethod
     def of(
@@ -159,7 +158,7 @@ class Rows:
         reach: Sequence[float] | None = None,
         kinds: Int[Tensor, "N"] | None = None,
     ) -> "Rows":
-        """The rows of data; observations of one `kind` are merged that lie within one `reach`."""
+        """The rows of data. Observations of the same kind within one `reach` are merged."""
         readings, weighted = list(data.unweighted().visit()), list(data.visit())
         if reach is None:
             sites = [torch.arange(len(part), device=part.x.device) for part in readings]
@@ -182,8 +181,8 @@ class Rows:
 
     def within(self, block: Bool[Tensor, "N"]) -> Bool[Tensor, "M"]:
         """The rows that are in a block."""
-        # A site is in the block if its observations are; `kinds` ensures that a site has only
-        # observations that belong to the same blocks, so that any of them decides.
+        # A site is in the block if its observations are. By `kinds`, all observations of a site
+        # belong to the same blocks, so that any of them decides.
         masks = []
         for part, group, sites in zip(self.readings, self.groups, self.sites, strict=True):
             inside = torch.zeros(len(group), dtype=torch.bool, device=sites.device)
@@ -198,8 +197,7 @@ class Rows:
         mean: Float[Tensor, "k"],
         latent: Float[Tensor, "k k"],
     ) -> list[LeftOut]:
-        """The tested observations, and the field there, from its mean and covariance at some
-        rows."""
+        """The tested observations, and the field there, from the field at some rows."""
         position = torch.zeros(len(self), dtype=torch.long, device=rows.device)
         position[rows] = torch.arange(len(rows), device=rows.device)
         first, results = 0, []
@@ -226,9 +224,8 @@ def _(inference: ExactInference, kernel, noises, mean, blocks):
     if not blocks:
         return
     rows = Rows.of(inference.data, inference.reach, kinds([block.left_out for block in blocks]))
-    # Observations of one site that belong to different blocks need separate rows. If this makes
-    # the matrix much larger than that of the sites, one factor of it costs more than conditioning
-    # again.
+    # Observations of one site in different blocks need separate rows. If the matrix is then much
+    # larger than that of the sites, its factorisation costs more than conditioning for each block.
     if inference.changes is not None or len(rows) > _SPLIT * inference.size:
         yield from left_out.dispatch(object)(inference, kernel, noises, mean, blocks)
         return
@@ -244,7 +241,7 @@ def left_out_of_rows(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """The observations of every block, and the field there given all others, from K of all rows."""
+    """Yield the observations of every block, and the field there given all others, from K."""
     design = rows.observed.design(next(iter(noises.values())).shape[-1])
     factor = cholesky(covariance)
     solved = torch.cholesky_solve(design, factor)
@@ -253,7 +250,7 @@ def left_out_of_rows(
         b = torch.nonzero(rows.within(block.left_out)).squeeze(-1)
         unit = torch.zeros_like(covariance[:, : len(b)])
         unit[b, torch.arange(len(b), device=b.device)] = 1.0
-        # halfᵀ half = [K⁻¹]_bb, from columns of the identity: K⁻¹ as a whole is not needed.
+        # halfᵀ half = [K⁻¹]_bb, from columns of the identity, without the whole K⁻¹.
         half = torch.linalg.solve_triangular(factor, unit, upper=False)
         conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
         residual = conditional @ solved[b]
@@ -264,8 +261,8 @@ def left_out_of_rows(
             seen_by(design[rest], covariance.diagonal()[rest]),
         )
         expected = design[b, 0] - (residual @ evidence.contrast(mean)).squeeze(-1)
-        # The covariance of the observations less their noise is that of the field; blocks are
-        # independent in their noise, so the noise of the rest says nothing about it.
+        # The covariance of the observations minus that of their noise is that of the field. The
+        # noise of a block is independent of the rest.
         latent = conditional - _square(noise, b)
         if mean is None:
             effect = residual[:, 1:] @ evidence.mean_root()
@@ -274,9 +271,9 @@ def left_out_of_rows(
 
 
 def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
-    """A number for each observation; two have the same one if they are in the same sets."""
-    # A random word for each set; observations in the same sets have the same sum. Different ones
-    # have different sums but with probability 2⁻⁶⁴ for a pair.
+    """A number for each observation. It is equal for observations in the same sets."""
+    # Each set has a random word. Observations in the same sets have the same sum of words. Others
+    # have different sums, except with probability 2⁻⁶⁴ for a pair.
     words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)
     sums = np.zeros(len(masks[0]), dtype=np.uint64)
     for word, mask in zip(words, masks, strict=True):
@@ -285,7 +282,7 @@ def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
     return torch.from_numpy(numbers.ravel()).to(masks[0].device)
 
 
-# Observations along tracks one by one, of which some can be left out.
+# Single observations along tracks, of which some can be held out.
 
 
 @dataclass(frozen=True)
@@ -293,8 +290,8 @@ class TrackReadings:
     """The observations of a group along tracks, track after track, in the order of their times."""
 
     single: TrackObservations  # in blocks of one observation
-    index: Int[Tensor, "N"]  # of each observation in the x that the user gave
-    span: float  # of the blocks that a model makes of them
+    index: Int[Tensor, "N"]  # row of each observation in the x of the user
+    span: float  # duration of the blocks that a model forms
 
     @classmethod
     def of(
@@ -302,7 +299,7 @@ class TrackReadings:
     ) -> "TrackReadings":
         """The observations of `part`, with the arguments of `observations_along`."""
         values = part.y.shape[-1]
-        # The index passes through the sorting by tracks as a further component of y.
+        # The index is sorted with the observations, as a further component of y.
         numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
         held = observations_along(numbered, track, time, count)
         index = held.y[:, values].long()
@@ -331,7 +328,7 @@ class TrackReadings:
         return self.single.in_blocks(self.span)
 
 
-# Observations left out by blocks, for inference by features: their statistics are subtracted.
+# Held-out blocks for inference by features: their statistics are subtracted.
 
 
 @left_out.register
@@ -340,7 +337,7 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
     data = inference.data
     expansion = expand(kernel, inference.draws, data.num_inputs).double()
     cheap = has_blocks(expansion) and whole_vectors(data.observations)
-    if inference.prefers_dual_algebra(expansion) and not cheap:  # fewer numbers than features
+    if inference.prefers_dual_algebra(expansion) and not cheap:  # fewer values than features
         rows = Rows.of(data)
         delta = inference.truncated(kernel, expansion)
         truncated = None if delta is None else (delta, torch.zeros_like(delta))
@@ -359,11 +356,10 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
         yield predicted(data, block, posterior.field(fixed=mean is not None))
 
 
-# Observations along tracks left out by blocks: the information of the rest on the field and their
-# noise.
+# Held-out blocks of observations along tracks.
 #
-# An observation of a track that is left out whole is one of a new track. Where other observations
-# of its track stay, they tell its offset, and something of its correlated noise.
+# If a whole track is held out, its observations are those of a new track. Otherwise its remaining
+# observations have information on the offset and on the correlated noise.
 
 
 @torch.no_grad()
@@ -375,9 +371,9 @@ def left_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """As `left_out`, for observations along tracks: conditioning on the rest again for every block.
+    """The same as `left_out` for observations along tracks, with conditioning for every block.
 
-    Mean and variance are those of the field and of the noise that observations of a track share.
+    Mean and variance are those of the field plus the noise that observations of a track share.
     """
     for block in blocks:
         rest = [part.take(~block.left_out[part.index]) for part in readings]
@@ -402,12 +398,14 @@ def tracks_left_out(
     mean: Float[Tensor, "p"] | None,
     tested: Iterable[TrackObservations],
 ) -> Iterator[tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]]:
-    """Block means less their predictions from all other tracks, and the covariances of these.
+    """Yield block means minus their predictions from all other tracks, and their covariances.
 
     Args:
-        inference: of a `Dataset` with tracks.
-        kernel, noises, mean: as for `left_out`.
-        tested: blocks of some tracks of these data; their tracks are left out whole, at once.
+        inference: the inference from a `Dataset` with tracks.
+        kernel: the prior.
+        noises: the noise covariances, by the label of the group.
+        mean: the constant mean. None for an unknown mean.
+        tested: the blocks of some tracks of these data. These whole tracks are held out at once.
     """
     for part in tested:
         names = {(part.key, track.label) for track in part.tracks}
@@ -428,7 +426,7 @@ def tracks_left_out(
 
 
 def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
-    """The observations, with mean and variance of their signal, and the variance of its noise."""
+    """The observations, with mean and variance of their signal, and the variance of their noise."""
     single = readings.single
     parameters = parameters_of(single, signal.noises)
     white = (parameters.noise + parameters.block_variance).expand_as(single.y)
@@ -518,17 +516,17 @@ def leave_one_out(
 ) -> LeaveOneOut:
     """Leave-one-out residuals of pairs (nominal, weighted) of observations.
 
-    The posterior is conditioned on the weighted ones, with noise covariance N. With e = y − H E[f]
-    and S = H Cov[f] Hᵀ of each observation,
+    The posterior is conditioned on the weighted observations, with noise covariances N. With
+    e = y − H E[f] and S = H Cov[f] Hᵀ of each observation, the residual r satisfies
 
         r = N (N − S)⁻¹ e ,    Cov[H f | others] = N (N − S)⁻¹ N − N .
 
-    Covariance and density use the noise of the nominal ones. Where the field changes within sites,
-    e and S of every group are given as `sites`: those of what the records of a site have in common.
+    Covariance and density use the noise of the nominal observations. If the field changes within
+    sites, `sites` has e and S of the latent vector that the records of a site share, by group.
 
     Raises:
-        ValueError: observations that the posterior was not conditioned on, or components of one
-            vector as separate observations.
+        ValueError: if the posterior was not conditioned on the observations, or if components of a
+            vector are separate observations.
     """
     result, pairs = None, list(pairs)
     parts = [weighted for _, weighted in pairs]
@@ -541,7 +539,7 @@ def leave_one_out(
         if not result.weight[index].isnan().all():
             raise ValueError(
                 "expected one observation for each point, got components of a vector with separate "
-                "noise, which are several observations; give variances (N,) or noise (N,), or use "
+                "noise, which are several observations; pass variances (N,) or noise (N,), or use "
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
         if at_sites is None:
@@ -552,9 +550,9 @@ def leave_one_out(
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
                 "expected observations on which the model was conditioned, got some at which the "
-                "field is less certain than the observation; pass the data of fit or condition. If "
-                "the report states that positions were merged, condition with merge=0, or use "
-                "cross_validate(x, y, blocks=range(len(x)))"
+                "variance of the field exceeds that of the noise; pass the data of fit or "
+                "condition; if the report states that positions were merged, condition with "
+                "merge=0, or use cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)
@@ -573,20 +571,21 @@ def chi_squared(distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]
     return torch.special.gammaincc(half, 0.5 * distance)
 
 
-# Every observation along tracks against its prediction from all others, from one posterior.
+# Leave-one-out residuals of observations along tracks, from one posterior.
 #
-# An observation y of a block of n has y | ȳ ~ N(m, V), where m depends on the mean ȳ_b of its block
-# by A, and the block means have the density of N(μ, K). With ȳ_b = ((n − 1) z + y)/n, both together
-# are the density of y given all others, z among them:
+# An observation y in a block of n observations has y | ȳ ~ N(m, V). m depends on the mean ȳ_b of
+# its block by the matrix A. The block means ȳ have the density N(μ, K). With the mean z of the
+# other observations of the block, ȳ_b = ((n − 1) z + y)/n. The product of both densities gives that
+# of y given all others:
 #
 #     Λ = (I − A/n)ᵀ V⁻¹ (I − A/n) + [K⁻¹]_bb/n² ,
-#     y − E[y | others] = Λ⁻¹ ((I − A/n)ᵀ V⁻¹ (y − m) + [K⁻¹(ȳ − μ)]_b/n) ,   Cov = Λ⁻¹ ,
+#     y − E[y | others] = Λ⁻¹ ((I − A/n)ᵀ V⁻¹ (y − m) + [K⁻¹(ȳ − μ)]_b/n) ,   Cov = Λ⁻¹ .
 #
-# and n = 1 leaves the last terms. With R = Cov[n̄] of a track and C = Cov[H f | ȳ], K⁻¹ = R⁻¹ − R⁻¹
-# C R⁻¹ there. The truncated variance of a grid is shared by the observations of a block.
+# For n = 1, only the last terms remain. With R = Cov[n̄] of a track and C = Cov[H f | ȳ],
+# K⁻¹ = R⁻¹ − R⁻¹ C R⁻¹. All observations of a block have the same truncated part of the field.
 
 
-_READINGS = 256  # at once
+_READINGS = 256  # observations per chunk
 
 
 @torch.no_grad()
@@ -598,7 +597,7 @@ def leave_one_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     count: int,
 ) -> LeaveOneOut:
-    """Every one of `count` observations given all others; a trained mean is that of all of them."""
+    """Each of `count` observations given all others. A trained mean is that of all data."""
     posterior = inference.posterior(kernel, noises, mean)
     distribution = posterior.field(fixed=True)
     pattern = readings[0].single.key.pattern
@@ -653,8 +652,10 @@ class Others:
     def residuals(
         self, part: Observations, rows: Int[Tensor, "n"]
     ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
-        """Some observations, `rows` of the track, less their predictions from all others, and the
-        covariances of these."""
+        """The residuals of observations from their predictions given all others.
+
+        `rows` are their rows in the track. Returns residuals and their covariances.
+        """
         block, v = self._track.block[rows], part.pattern.num_values
         eye, precision = torch.eye(v).to(part.y), in_components(self._precision, v)
         shared = self._shared(rows)
@@ -681,9 +682,8 @@ class Others:
         residual = part.y - expected - gain @ self._residual
         of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
 
-        # A block of one observation is known from itself only: m and V do not enter, and V is
-        # singular, since the block mean, which m and V are conditioned on, is the observation
-        # itself.
+        # A block of one observation has the observation as its mean, on which m and V are
+        # conditioned. V is then singular, and m and V are not used.
         several = n.flatten() > 1
         information = _pick(solved, v, block, block) / n**2  # Λ
         weighted = torch.zeros_like(information)
@@ -693,11 +693,11 @@ class Others:
         return (covariance @ (weighted @ residual.unsqueeze(-1) + of_block)).squeeze(-1), covariance
 
     def _given(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n"] | float:
-        """The known noise variances of observations; 0 where there are none."""
+        """The known noise variances of observations, or 0 without known noise."""
         return 0.0 if self._track.given is None else self._track.given[rows]
 
     def _shared(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n t"]:
-        """k, the covariance of the noise of observations with that of the block means."""
+        """k, the covariance between the noise of observations and that of block means."""
         noise, block = self._noise.noise, self._track.block[rows]
         slow = self._track.clock[rows], self._track.clock, self._track.block
         shared = covariance_with_block_means(noise, *slow)
@@ -710,5 +710,5 @@ class Others:
 def _pick(
     matrix: Float[Tensor, "m*v k*v"], v: int, rows: Int[Tensor, "n"], columns: Int[Tensor, "n"]
 ) -> Float[Tensor, "n v v"]:
-    """Some blocks of a matrix."""
+    """Select v×v blocks of a matrix by row and column numbers."""
     return matrix.unflatten(0, (-1, v)).unflatten(2, (-1, v))[rows, :, columns]

@@ -1,11 +1,10 @@
 """Gaussian distributions of a field, the posterior of feature weights, and a check of it.
 
-A check whether random features are overconfident, by two halves of their frequencies.
-
-Let e(x) be the error of the posterior mean that comes from the features. Two disjoint halves of the
-frequencies give independent Monte Carlo estimates with error √2 e each, so that their means differ
-by about 2e. Where e is not small against the posterior standard deviation, the error bars do not
-cover the error of the features.
+`check` detects overconfident random features by two halves of their frequencies. Let e(x) be the
+error of the posterior mean because of the features. Two disjoint halves of the frequencies give
+independent Monte Carlo estimates with errors of √2 e each. Their means thus differ by about 2e. If
+e is not small against the posterior standard deviation, error bars do not cover the error of the
+features.
 """
 
 import warnings
@@ -31,13 +30,13 @@ from gp_orff.symbols.base import Identity, Symbol
 
 # Gaussian distributions of a field, evaluated at any points.
 #
-# Distributions are composed of layers, each of which adds a term to mean and covariance:
+# Distributions consist of layers. Each layer adds a term to mean or covariance:
 #
 #     posterior given the constant mean  →  WithMean  →  PlusConstant  →  PlusWhite
 #
-# `WithMean` adds the constant mean and its uncertainty, `PlusConstant` a variance common to all
-# points, such as that of the constant of a potential, and `PlusWhite` the truncated variance of a
-# grid. `split` removes the white layer, since white noise has no image under a symbol and no
+# `WithMean` adds the constant mean and its uncertainty. `PlusConstant` adds a variance common to
+# all points, such as that of the constant of a potential. `PlusWhite` adds the truncated variance
+# of a grid. `split` removes the white layer, since white noise has no image under a symbol and no
 # continuous paths.
 
 
@@ -57,7 +56,7 @@ class FieldDistribution(ABC):
 
     @abstractmethod
     def blocks(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n p p"]:
-        """Cov[f(x_n)] of every point alone."""
+        """Cov[f(x_n)] for every point, without covariances between points."""
 
     @abstractmethod
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
@@ -68,50 +67,54 @@ class FieldDistribution(ABC):
         """R with R Rᵀ = Cov[f(x)]."""
 
     def latent(self, part: Observations) -> Float[Tensor, "n v v"]:
-        """H Cov[f] Hᵀ of every observation."""
+        """H Cov[f] Hᵀ for every observation."""
         return part.apply_to_covariance(self.blocks(part.x))
 
     def normals(
         self, x: Float[Tensor, "n d"]
     ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
-        """The normal distributions that f(x_n) of every point alone is a mixture of: their
-        probabilities, means and covariances."""
+        """The S normal distributions whose mixture is the distribution of f(x_n) at each point.
+
+        Returns their probabilities, means and covariances.
+        """
         mean = self.mean(x)
         return torch.ones(1).to(mean), mean.unsqueeze(0), self.blocks(x).unsqueeze(0)
 
     def moments(
         self, x: Float[Tensor, "n d"]
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"], Float[Tensor, "n q p"]]:
-        """E[f(x)], Var[f_j(x)] and `absorbed(x)`, which may share much of their work."""
+        """E[f(x)], Var[f_j(x)] and `absorbed(x)`, which may share intermediate results."""
         return self.mean(x), self.variance(x), self.absorbed(x)
 
     def absorbed(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n q p"]:
-        """What E[f(x)] takes of constants H = 1⊗I_p in the data y: Cov[f(x), y] Cov[y]⁻¹H."""
+        """E[f(x)] given unit constants H as data y: Cov[f(x), y] Cov[y]⁻¹H."""
         raise NotImplementedError
 
     def response_to(self, constants: Float[Tensor, "p k"] | None = None) -> Tensor:
-        """The weights that E[f] has given k constants instead of the data; by default, given
-        1⊗I_p."""
+        """The posterior means of the weights given k constants in place of the data.
+
+        None stands for a unit constant in each of the p components.
+        """
         return self.response if constants is None else self.response @ constants
 
     @property
     def given_mean(self) -> "FieldDistribution":
-        """The distribution given the constant mean, which may be unknown here."""
+        """The distribution given the constant mean, if this one has an uncertain mean."""
         return self
 
     def split(self) -> tuple["FieldDistribution", Float[Tensor, "*b p p"] | None]:
-        """The distribution without its white noise, and the variance δ of that noise, if any."""
+        """The distribution without white noise, and the variance δ of the white noise, or None."""
         return self, None
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "FieldDistribution":
-        """The distribution of a symbol of the field; `space` names its directions in x."""
+        """The distribution of a symbol of the field. `space` are the symbol's directions in x."""
         raise NotImplementedError
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "FieldDistribution":
-        """The distribution of one term of a sum of kernels: that of the given `kernel`.
+        """The distribution of the term `kernel` of a sum of kernels.
 
-        With features, `expansion` has the directions of this term for the same weights θ; None if
-        it is the whole kernel.
+        With features, `expansion` has the directions of this term for the same weights θ. It is
+        None for the whole kernel.
         """
         raise NotImplementedError
 
@@ -129,7 +132,7 @@ class InChunks(FieldDistribution):
     @property
     @abstractmethod
     def _width(self) -> int:
-        """How many numbers the variance at one point needs in memory."""
+        """The number of elements in memory for the variance at one point."""
 
     @abstractmethod
     def _variance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
@@ -142,10 +145,10 @@ class InChunks(FieldDistribution):
 
 @dataclass(frozen=True)
 class WithMean(FieldDistribution):
-    """A distribution with its constant mean c, whose p numbers are those of further features 1⊗I_p.
+    """A distribution with a constant mean c ~ N(ĉ, V), the weights of p further features 1⊗I_p.
 
-    c ~ N(ĉ, V). Under a flat prior, with H = 1⊗I_p as the data see it, V = (HᵀCov[y]⁻¹H)⁻¹; where c
-    is known, V = 0. Elimination of c from the equations of all features gives
+    V is (HᵀCov[y]⁻¹H)⁻¹ under a flat prior, where H are the observed values of unit constants. V is
+    zero for a known c. Elimination of c from the equations of all features gives
 
         E[f(x)] = E[f(x) − h(x) c | c = ĉ] + h(x) ĉ ,
 
@@ -153,15 +156,15 @@ class WithMean(FieldDistribution):
 
         R(x) = h(x) − Cov[f(x), y] Cov[y]⁻¹H
 
-    (universal kriging; Rasmussen & Williams 2006, eq. 2.42), where h(x) is I_p. A symbol Q of f has
-    h = Q (1⊗I_p), the image of constant fields, and Q f instead of the first f(x) of the covariance
-    with y. h is zero for parts of the field, for derivatives, and for a potential to which the
-    constant does not belong; R is not, as f − h c depends on c given the data.
+    with h(x) = I_p (universal kriging; Rasmussen & Williams 2006, eq. 2.42). For a symbol Q of f,
+    h = Q (1⊗I_p) is the image of constant fields, and Q f(x) replaces f(x). h is zero for
+    derivatives, for terms of a sum of kernels without the mean, and for a potential without the
+    constant field. R is not zero then, as f − h c depends on c given the data.
     """
 
     distribution: FieldDistribution  # of f − h c given c = ĉ
     constant: Float[Tensor, "p"]  # ĉ
-    constant_root: Float[Tensor, "p k"]  # a root of V, without columns where c is known
+    constant_root: Float[Tensor, "p k"]  # a root of V, without columns for a known c
     symbol: Symbol = field(default_factory=Identity)  # Q
     space: Sequence[int] = ()
     includes_mean: bool = True  # false for a term of a sum of kernels
@@ -176,7 +179,7 @@ class WithMean(FieldDistribution):
 
     @cached_property
     def _affine(self) -> Affine:
-        """The image of unit constants, value and slopes."""
+        """The image of unit constants, as values and slopes."""
         eye = torch.eye(len(self.constant)).to(self.constant)
         return affine_image(self.symbol, self.space, eye)
 
@@ -235,7 +238,7 @@ class WithMean(FieldDistribution):
 
 @dataclass(frozen=True)
 class Plus(FieldDistribution):
-    """A distribution plus an independent Gaussian, whose covariance at every point is `added`."""
+    """A distribution plus an independent Gaussian with the covariance `added` at every point."""
 
     distribution: FieldDistribution
     added: Float[Tensor, "*b q q"]
@@ -271,7 +274,7 @@ class Plus(FieldDistribution):
 
     @abstractmethod
     def _added_root(self, x: Tensor, root: Tensor) -> Float[Tensor, "*b n*q k"]:
-        """A root of that covariance, from a root of `added`."""
+        """A root of the covariance of the independent Gaussian, from a root of `added`."""
 
 
 class PlusConstant(Plus):
@@ -285,7 +288,7 @@ class PlusConstant(Plus):
 
 
 class PlusWhite(Plus):
-    """A distribution plus white noise of variance δ, independent from point to point."""
+    """A distribution plus white noise of variance δ, which is independent between points."""
 
     def split(self) -> tuple[FieldDistribution, Tensor]:
         return self.distribution, self.added
@@ -299,22 +302,22 @@ class PlusWhite(Plus):
 def plus_white(
     distribution: FieldDistribution, delta: Float[Tensor, "*b p p"] | None
 ) -> FieldDistribution:
-    """The distribution plus white noise of variance δ, if there is any."""
+    """The distribution plus white noise of variance δ. Unchanged if δ is None."""
     return distribution if delta is None else PlusWhite(distribution, delta)
 
 
 # The Gaussian posterior of the feature weights θ, and of the field Φ(x)θ.
 #
-# A form of the same distribution for each algebra of `equations`; that of separable kernels is in
+# Each algebra of `equations` has its own form of this distribution. That of separable kernels is in
 # `separable`. All are immutable, in float64.
 #
-# Variances take Φ(x) Cov[θ] Φ(x)ᵀ at each point. The primal form solves with the factor of A, the
-# dual one subtracts what the data explain from the prior. On a lattice, with many points, the
-# variance is a quadratic form of the columns and one Fourier transform computes it everywhere
-# (`_pair_covariance`).
+# The variance at each point is Φ(x) Cov[θ] Φ(x)ᵀ. The primal form solves systems with the factor of
+# A. The dual form subtracts the variance that the data explain from the prior variance. On a
+# lattice with many points, the variance is a quadratic form of the columns. One Fourier transform
+# then computes it at all points (`_pair_covariance`).
 
 
-_READINGS = 512  # along directions, at once
+_READINGS = 512  # observations along directions per chunk
 
 
 @dataclass(frozen=True)
@@ -326,7 +329,7 @@ class WeightPosterior(InChunks):
 
     @cached_property
     def weights(self) -> Float[Tensor, "*b 2*D p"]:
-        """W (2D, p) of the columns: E[f(x)] = φ(x) W."""
+        """The weights W of the columns, with E[f(x)] = φ(x) W."""
         return self.expansion.column_weights(self.theta)
 
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
@@ -411,11 +414,11 @@ class WeightPosterior(InChunks):
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the posterior is differentiable in the hyperparameters."""
+        """Whether the posterior is differentiable by the hyperparameters."""
         return self.weights.requires_grad
 
     def detached(self) -> "WeightPosterior":
-        """This posterior without the graph of the hyperparameters."""
+        """This posterior without the autograd graph of the hyperparameters."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
         tensors = {
             f.name: getattr(self, f.name).detach()
@@ -428,13 +431,13 @@ class WeightPosterior(InChunks):
 def absorbed_by(
     expansion: Expansion, response: Float[Tensor, "*b F p"], x: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b n q p"]:
-    """What the features of an expansion take of constants in the data."""
+    """E[f(x)] given unit constants as data, from the response of the weights."""
     values = expansion.phi.apply(x, expansion.column_weights(response))
     return values.unflatten(-1, (-1, response.shape[-1]))
 
 
 def no_part() -> NotImplementedError:
-    """The error where the terms of a sum have no weights of their own."""
+    """The error for a sum whose terms share their weights."""
     return NotImplementedError(
         "expected a sum of field kernels, or of field and separable kernels, got a sum of "
         "separable kernels, which share their features: its terms have no posterior"
@@ -443,14 +446,14 @@ def no_part() -> NotImplementedError:
 
 @dataclass(frozen=True)
 class GeneralPosterior(WeightPosterior):
-    """A posterior that has the response of its weights to constants, written out."""
+    """A posterior that stores the response of its weights to constants as a matrix."""
 
     response: Float[Tensor, "*b F p"]
 
 
 @dataclass(frozen=True)
 class PrimalPosterior(GeneralPosterior):
-    """E[θ] = A⁻¹b, Cov[θ] = A⁻¹."""
+    """The primal form: E[θ] = A⁻¹b and Cov[θ] = A⁻¹."""
 
     factor: Float[Tensor, "*b F F"]  # Cholesky factor of A
 
@@ -471,17 +474,17 @@ class PrimalPosterior(GeneralPosterior):
         return out
 
     def _prefers_quadratic(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether one transform for each pair of outputs is cheaper than features of all points."""
+        """Whether one transform per pair of outputs is cheaper than the features of all points."""
         expansion = self.expansion
         cheaper = expansion.phi.prefers_quadratic(x, expansion.num_features)
         return cheaper and not expansion.is_complex
 
     def _pair_covariance(self, x: Float[Tensor, "n d"], i: int, j: int) -> Float[Tensor, "n"]:
-        """Cov[f_i(x), f_j(x)] = φ P φᵀ, P = A⁻¹ ∘ m_i m_jᵀ on the columns of the features."""
+        """Cov[f_i(x), f_j(x)] = φ P φᵀ with P = A⁻¹ ∘ m_i m_jᵀ on the columns of the features."""
         expansion = self.expansion
         left, right = expansion.directions[:, i].unsqueeze(-1), expansion.directions[:, j]
         form = self._inverse * left * right
-        # The quadratic form takes a symmetric matrix; its antisymmetric part contributes nothing.
+        # The quadratic form needs a symmetric matrix. The antisymmetric part contributes nothing.
         form = 0.5 * (form + form.mT) if i != j else form
         return expansion.phi.quadratic(x, expansion.scatter(expansion.scatter(form).mT))
 
@@ -506,7 +509,7 @@ class PrimalPosterior(GeneralPosterior):
 
 @dataclass(frozen=True)
 class DualPosterior(GeneralPosterior):
-    """The dual form: Cov[θ] = I − VᵀV, V = chol(K + I⊗Σ)⁻¹ Φ."""
+    """The dual form: Cov[θ] = I − VᵀV with V = chol(K + I⊗Σ)⁻¹ Φ."""
 
     whitened: Float[Tensor, "*b N*p F"]  # V
 
@@ -544,7 +547,7 @@ class DualPosterior(GeneralPosterior):
 
 @dataclass(frozen=True)
 class SymbolPosterior(InChunks):
-    """Q f under the posterior of the weights of f, less its value at a reference, if Q has one."""
+    """Q f under the posterior of the weights of f. If Q has a reference, it is zero there."""
 
     posterior: WeightPosterior
     expansion: FeatureExpansion
@@ -612,7 +615,7 @@ class FeatureWarning(UserWarning):
 
 
 def halves(expansion: Expansion) -> list[tuple[Expansion, Int[Tensor, "k"]]]:
-    """Two expansions, each with half the frequencies at twice the variance, and their columns."""
+    """Two expansions with half the frequencies each, at twice the variance, and their columns."""
     return [(expansion.select(*half), half[0]) for half in expansion.phi.halves()]
 
 
@@ -621,12 +624,13 @@ def disagreement(
     parts: tuple[WeightPosterior, WeightPosterior],
     x: Float[Tensor, "*b n d"],
 ) -> float:
-    """The estimated feature error of the mean over the posterior sd, root mean squares at x.
+    """Return the estimated error of the mean by the features, over the posterior SD.
 
-    Measured against exact posteriors (curl-free RBF and Matérn 5/2, d = 2 and 3, domains of 3 and
-    10 lengthscales, 100 and 800 points, noise from 3 % to 100 %, 100 to 1600 features): above 1,
-    the true ratio was above 1.5 and the sd below 0.88 of the exact one in every case; below 0.5,
-    the true ratio was below 1.1.
+    Both are root mean squares over the points x. The estimate was compared with exact posteriors:
+    curl-free RBF and Matérn 5/2 in 2 and 3 dimensions, domains of 3 and 10 lengthscales, 100 and
+    800 points, noise from 3 % to 100 %, and 100 to 1600 features. For estimates above 1, the true
+    ratio was always above 1.5, and the SD below 0.88 of the exact SD. For estimates below 0.5, the
+    true ratio was below 1.1.
     """
     first, second = (part.mean(x) for part in parts)
     error = (first - second).square().mean() / 4
@@ -644,18 +648,18 @@ def check(
     if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
         pair = halves(expansion)
         if not all(family.num_columns for half, _ in pair for family in families_of(half.phi)):
-            return  # one frequency has no halves
+            return  # a single frequency has no halves
         parts = [posterior_of(*half) for half in pair]
         if (ratio := disagreement(posterior, parts, x[..., :200, :])) <= 1:
             return
-        # a round number, so that Python shows the message once and not for every posterior
+        # With a rounded number, Python shows the message once, not for every posterior.
         at_least = max(bound for bound in (1, 2, 5, 10) if ratio >= bound)
         warnings.warn(
             f"the posterior of these {expansion.num_features} random features is overconfident: "
-            f"the error that comes from the features alone is more than {at_least} times the "
-            "posterior standard deviation. Use more frequencies, QuasiMonteCarlo or a smoother "
-            "base kernel, and compare with the exact kernel on a subset; "
-            "gp_orff.settings.check_features(False) silences this check.",
+            f"the error caused by the features is more than {at_least} times the posterior "
+            "standard deviation; use more frequencies, QuasiMonteCarlo or a smoother base kernel, "
+            "and compare with the exact kernel on a subset; "
+            "gp_orff.settings.check_features(False) turns this check off",
             FeatureWarning,
             stacklevel=2,
         )

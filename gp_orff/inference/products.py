@@ -1,5 +1,7 @@
-"""The normal equations of fields with lines and one field on a lattice, such as tides and eddies,
-where every position is observed at every time."""
+"""The normal equations of fields such as tides and eddies, observed at all positions and times.
+
+The tides are fields with line spectra, and the eddies are one field on a lattice.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,28 +22,30 @@ from gp_orff.inference.posteriors import GeneralPosterior, PrimalPosterior
 from gp_orff.kernels.base import cholesky
 
 # The covariance of eddies is a product of a covariance in space and one in time. On a product of
-# positions and times, their features are Ψ_s ⊗ Ψ_t, and those of tides, column by column, are z ⊗ c
-# with few cosines and sines c of time. With whitened features, G_s = Ψ_sᵀΨ_s = U diag(λ) Uᵀ and
+# positions and times, their features are Ψ_s ⊗ Ψ_t. Each feature of tides is z ⊗ c with one of few
+# cosines and sines c of time. With whitened features, G_s = Ψ_sᵀΨ_s = U diag(λ) Uᵀ and
 # G_t = Ψ_tᵀΨ_t = V diag(μ) Vᵀ,
 #
 #     A = ⎛ I + G_s⊗G_t    H   ⎞ ,        (I + G_s⊗G_t)⁻¹ = (U⊗V) diag(1/(1 + λ_a μ_b)) (U⊗V)ᵀ ,
 #         ⎝      Hᵀ       A_ll ⎠
 #
-# and H, whose column l is Ψ_sᵀz_l ⊗ Ψ_tᵀc_l, is never written out. The Schur complement
-# S = A_ll − Hᵀ(I + G_s⊗G_t)⁻¹H is as small as the tides are few, log|A| = Σ log(1 + λμ) + log|S|.
+# H has the columns Ψ_sᵀz_l ⊗ Ψ_tᵀc_l, and is never formed. The Schur complement
+# S = A_ll − Hᵀ(I + G_s⊗G_t)⁻¹H has one row for each feature of tides. The determinant is
+# log|A| = Σ log(1 + λμ) + log|S|.
 #
-# 1. `Grid` has waves cos⟨k, x⟩ and sin⟨k, x⟩ of space and time together. Those of (k_s, ±k_t) are
-#    rotated to products of a wave of space and one of time (`Products`). This is possible if all
-#    terms of the lattice have the same spectrum of time, and the frequencies are a product.
-# 2. Everything else follows from matrices of the size of space, of time and of the tides
-#    (`ProductSystem`).
+# 1. `Grid` has waves cos⟨k, x⟩ and sin⟨k, x⟩ of space and time together. Waves of (k_s, k_t) and
+#    (k_s, −k_t) are rotated to products of a wave of space and a wave of time (`Products`). This is
+#    possible if all terms of the lattice have the same spectrum of time, and if the frequencies are
+#    a product.
+# 2. All other quantities follow from three matrices, with the sizes of the waves of space, of the
+#    waves of time and of the features of tides (`ProductSystem`).
 
 
 class Site(NamedTuple):
-    """Every position at every time."""
+    """All pairs of positions and times."""
 
-    places: Float[Tensor, "n d"]  # with the time of the origin
-    times: Float[Tensor, "T d"]  # at the place of the origin
+    places: Float[Tensor, "n d"]  # the positions, at the time of the origin
+    times: Float[Tensor, "T d"]  # the times, at the position of the origin
 
     @classmethod
     def of(
@@ -50,7 +54,7 @@ class Site(NamedTuple):
         is_time: Bool[Tensor, "d"],
         origin: Float[Tensor, "d"],
     ) -> "Site | None":
-        """The positions and times of points; None if these are not all of their pairs, once."""
+        """The positions and times of points. None unless the points are all pairs, once each."""
         x = x.double()
         places, place = torch.where(is_time, origin, x).unique(dim=0, return_inverse=True)
         times, time = torch.where(is_time, x, origin).unique(dim=0, return_inverse=True)
@@ -61,7 +65,7 @@ class Site(NamedTuple):
 
 
 class Waves(NamedTuple):
-    """Cosines and sines of some inputs, each times a direction."""
+    """Cosines and sines of some of the inputs, each times a direction."""
 
     indices: Int[Tensor, "F d"]  # k
     sine: Bool[Tensor, "F"]
@@ -77,8 +81,8 @@ class Waves(NamedTuple):
 class Products:
     """Features of a lattice as an orthogonal transform of products of two waves.
 
-    Feature f is Σ_i weights[f, i] · (product number places[f, i]), of at most two products, whose
-    number is that of the wave of space times that of all waves of time, plus that of time.
+    Feature f is Σ_i weights[f, i] · (product number places[f, i]), a sum of at most two products.
+    With T waves of time, the product of wave s of space and wave t of time has the number s T + t.
     """
 
     space: Waves
@@ -94,14 +98,13 @@ class Products:
         draws: Sequence[tuple[LatticeDraw, int]],
         is_time: Bool[Tensor, "d"],
     ) -> "Products | None":
-        """The products of lattice features, which come first in an expansion; None if they are not
-        products.
+        """The products of the lattice features of an expansion. None if they are not products.
 
         Args:
-            expansion: the features.
+            expansion: the features. Those of the lattice come first.
             phi: the columns of the lattice.
-            draws: of every term on the lattice, with the rank of its factor B(ω).
-            is_time: the inputs of time.
+            draws: the draw of every term on the lattice, with the rank of its factor B(ω).
+            is_time: True for each input that is a time.
         """
         columns, label = _labels(phi, draws)
         count = len(columns)
@@ -114,13 +117,13 @@ class Products:
         # sin(σa + sb) = σ sin a cos b + s cos a sin b
         cosines = torch.stack([torch.ones_like(s), -sigma * s], dim=-1)
         signs = torch.where(sine.unsqueeze(-1), torch.stack([sigma, s], dim=-1), cosines)
-        turned = torch.stack([sine, ~sine], dim=-1)  # whether the wave of space is a sine
+        turned = torch.stack([sine, ~sine], dim=-1)  # True if the wave of space is a sine
         wave, of_wave = torch.cat([label, space], dim=-1).unique(dim=0, return_inverse=True)
         present = signs != 0
         rows, u = torch.stack([of_wave.unsqueeze(-1).expand(-1, 2), turned.long()], dim=-1)[
             present
         ].unique(dim=0, return_inverse=True)
-        shifted = (turned ^ sine.unsqueeze(-1)).long().unsqueeze(-1)  # likewise of time
+        shifted = (turned ^ sine.unsqueeze(-1)).long().unsqueeze(-1)  # 1 if that of time is a sine
         moments, v = torch.cat([time.unsqueeze(1).expand(-1, 2, -1), shifted], dim=-1)[
             present
         ].unique(dim=0, return_inverse=True)
@@ -141,7 +144,7 @@ class Products:
         if not all(error <= _ROUNDING * largest for error in errors):
             return None
         places = torch.zeros_like(signs).masked_scatter(present, u * len(moments) + v)
-        places = torch.where(present, places, places.flip(-1))  # any, where the weight is zero
+        places = torch.where(present, places, places.flip(-1))  # arbitrary if the weight is zero
         weights = signs * torch.where(along < 0, -1.0, 1.0).unsqueeze(-1) / root
         number = rows[:, 0]
         directions = unit[number] * left.unsqueeze(-1)
@@ -154,11 +157,11 @@ class Products:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of waves of space and of time."""
+        """The number of waves of space, and the number of waves of time."""
         return len(self.space.sine), len(self.time.sine)
 
     def forward(self, theta: Float[Tensor, "F k"]) -> Float[Tensor, "a b k"]:
-        """Coefficients of products from those of features."""
+        """The coefficients of products from the coefficients of features."""
         parts = (theta.unsqueeze(1) * self.weights.unsqueeze(-1)).flatten(0, 1)
         zeros = theta.new_zeros(theta.shape)
         return zeros.index_add(0, self.places.flatten(), parts).unflatten(0, self.shape)
@@ -171,7 +174,7 @@ class Products:
 
 
 _TINY = 1e-300
-_ROUNDING = 1e-8  # of amplitudes, over the largest one
+_ROUNDING = 1e-8  # rounding of amplitudes, relative to the largest
 
 
 def _units(
@@ -189,8 +192,10 @@ def _units(
 def _labels(
     phi: LatticeColumns, draws: Sequence[tuple[LatticeDraw, int]]
 ) -> tuple[Int[Tensor, "F"], Int[Tensor, "F 2"]]:
-    """The column of every feature of a lattice in the order of `expand`, and term and number of the
-    direction."""
+    """The column of every feature of a lattice in the order of `expand`, with two labels.
+
+    The labels are the number of the term, and the number of the direction.
+    """
     columns, labels = [], []
     for sine in (0, 1):
         for term, (draw, rank) in enumerate(draws):
@@ -203,7 +208,7 @@ def _labels(
 
 
 def _canonical(k: Int[Tensor, "F d"]) -> tuple[Int[Tensor, "F d"], Int[Tensor, "F"]]:
-    """k or −k, whose first number that is not zero is positive, and that sign; 0 for k = 0."""
+    """k or −k such that the first nonzero element is positive, and the sign. 0 for k = 0."""
     first = (k != 0).int().argmax(-1, keepdim=True)
     sign = k.gather(-1, first).sign()
     return k * sign, sign.squeeze(-1)
@@ -211,7 +216,7 @@ def _canonical(k: Int[Tensor, "F d"]) -> tuple[Int[Tensor, "F d"], Int[Tensor, "
 
 @dataclass(frozen=True)
 class ProductSystem:
-    """A, factorised as above. Features of the lattice come before those of lines."""
+    """The factorised matrix A. Features of the lattice come before those of lines."""
 
     products: Products
     u: Float[Tensor, "a a"]
@@ -226,7 +231,7 @@ class ProductSystem:
     def of(
         cls, expansion: FeatureExpansion, products: Products, site: Site, precision: Tensor
     ) -> "ProductSystem":
-        """From the features, all positions and times, and the noise precision P of a vector."""
+        """The system for features, positions and times, and the noise precision P of a vector."""
         lattice, lines = expansion.phi.families
         whiten = torch.linalg.cholesky(precision)
         space = products.space.values(lattice, site.places)
@@ -269,7 +274,7 @@ class ProductSystem:
         return torch.cat([(ours * self.shrinkage.sqrt().unsqueeze(-1)).flatten(0, 1), half]).mT
 
     def root_times(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        """R v with R Rᵀ = A⁻¹, the adjoint of `root_of`."""
+        """R v with R Rᵀ = A⁻¹. It is the adjoint of `root_of`."""
         ours, lines = self._split(v)
         lines = torch.linalg.solve_triangular(self.root.mT, lines, upper=True)
         ours = self.shrinkage.sqrt().unsqueeze(-1) * ours.unflatten(0, self.products.shape)
@@ -280,7 +285,7 @@ class ProductSystem:
         return v.split([len(v) - len(self.root), len(self.root)])
 
     def _rotated(self, theta: Float[Tensor, "F k"]) -> Float[Tensor, "a b k"]:
-        """(U⊗V)ᵀ times coefficients of products."""
+        """(U⊗V)ᵀ times the coefficients of products."""
         half = torch.tensordot(self.u.mT, self.products.forward(theta), dims=1)
         return self.v.mT @ half
 
@@ -288,7 +293,7 @@ class ProductSystem:
         return self.products.back(torch.tensordot(self.u, self.v @ rotated, dims=1))
 
     def _coupled(self, lines: Float[Tensor, "L k"]) -> Float[Tensor, "a b k"]:
-        """H times weights of lines, rotated."""
+        """H times weights of lines, in the eigenbasis."""
         total = 0
         for k in self.factor_of.unique().tolist():
             rows = self.factor_of == k
@@ -296,14 +301,14 @@ class ProductSystem:
         return total
 
     def _adjoint(self, rotated: Float[Tensor, "a b k"]) -> Float[Tensor, "L k"]:
-        """Hᵀ times rotated coefficients."""
+        """Hᵀ times coefficients in the eigenbasis."""
         by_factor = self.right.mT @ rotated  # (a, K, k)
         return torch.einsum("al,alk->lk", self.left, by_factor[:, self.factor_of])
 
 
 @dataclass(frozen=True)
 class ProductPosterior(GeneralPosterior):
-    """E[θ] = A⁻¹b, Cov[θ] = A⁻¹ of tides and eddies, whose matrix is never formed."""
+    """The posterior of tides and eddies: E[θ] = A⁻¹b and Cov[θ] = A⁻¹, without forming A."""
 
     system: ProductSystem
 
@@ -321,10 +326,10 @@ class ProductPosterior(GeneralPosterior):
         if expansion is None:
             return self
         sizes = expansion.directions.abs().amax(-1)
-        # the directions of terms that a part omits are zero, to rounding of their variances
+        # directions of terms that the part omits are zero, up to rounding
         if sizes[:count].max() > _NOTHING * sizes.max():
             return super().of_part(expansion, kernel)
-        # Of lines alone: their weights have the covariance S⁻¹.
+        # For lines only, the weights have the covariance S⁻¹.
         lattice, lines = expansion.phi.families
         columns = expansion.columns[count:] - lattice.num_columns
         part = FeatureExpansion(lines, expansion.directions[count:], columns)
@@ -363,7 +368,7 @@ class OnProduct(WeightEquations):
 
 
 class SumsAlone(SideBySide):
-    """Columns with the sums of y and of 1, and without their Gram matrix, which is not needed."""
+    """Columns with the sums of y and of 1, but without their Gram matrix."""
 
     def sums(self, x, y, weights):
         cross, sums = self.adjoint(x, torch.cat([y, weights], dim=-1)).split(
@@ -373,7 +378,7 @@ class SumsAlone(SideBySide):
 
 
 def families(phi: object) -> tuple[LatticeColumns, LineColumns] | None:
-    """The lattice and the lines of columns that are these; None of others."""
+    """The lattice and the lines of such columns. None for other columns."""
     match families_of(phi):
         case (LatticeColumns() as lattice, LineColumns() as lines):
             return lattice, lines

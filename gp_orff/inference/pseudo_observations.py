@@ -1,21 +1,21 @@
-"""The normal distribution of the field that is nearest to its posterior, under any likelihood.
+"""The variational Gaussian posterior of the field, under any likelihood.
 
-q(f) maximises the ELBO Σ_n E[log p(y_n | f)] − KL(q ‖ prior). It is the posterior under
-pseudo-observations ỹ_n of the precision Λ_n (Opper & Archambeau 2009, *The variational Gaussian
-approximation revisited*; Khan & Lin 2017, *Conjugate-computation variational inference*), so that
-representation, statistics and algebra are those of Gaussian noise that is known. With the evidence
-Z of the pseudo-observations,
+The normal distribution q(f) maximises the ELBO Σ_n E[log p(y_n | f)] − KL(q ‖ prior). It is the
+posterior given pseudo-observations ỹ_n with Gaussian noise of the precision Λ_n (Opper & Archambeau
+2009, *The variational Gaussian approximation revisited*; Khan & Lin 2017,
+*Conjugate-computation variational inference*). Representation, statistics and algebra are therefore
+those of known Gaussian noise. With the evidence Z of the pseudo-observations,
 
     ELBO = log Z + Σ_n (E[log p(y_n | f)] − E[log N(ỹ_n; f(x_n), Λ_n⁻¹)]) .
 
-1. `Iterate.of` computes q from pseudo-observations, the ELBO, and the pseudo-observations that
-   follow from the derivatives of E[log p(y_n | f)] under q.
-2. `converge` goes to these, in natural parameters η_n and Λ_n, which is a step of natural gradients
-   of rate one; it halves the rate until the ELBO does not fall, and ends where a step changes it
-   little.
+1. `Iterate.of` computes q from pseudo-observations, and the ELBO. The derivatives of
+   E[log p(y_n | f)] under q give the next pseudo-observations.
+2. `converge` moves to the next pseudo-observations in the natural parameters η_n and Λ_n. This is a
+   natural-gradient step of rate one. It halves the rate until the ELBO does not fall, and ends when
+   a step changes the ELBO little.
 
-The sum is `Dataset.elbo_correction`, and the gradient of log Z in the hyperparameters that of the
-ELBO, where the steps have converged.
+The sum is `Dataset.elbo_correction`. After convergence, the gradient of log Z by the
+hyperparameters is that of the ELBO.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,16 +36,16 @@ from gp_orff.data.pointwise import (
 from gp_orff.inference.features import Inference, Posterior
 
 _SMALLEST = 2.0**-5  # the smallest rate
-_ROUNDING = 1e-6  # nats per number, of representations that merge positions or truncate
+_ROUNDING = 1e-6  # error in nats per value, from merged positions or truncation
 
 
 @dataclass(frozen=True)
 class Iterate:
-    """Pseudo-observations, with the ELBO of the q that follows from them, and the next ones."""
+    """Pseudo-observations, the ELBO of their q, and the next pseudo-observations."""
 
     data: Dataset
     elbo: float
-    following: tuple[Represented | None, ...]  # of every part of the data
+    following: tuple[Represented | None, ...]  # next pseudo-observations of every part of the data
 
     @classmethod
     @torch.no_grad()
@@ -56,7 +56,7 @@ class Iterate:
         posterior: Posterior,
         likelihoods: Mapping[str, Likelihood],
     ) -> "Iterate":
-        """From the posterior of an inference with these pseudo-observations, or with others."""
+        """The iterate for the posterior of an inference from pseudo-observations."""
         field, following, correction = posterior.field(fixed=True), [], 0.0
         parts, x, moments = list(data.visit()), None, ()
         for part in parts:
@@ -74,7 +74,7 @@ class Iterate:
         return cls(data, density + correction, tuple(following))
 
     def moved(self, rate: float) -> Dataset:
-        """The data on the way to the next pseudo-observations."""
+        """The data with pseudo-observations moved towards the next ones, by the share `rate`."""
         parts = []
         for part, end in zip(self.data.visit(), self.following, strict=True):
             if end is not None:
@@ -87,11 +87,16 @@ class Iterate:
 
 
 def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps: int) -> Dataset:
-    """The data with pseudo-observations from which a step changes the ELBO by less than `nats`, or
-    after so many steps; `at` makes the iterate of data.
+    """Return the data with converged pseudo-observations.
 
-    A small decrease is accepted, but if one follows a gain, full steps may go round an optimum for
-    ever, and the largest rate is halved.
+    A small decrease of the ELBO is accepted. If it follows a gain, full steps may circle around an
+    optimum, and the largest rate is halved.
+
+    Args:
+        at: a function that computes the iterate of data.
+        data: the data with pseudo-observations to start from.
+        nats: the steps end when one changes the ELBO by less than this.
+        steps: the largest number of steps.
     """
     present, rate, gain = at(data), 1.0, 0.0
     for _ in range(steps):
@@ -108,13 +113,15 @@ def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps
 
 
 def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, rate: float) -> Iterate | None:
-    """The iterate after the largest step, of at most this rate, that does not lower the ELBO but
-    for rounding."""
+    """The iterate after the largest step of at most this rate that does not lower the ELBO.
+
+    A decrease by rounding is allowed. None if no step succeeds.
+    """
     least = _ROUNDING * present.data.num_values
     while rate >= _SMALLEST:
         try:
             trial = at(present.moved(rate))
-        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # too far for its algebra
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # the step was too long
             trial = None
         if trial is not None and trial.elbo >= present.elbo - least:
             return trial
@@ -126,8 +133,10 @@ def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, rate: float) -
 def learn(
     data: Dataset, posterior: Posterior, likelihoods: Mapping[str, Likelihood], evaluations: int
 ) -> None:
-    """Set the trained parameters of likelihoods to what maximises Σ_n E[log p(y_n | f)] under a
-    posterior of the field, plus the log priors."""
+    """Set the trained parameters of likelihoods to the maximum of Σ_n E[log p(y_n | f)].
+
+    The expectation is under a posterior of the field. Log priors are added to the sum.
+    """
     parts = [part for part in data.visit() if part.represented is not None]
     chosen = {likelihood_of(likelihoods, part) for part in parts}
     parameters = [p for likelihood in chosen for p in likelihood.parameters() if p.requires_grad]

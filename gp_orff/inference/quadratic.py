@@ -4,8 +4,8 @@ With U = A⁻¹B,
 
     ∂ log|A| = tr(A⁻¹ ∂A) ,    ∂ BᵀA⁻¹B = ∂Bᵀ U + Uᵀ ∂B − Uᵀ ∂A U .
 
-A gradient costs one Cholesky factorisation and one inverse, instead of a derivative of the
-factorisation. Second derivatives are those of plain differentiable operations.
+A gradient takes one Cholesky factorisation and one inverse, instead of a derivative of the
+factorisation. Second derivatives differentiate ordinary operations of torch.
 """
 
 import math
@@ -19,35 +19,37 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
 
-# How the constant mean is treated. The data may determine all, some or none of its p components: a
-# component that is never observed, or a symbol under which constants vanish, leaves it open.
+# The treatment of the constant mean. The data may determine all, some or none of its p components.
+# A component that is never observed is not determined, nor is a mean whose symbol is zero.
 #
-# 1. `seen` = HᵀD⁻¹H has the eigenvalue zero along directions that the data do not see. Its diagonal
-#    is scaled to one first, so that outputs in different units have comparable eigenvalues.
-# 2. `_information` restricts HᵀK⁻¹H to the other directions. Columns of zeros keep the shape (p, p)
-#    for batches, and get ones on the diagonal, so that solutions and determinants exist.
+# 1. `seen` = HᵀD⁻¹H has the eigenvalue zero along directions that the data do not determine. Its
+#    diagonal is scaled to one first, so that outputs in different units have comparable
+#    eigenvalues.
+# 2. `_information` restricts HᵀK⁻¹H to the other directions. Columns of zeros make the shape (p, p)
+#    for batches. They get ones on the diagonal, so that solutions and determinants exist.
 # 3. `best_mean`, `mean_root` and the restricted likelihood work in this basis. Along directions
-#    that the data do not see, the best mean and its covariance are zero.
+#    that the data do not determine, the best mean and its covariance are zero.
 
 
-_ROUNDING = 1e-12  # relative error of an eigenvalue that should be zero
+_ROUNDING = 1e-12  # relative rounding error of a zero eigenvalue
 
 
 class Evidence(NamedTuple):
     """The terms of the Gaussian log density of y, for every constant mean c of the outputs.
 
-    With V = [y, H], where H = 1⊗I_p are the constants as the data see them, and noise included in
-    K, the log density is −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
+    H are the observed values of a unit mean of each output, such as 1⊗I_p for whole vectors. With
+    V = [y, H], and with the noise included in K, the log density is
+    −½ ([1 −c] VᵀK⁻¹V [1 −c]ᵀ + log|K| + N p log 2π).
 
-    The data determine c along all directions for which H is not zero, however little information
-    they have on some under a kernel. `seen` = HᵀD⁻¹H decides that, with any variances D of the
-    data, such as those of their noise: in it, unlike in HᵀK⁻¹H, a direction of little information
-    is no difference of large numbers.
+    The data determine c along all directions for which H is not zero, even if they have little
+    information under a kernel. The eigenvalues of `seen` = HᵀD⁻¹H decide this, with any variances D
+    of the data, such as those of the noise. HᵀK⁻¹H could not decide it: it has rounding errors
+    along directions with little information.
     """
 
     quad: Float[Tensor, "*b 1+p 1+p"]  # Vᵀ (K + I⊗Σ)⁻¹ V
     logdet: Float[Tensor, "*b"]  # log |K + I⊗Σ|
-    seen: Float[Tensor, "*b p p"] | None = None  # HᵀD⁻¹H; None: the data determine all of c
+    seen: Float[Tensor, "*b p p"] | None = None  # HᵀD⁻¹H; None if the data determine all of c
 
     @property
     def inv_quad(self) -> Float[Tensor, "*b"]:
@@ -55,34 +57,37 @@ class Evidence(NamedTuple):
         return self.quad[..., 0, 0]
 
     def best_mean(self) -> Float[Tensor, "*b p"]:
-        """The constant mean of largest evidence (generalised least squares).
+        """The constant mean with the largest evidence (generalised least squares).
 
-        Where the data say nothing of it, the one of smallest norm.
+        Among several such means, it is the one with the smallest norm.
         """
         basis, information = self._information()
         y = basis.mT @ self.quad[..., 1:, :1]
         return (basis @ torch.linalg.solve(information, y)).squeeze(-1)
 
     def mean_root(self) -> Float[Tensor, "*b p p"]:
-        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹: the covariance of the best constant mean.
+        """R with R Rᵀ = (HᵀK⁻¹H)⁻¹, the covariance of the best constant mean.
 
-        Zero along directions of which the data say nothing.
+        The covariance is zero along directions that the data do not determine.
         """
         basis, information = self._information()
         values, vectors, units = _eigen(information)
-        root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # whatever the eigenvectors
+        root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT  # for any eigenvectors
         return basis @ (root / units.unsqueeze(-1))
 
     def unknown_means(self) -> Float[Tensor, "k p"]:
-        """Unit vectors: the directions of a constant mean of which the data say nothing."""
+        """Unit vectors along the directions of a constant mean that the data do not determine."""
         if self.seen is None:
             return self.quad.new_zeros(0, self.quad.shape[-1] - 1)
         vectors, unknown = _directions(self.seen.detach())
         return vectors.mT[unknown]
 
     def _information(self) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p p"]]:
-        """Orthonormal directions that the data determine, as columns next to columns of zeros, and
-        the information on the mean along them, with ones for the columns of zeros."""
+        """The orthonormal directions that the data determine, and the information along them.
+
+        Directions are columns. Columns of zeros replace the other directions, with ones on the
+        diagonal of the information.
+        """
         ones = self.quad[..., 1:, 1:]
         if self.seen is None:
             return torch.eye(ones.shape[-1]).to(ones), ones
@@ -93,12 +98,12 @@ class Evidence(NamedTuple):
         return basis, basis.mT @ ones @ basis + torch.diag_embed(unknown.to(ones))
 
     def contrast(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1"]:
-        """[1; −c], which maps V to y − c; without a mean, c is that of largest evidence."""
+        """[1; −c], which maps V to y − H c. Without a mean, c has the largest evidence."""
         mean = self.best_mean() if mean is None else mean
         return torch.cat([torch.ones_like(mean[..., :1]), -mean], dim=-1).unsqueeze(-1)
 
     def contrasts(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b 1+p 1+p"]:
-        """The map of V to [y − c, 1⊗I_p]: the contrast, and the constants alone."""
+        """The matrix that maps V to [y − H c, H]."""
         contrast = self.contrast(mean)
         constants = torch.eye(contrast.shape[-2]).to(contrast)[:, 1:]
         constants = constants.expand(*contrast.shape[:-2], -1, -1)
@@ -107,8 +112,10 @@ class Evidence(NamedTuple):
     def with_scatter(
         self, terms: Iterable[tuple[Float[Tensor, "k"], Float[Tensor, ""]]]
     ) -> "Evidence":
-        """The evidence of records from that of their means: `terms` are what their scatter adds to
-        yᵀK⁻¹y, in parts, and to log|K|."""
+        """The evidence of records, from the evidence of their means.
+
+        `terms` are the contributions of their scatter to yᵀK⁻¹y, in parts, and to log|K|.
+        """
         quad, logdet = self.quad, self.logdet
         for squares, change in terms:
             zeros = (0, quad.shape[-1] - 1)
@@ -117,7 +124,7 @@ class Evidence(NamedTuple):
 
     @property
     def logdet_error(self) -> float:
-        """The standard error of log|K + I⊗Σ|, where it is estimated."""
+        """The standard error of an estimated log|K + I⊗Σ|."""
         return 0.0
 
     @property
@@ -128,7 +135,7 @@ class Evidence(NamedTuple):
     def log_density(
         self, mean: Float[Tensor, "*b p"] | None, num_values: float
     ) -> Float[Tensor, "*b"]:
-        """log p(y) under a constant mean; without one, under that of largest evidence."""
+        """log p(y) under a constant mean. None: under the mean with the largest evidence."""
         v = self.contrast(mean)
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))
@@ -150,8 +157,10 @@ class Evidence(NamedTuple):
 def _with_unit_diagonal(
     a: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p p"], Float[Tensor, "*b p"]]:
-    """D^{−½} A D^{−½} with the diagonal D of A, and D^½, which is a constant for derivatives; 1 in
-    the place of zeros."""
+    """D^{−½} A D^{−½} with the diagonal D of A, and D^½.
+
+    Zeros of D are replaced by 1. D^½ is a constant for derivatives.
+    """
     size = a.detach().diagonal(dim1=-1, dim2=-2).clamp_min(0.0).sqrt()
     units = torch.where(size > 0, size, 1.0)
     return a / units.unsqueeze(-1) / units.unsqueeze(-2), units
@@ -160,7 +169,7 @@ def _with_unit_diagonal(
 def _eigen(
     a: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p"], Float[Tensor, "*b p p"], Float[Tensor, "*b p"]]:
-    """The eigenvalues and vectors of D^{−½} A D^{−½}, and D^½, for a positive definite A."""
+    """The eigenvalues and eigenvectors of D^{−½} A D^{−½}, and D^½, for positive definite A."""
     scaled, units = _with_unit_diagonal(a)
     values, vectors = torch.linalg.eigh(scaled)
     # rounding may make them negative
@@ -170,19 +179,19 @@ def _eigen(
 def _directions(
     seen: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
-    """An orthonormal basis of the means; those on which no value depends come first, and are
-    marked.
+    """An orthonormal basis of the means, and whether each direction changes no observed value.
 
-    The rank is that with a unit diagonal, which does not depend on the units of the outputs.
+    Such directions come first. The rank follows from a matrix with unit diagonal, which does not
+    depend on the units of the outputs.
     """
     scaled, units = _with_unit_diagonal(seen)
     shares, vectors = torch.linalg.eigh(scaled)
     unknown = shares <= _ROUNDING * shares[..., -1:]
     if not unknown.any():
         return torch.eye(seen.shape[-1]).to(seen).expand_as(seen), unknown
-    null = vectors / units.unsqueeze(-1)  # S c = 0 where the vector is D^½ c of eigenvalue zero
+    null = vectors / units.unsqueeze(-1)  # S c = 0 if D^½ c has the eigenvalue zero
     # The null vectors of the unscaled matrix are not orthogonal. An SVD gives an orthonormal basis
-    # whose first columns span them, because those of zeros have the singular value zero.
+    # whose first columns span them, because columns of zeros have the singular value zero.
     null = null / null.norm(dim=-2, keepdim=True) * unknown.unsqueeze(-2)
     basis, _, _ = torch.linalg.svd(null)
     place = torch.arange(seen.shape[-1], device=seen.device)
@@ -192,7 +201,7 @@ def _directions(
 def seen_by(
     design: Float[Tensor, "*b M 1+p"], variances: Float[Tensor, "*b M"]
 ) -> Float[Tensor, "*b p p"]:
-    """HᵀD⁻¹H of V = [y, H] and some variances D of y."""
+    """HᵀD⁻¹H for V = [y, H] and variances D of y."""
     scaled = design[..., 1:].detach() / variances.detach().sqrt().unsqueeze(-1)
     return scaled.mT @ scaled
 
@@ -213,7 +222,7 @@ def solve(
 def gradients_with_graph(
     values: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of all inputs from those of values, for higher derivatives."""
+    """The gradients by all inputs from the gradients by values, for higher derivatives."""
     needed = [t for t in inputs if t.requires_grad]
     options = {"create_graph": True, "allow_unused": True}
     results = iter(torch.autograd.grad(values, needed, gradients, **options))
@@ -221,7 +230,7 @@ def gradients_with_graph(
 
 
 class InvQuadLogdet(Function):
-    """BᵀA⁻¹B and log|A| of any positive definite A."""
+    """BᵀA⁻¹B and log|A| for any positive definite A."""
 
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
@@ -242,7 +251,7 @@ class InvQuadLogdet(Function):
 
 
 class MaskedInvQuadLogdet(Function):
-    """BᵀA⁻¹B and log|A|, A = I + Σ_g C_g ∘ (M_g P_g M_gᵀ), in few passes over F×F.
+    """BᵀA⁻¹B and log|A| for A = I + Σ_g C_g ∘ (M_g P_g M_gᵀ), in few passes over F×F matrices.
 
     Arguments: B (F, k), then symmetric C_g (F, F), M_g (F, q) and symmetric P_g (q, q) for every g.
     """
@@ -271,7 +280,7 @@ class MaskedInvQuadLogdet(Function):
                 grad_c = (scale * inverse - weights @ u.mT) * (m @ precision @ m.mT)
             last = index + 1 == len(parts) // 3
             masked_inverse = inverse.mul_(c) if last else inverse * c
-            # W m with W = ∂/∂A ∘ C; u uᵀ ∘ C is C between two diagonal matrices
+            # W m with W = ∂/∂A ∘ C; u uᵀ ∘ C = diag(u) C diag(u)
             products = scale * (masked_inverse @ m)
             weighted = (u.unsqueeze(-1) * m.unsqueeze(-2)).flatten(-2)  # (*b, F, k·q)
             explained = (c @ weighted).unflatten(-1, (u.shape[-1], m.shape[-1]))
@@ -285,7 +294,7 @@ def _triples(parts: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]
 
 
 def masked_sum(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
-    """I + Σ C ∘ (M P Mᵀ) over triples C, M, P; differentiable."""
+    """I + Σ C ∘ (M P Mᵀ) over triples C, M, P. It is differentiable."""
     if not any(t.requires_grad for t in parts):
         return _masked_sum_in_place(parts)
     a = sum(c * (m @ precision @ m.mT) for c, m, precision in _triples(parts))
@@ -293,7 +302,7 @@ def masked_sum(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
 
 
 def _masked_sum_in_place(parts: Sequence[Tensor]) -> Tensor:
-    """This sum in place, without derivatives."""
+    """The same sum in place, without derivatives."""
     total = None
     for c, m, precision in _triples(parts):
         a = (m @ precision) @ m.mT

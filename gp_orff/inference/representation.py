@@ -1,4 +1,4 @@
-"""The representation of a kernel for some data: itself, a grid or random frequencies."""
+"""The representation of a kernel for some data: exact kernel, grid or random frequencies."""
 
 import math
 import warnings
@@ -71,7 +71,7 @@ class Memo:
         return entry[2]
 
 
-# Statistics of many observations on a wide lattice, from which those of smaller grids follow.
+# Statistics of many observations on a wide lattice. Statistics on smaller grids follow from them.
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,20 @@ class Kept:
 
     @classmethod
     def of(cls, data: Data, draws: Sequence[Draw], grid: Grid) -> "Kept":
-        """One pass over the data."""
+        """The statistics from one pass over the data."""
         sums = data.statistics(draws[0].shared_columns().full_box())
         return cls(
             data, grid, draws, StatisticsOnly(sums, grid.domain, data.survey, data.symbol_data)
         )
 
     def serves(self, data: Data, kernel: Kernel, noises: Noises, grid: Grid) -> bool:
-        """Whether the lattice has the frequencies of a grid for these data."""
+        """Whether the lattice contains the frequencies of a grid for these data."""
         fits = data is self.data and contains(self.grid.domain, grid.domain)
         fits &= grid.sum_constant or not self.draws[0].shared.constant.any()
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
-        """The statistics of the data on a part of the lattice; None for other frequencies."""
+        """The statistics of the data on a part of the lattice. None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
         lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
@@ -108,12 +108,12 @@ class Kept:
         return self.statistics.field_statistics.on(phi) if same else None
 
 
-# What the data resolve: the tolerances that their noise asks of grids, and the boxes of these.
+# The resolution of the data: tolerances of grids, from the noise, and boxes of grids.
 
 
 COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
-COARSE_FACTOR = 1.4  # range of lengthscales of grids for a search that begins
-MOST_EXACT = MOST_DENSE  # numbers, by default: an evaluation takes about 20 s
+COARSE_FACTOR = 1.4  # range of lengthscales of grids at the start of a search
+MOST_EXACT = MOST_DENSE  # default limit of values: an evaluation takes about 20 s
 
 
 def grid_for(
@@ -124,44 +124,52 @@ def grid_for(
     lengthscale_range: tuple[float, float] = (1.0, 1.0),
     most: int = MOST_TRAINING,
 ) -> Grid:
-    """The grid for a domain, within the rule's budget, or `most` features if it has none."""
+    """The grid for a domain, with at most the rule's number of features, or `most` without one."""
     limits = {"tolerance": tolerance, "max_features": rule.max_features or most}
     return replace(rule, domain=domain, data=data, lengthscale_range=lengthscale_range, **limits)
 
 
 def _range(factor: float) -> tuple[float, float]:
-    """Lengthscales up to this factor shorter and longer."""
+    """The range of lengthscales that are up to this factor shorter or longer."""
     return 1 / factor, factor
 
 
-# The exact kernel instead of a grid: where it has few numbers, or few sites.
+# The exact kernel in place of a grid, for few values or few sites.
 
 
 @torch.no_grad()
 def exact_instead(
     inference: FeatureInference, kernel: Kernel, noises: Noises, most: float, weighs: bool = False
 ) -> tuple[ExactInference, str] | None:
-    """Inference by the exact kernel, and why it is better than that on a grid; else None.
+    """Return inference by the exact kernel with a reason, or None if the grid is better.
 
-    The plans of a posterior, in the order of their prices, are the grid if its equations are
-    factorised, all numbers if they are few enough for one factorisation, means at sites, and the
-    grid by iterations, which take thousands of products and compute every variance again. It is
-    the first that loses at most the aim, or else the one that loses the least.
+    A posterior has four plans, in the order of their prices:
 
-    What a grid truncates is returned as white noise of each observation. It is correlated over its
-    wavelengths, so that error bars near dense observations are too small. What the field changes by
-    within sites is noise of their means too.
+    1. the grid, if its equations are factorised,
+    2. all values under the exact kernel, if they are few enough for one factorisation,
+    3. means at sites under the exact kernel,
+    4. the grid with iterations, which take thousands of products and compute every variance again.
 
-    Where both are more than the noise, observations are left out instead. Under Student-t noise
-    those of a site would pass for outliers: one of each site is kept. Shallow sources, which waves
-    cannot represent, would pass for noise: every few observations are kept, in given order.
-    Even observations stay on the grid: they average out what it truncates, and a search on the grid
-    took this for noise.
+    The function chooses the first plan that loses at most the aim, otherwise the plan that loses
+    least.
+
+    A grid adds the truncated variance as white noise to each observation. The truncated part of the
+    field is correlated over its wavelengths, so that error bars near dense observations are too
+    small. Changes of the field within sites also count as noise of the means.
+
+    If both are larger than the noise, observations are omitted instead:
+
+    - Under Student-t noise, observations of a site would look like outliers. One observation of
+      each site remains.
+    - Waves cannot represent shallow sources, whose fields would look like noise. One of every few
+      observations remains, in the given order.
+    - Evenly distributed observations use the grid: they average out the truncated part, and the
+      search on the grid has learned it as noise.
 
     Args:
-        inference: on the grid.
+        inference: the inference on the grid.
         kernel: the prior.
-        noises: Σ by the label of the group.
+        noises: the noise covariances Σ, by the label of the group.
         most: the largest number of means at sites.
         weighs: whether Student-t noise weighs the observations.
     """
@@ -179,10 +187,10 @@ def exact_instead(
             features = num_features(kernel, inference.draws)
             return exact, (
                 f"exact kernel: the covariance of {exact.size:.0f} values needs one "
-                f"factorisation, {features} features would take iterations"
+                f"factorisation, but {features} features would need iterations"
             )
     waves = any(draw.decays for draw in inference.draws)
-    given = data.repeats.distance is not None  # by the user: no others are merged
+    given = data.repeats.distance is not None  # a distance of the user applies to all positions
     if given or data.tracks or not data.revisitable or numbers > (MANY if waves else MOST_ON_SITES):
         return None
     data = with_few_sites(kernel, noises, data, most)
@@ -192,41 +200,39 @@ def exact_instead(
     change = sites.mean_change
     if min(change, cut) > 1 and (weighs or waves):
         kept = every_few(data, most) if waves else one_of_each(data, sites.reach)
-        which = "one of every few observations" if waves else "one observation of each"
+        which = "one of every few observations" if waves else "one observation per position"
         return ExactInference.merging(kernel, noises, kept), (
-            f"exact kernel: a grid would truncate {cut:.2g} of the noise variance, and the field "
-            f"changes by {change:.2g} of it within sites that are few enough; {which} "
-            f"is kept, {kept.survey.num_points} of {data.survey.num_points}"
+            f"exact kernel: a grid would truncate {cut:.2g} times the noise variance, and merging "
+            f"enough positions would add {change:.2g} times the noise variance; {which} is used, "
+            f"{kept.survey.num_points} of {data.survey.num_points}"
         )
     if loss_of_noise(change, numbers) > permitted or (
         min(change, cut) > 1 and _share_of_box(inference.data) > 1 - NEGLIGIBLE
     ):
         return None
     return sites, (
-        f"exact kernel: the field changes by {change:.2g} of the noise variance "
-        f"within the sites that are merged, and a grid would truncate {cut:.2g} of it"
+        f"exact kernel: the field changes by {change:.2g} times the noise variance between merged "
+        f"positions, and a grid would truncate {cut:.2g} times the noise variance"
     )
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
-    """Every so many observations one, in given order, with their weights: no more than `most`
-    numbers.
+    """Every k-th observation in the given order, with its weight, and at most `most` values.
 
-    Unlike the observations of sites they are as close to each other, here and there, as all are,
-    and show how much lines differ where they cross.
+    Some of these observations are as close to each other as those of all data, unlike means at
+    sites. They show the differences between survey lines where the lines cross.
     """
     step = math.ceil(data.num_values / most)
     return _kept(data, lambda part: torch.arange(0, len(part), step))
 
 
 def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
-    """The observation of each site that is nearest to the middle of its observations, with its
-    weight."""
+    """One observation of each site, the nearest to the mean position, with its weight."""
     return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
 
 
 def _kept(data: Dataset, rows_of: Callable[[Observations], Int[Tensor, "m"]]) -> Dataset:
-    """Those rows of every part, with their weights."""
+    """The chosen rows of every part, with their weights."""
     parts, weights = [], []
     for part, weight in zip(data.unweighted().visit(), data.all_weights(), strict=True):
         rows = rows_of(part).to(part.x.device)
@@ -247,7 +253,7 @@ def _nearest_to_middle(part: Observations, reach: Sequence[float]) -> Int[np.nda
 
 
 def _share_of_box(data: Dataset) -> float:
-    """The share of cells with readings, where there are ten even readings for each cell."""
+    """The share of cells that contain observations, for cells with ten observations on average."""
     x = torch.cat([part.x for part in data.observations]).cpu().numpy()
     x = x[:, np.ptp(x, axis=0) > 0]
     count = max(1, int((NEGLIGIBLE * len(x)) ** (1 / max(x.shape[-1], 1))))
@@ -257,16 +263,16 @@ def _share_of_box(data: Dataset) -> float:
 
 @dataclass(frozen=True)
 class Representation:
-    """The representation chosen for data, and what follows at the present hyperparameters."""
+    """The representation of the kernel for the data, with grids at the present hyperparameters."""
 
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
     requested: Rule
     data: Data
-    rule: Rule | None  # None for the exact kernel itself
-    reason: str = ""  # for the choice, in words
+    rule: Rule | None  # None for the exact kernel
+    reason: str = ""  # for the choice, for the report
     kept: Kept | None = None  # statistics that save passes over the data
-    dense: bool = False  # whether all grids are small enough for a factorisation
+    dense: bool = False  # whether all grids have to be small enough for a factorisation
     counts: Memo = field(default_factory=Memo, compare=False, repr=False)
     resolved: Memo = field(default_factory=Memo, compare=False, repr=False)
     reached: Memo = field(default_factory=Memo, compare=False, repr=False)
@@ -283,12 +289,12 @@ class Representation:
 
     @property
     def again(self) -> "Representation":
-        """The choice at the present hyperparameters."""
+        """The representation that is chosen at the present hyperparameters."""
         return self.of(self.kernel, self.likelihoods, self.requested, self.data)
 
     @property
     def auto(self) -> Auto | None:
-        """The request, if it leaves the choice open."""
+        """The request, if it is `Auto`."""
         return self.requested if isinstance(self.requested, Auto) else None
 
     @property
@@ -297,7 +303,7 @@ class Representation:
         return self.rule if isinstance(self.rule, Grid) else None
 
     def _choose(self) -> "Representation":
-        """The cheapest of the exact kernel and the rule that `auto` finds that is accurate."""
+        """The cheaper of the exact kernel and an accurate rule that `auto` finds."""
         data, auto = self.data, self.auto
         if not data.revisitable:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
@@ -311,19 +317,19 @@ class Representation:
         budget = auto.max_features or (None if self.on_lattice else MOST_TRAINING)
         trial = replace(auto, domain=auto.domain or data.box, data=data.box, max_features=budget)
         if self._learns_spectrum and auto.longest_period is None:
-            trial = replace(trial, longest_period=2.0)  # some waves are always long
+            trial = replace(trial, longest_period=2.0)  # learned spectra always have long waves
         rule, reason = trial.choose(term_spectra(self.kernel, data.num_inputs))
         chosen = replace(self, rule=rule, reason=reason)
         if chosen.grid:  # without a budget, each use of the grid has its own
             rule = replace(rule, domain=auto.domain, max_features=auto.max_features)
             chosen = replace(chosen, rule=rule)
         if exact and not chosen._grid_suffices(size):
-            reason = f"exact kernel: cheaper than the features it would take; {reason}"
+            reason = f"exact kernel: it is cheaper than the required features; {reason}"
             return replace(self, rule=None, reason=reason)
         return chosen
 
     def _grid_suffices(self, size: float) -> bool:
-        """Whether a grid of few features, or fewer than `size`, truncates little."""
+        """Whether a grid with few features, or with fewer than `size`, truncates little."""
         costly = not self.on_lattice and size <= MOST_TRAINING and self.requested.exact_values
         if self.grid is None or costly:  # decaying waves cost more than their kernel
             return False
@@ -334,9 +340,11 @@ class Representation:
 
     @property
     def mended(self) -> "Representation":
-        """The exact kernel instead of iterations, or on few sites, within which the field changes
-        by less than what the grid truncates, where that is much; else the same. Statistics have no
-        observations for a covariance."""
+        """The representation for the posterior: this one, or the exact kernel in its place.
+
+        `exact_instead` describes the choice. It needs observations, so that statistics alone have
+        no choice.
+        """
         auto = self.auto
         if auto is None or not (self.follows and self.data.revisitable):
             return self
@@ -348,17 +356,19 @@ class Representation:
 
     @property
     def follows(self) -> bool:
-        """Whether the rule is a grid that follows the hyperparameters, not one of given spacing."""
+        """Whether the rule is a grid without a given spacing, which follows the hyperparameters."""
         return self.grid is not None and self.rule.spacing is None
 
     @property
     def on_lattice(self) -> bool:
-        """Whether the frequencies of a grid are on one lattice: those of harmonic terms, and of
-        terms with lines, are not."""
+        """Whether the frequencies of a grid are on one lattice.
+
+        Frequencies of harmonic terms and of terms with lines are not.
+        """
         return not any(term.factor.decays or has_lines(term) for term in terms(self.kernel))
 
     def inference(self, rule: Rule | None) -> Inference:
-        """Inference on the frequencies of a rule; by the exact kernel if None."""
+        """Inference on the frequencies of a rule. None: by the exact kernel."""
         if rule is None:
             return ExactInference.merging(self.kernel, self._noises, self.data)
         draws = self._draw(rule)
@@ -367,10 +377,12 @@ class Representation:
         return inference if known is None else replace(inference, known=known)
 
     def keeping(self) -> "Representation":
-        """This representation with statistics, from one pass, that serve grids for somewhat other
-        lengthscales."""
+        """This representation with statistics from one pass over the data.
+
+        The statistics serve grids for a range of lengthscales.
+        """
         rule, margins = self.rule, self._lengthscales
-        box = tuple(  # boxes of other lengthscales are rounded otherwise
+        box = tuple(  # with margins, as the rounding of boxes depends on lengthscales
             (low - 0.5 * margin * (high > low), high + 0.5 * margin * (high > low))
             for (low, high), margin in zip(self.data.box, margins.tolist(), strict=True)
         )
@@ -380,7 +392,7 @@ class Representation:
         return replace(self, kept=Kept.of(self.data, self._draw(grid), grid))
 
     def _restricted(self, grid: Grid) -> Grid:
-        """The grid, or one on the lattice of known statistics."""
+        """The grid, or a grid on the lattice of known statistics."""
         grid = self._with_symbols(grid)
         kept = self.kept
         if kept is not None and kept.serves(self.data, self.kernel, self._noises, grid):
@@ -388,11 +400,11 @@ class Representation:
         return self.data.restrict(grid)
 
     def _with_symbols(self, grid: Grid) -> Grid:
-        """The grid; observed symbols need all frequencies along constant inputs."""
+        """The grid, with all frequencies along constant inputs if symbols are observed."""
         return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
-        """The rule for evidence and predictions; it changes in steps, not with every new point."""
+        """The rule for evidence and predictions. It changes in steps, not with every new point."""
         rule = self.rule
         if not self.follows:
             return rule
@@ -427,7 +439,7 @@ class Representation:
         return self.inference(self.conditioning_rule())
 
     def coarse(self) -> Grid:
-        """A grid for a search that starts far from the optimum."""
+        """A grid for the start of a search, far from the optimum."""
         budget = min(self.rule.max_features or COARSE_FEATURES, COARSE_FEATURES)
         return replace(self.fine(COARSE_FACTOR), tolerance=COARSE_TOLERANCE, max_features=budget)
 
@@ -437,10 +449,14 @@ class Representation:
         returned: bool = False,
         most: int = MOST_TRAINING,
     ) -> Grid:
-        """A grid on the data's own box; without a budget of the rule of at most so many features.
+        """A grid on the bounding box of the data, for a search near the optimum.
 
-        Unless `returned`, the learned noise absorbs the truncated variance. If it were added to the
-        noise, the search would increase the lengthscales to make it small.
+        Args:
+            trust_factor: the factor by which lengthscales may change on the grid.
+            returned: whether to add the truncated variance to the noise. Otherwise the learned
+                noise contains it. If it were added in a search, the search would increase
+                lengthscales to make it small.
+            most: the largest number of features, if the rule has no limit.
         """
         rule, box = self.rule, self.data.box
         tolerance = self._tolerance(rule)
@@ -449,10 +465,10 @@ class Representation:
         return self._restricted(replace(grid, diagonal_correction=returned))
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
-        """Inference on frequencies that serve the data and these points.
+        """Inference on a grid for the data and for the points.
 
         Raises:
-            ValueError: no useful grid serves both.
+            ValueError: if no useful grid serves both.
         """
         box, requested = self.data.box, box_of(points)
         both = union(box, requested)
@@ -467,7 +483,11 @@ class Representation:
         return inference
 
     def statistics_only(self) -> StatisticsOnly:
-        """Statistics that serve other lengthscales and a larger domain; one visit."""
+        """Statistics from one pass over the data, for a range of lengthscales and a larger domain.
+
+        Raises:
+            NotImplementedError: if the frequencies are not on one lattice.
+        """
         data, rule = self.data, self.rule
         if not data.revisitable:
             return data
@@ -476,9 +496,9 @@ class Representation:
             raise NotImplementedError(
                 "statistics expect frequencies that are valid for all lengthscales, got those of a "
                 "HarmonicKernel, valid for one range of depths, or of a PeriodicKernel or tides, "
-                "valid for one period; save() the model, which keeps the data"
+                "valid for one period; call save(), which stores the data with the model"
             )
-        if rule is None:  # the exact kernel: frequencies as without it
+        if rule is None:  # the exact kernel: the frequencies that `auto` would choose otherwise
             auto = self.requested.for_data(corners(data.box, next(self.kernel.parameters()).device))
             rule, _ = auto.choose(term_spectra(self.kernel, data.num_inputs))
             return replace(self, rule=rule).statistics_only()
@@ -487,7 +507,7 @@ class Representation:
             phi = phi.detached()
             return StatisticsOnly(data.statistics(phi), None, data.survey, data.symbol_data)
         if rule.spacing is None:
-            # new observations may be anywhere in the domain
+            # later observations may be anywhere in the domain
             low, high = np.array(data.box).T
             margin = np.maximum(self._lengthscales, (high - low) / STEP)
             wide = tuple(zip((low - margin).tolist(), (high + margin).tolist(), strict=True))
@@ -500,12 +520,12 @@ class Representation:
 
     @torch.no_grad()
     def cuts(self) -> dict[GroupKey, float]:
-        """δ over the noise variance, by group, for an observation of mean weight."""
+        """δ over the noise variance of an observation with the mean weight, by group."""
         return self.now().truncation_ratios(self.kernel, self._noises)
 
     @torch.no_grad()
     def training_cuts(self, level: Callable[["Representation"], Grid]) -> dict[GroupKey, float]:
-        """What the grids of searches cut; infinite where there is none within the budget."""
+        """δ over the noise variance for the grid of a search, by group. ∞ without a grid."""
         try:
             inference = self.inference(replace(level(self), diagonal_correction=True))
         except GridBudgetError:
@@ -514,12 +534,11 @@ class Representation:
 
     @torch.no_grad()
     def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
-        """δ/(σ² + δ) on lattices of a search, the share of the noise that it learns which is
-        truncated variance, as the root mean square over the observations; 1 where no lattice
-        serves.
+        """The share δ/(σ² + δ) of truncated variance in the noise that a search learns.
 
-        δ is the share of the variance for which the lattice was made: what waves of its period
-        alias is of that size too.
+        It is the root mean square over the observations, and 1 if no lattice can be built. δ is the
+        tolerance of the lattice times the variance of the field. Aliasing by the period of the
+        lattice has the same size.
         """
         try:
             return self._misread_share(self._draw(level(self)))
@@ -537,31 +556,35 @@ class Representation:
 
     @torch.no_grad()
     def _tolerance(self, rule: Grid) -> float:
-        """The tolerance that the noise of the data requires.
+        """The tolerance of a grid that the noise of the data requires.
 
-        It is the rule's own where the noise variance is a thousandth of the signal variance, and
-        tighter for less noise. It is at most 1 % of the posterior variance, about F/(N·p) times the
-        noise variance: the data have no more information on the truncated features. Of learned
-        spectra, whose shortest waves always have some of the variance, it is 10 %.
+        If the noise variance is a thousandth of the signal variance, it is the tolerance of the
+        rule. It is smaller for less noise. The truncated variance is at most 1 % of the posterior
+        variance, which is about F/(N·p) times the noise variance. For learned spectra, the share is
+        10 %, as their shortest waves always have some of the variance.
         """
         signal = self._signal
         if not signal > 0:
             return rule.tolerance
         if not self._learns_spectrum:
             return self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2)
-        # most of the variance may be that of few long waves: the features of all that is resolved
+        # Few long waves may have most of the variance. The count is therefore that of all features
+        # that the data resolve.
         least = self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE)
         return self._tolerance_of(rule, signal, least, NEGLIGIBLE)
 
     @property
     def _signal(self) -> float:
-        """The variance of the field that varies, in the mean over the outputs."""
+        """The variance of the field without constant terms, averaged over the outputs."""
         varying = (at_zero(term) for term in terms(self.kernel) if term.leaves)
         return sum(k.diagonal(dim1=-1, dim2=-2).mean().item() for k in varying)
 
     def _tolerance_of(self, rule: Grid, signal: float, counted: float, share: float) -> float:
-        """The tolerance that truncates a share of the posterior variance, which the number of
-        features of a grid of the tolerance `counted` gives."""
+        """The tolerance that truncates a share of the posterior variance.
+
+        The posterior variance follows from the number of features of a grid with the tolerance
+        `counted`.
+        """
         coarse = grid_for(rule, self._rounded_box, None, counted)
         coarse = replace(coarse, max_features=COARSE_FEATURES)
         counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
@@ -571,13 +594,13 @@ class Representation:
         noise_to_signal /= signal
         scaled = min(max(noise_to_signal / NEGLIGIBLE**3, NEGLIGIBLE**3), 1 / NEGLIGIBLE)
         largest = share * noise_to_signal * posterior_to_noise
-        # decaying waves cost more than a lattice: they may truncate what loses a quarter of the aim
+        # decaying waves cost more than a lattice: they may lose up to a quarter of the aim
         costly = self.auto is not None and not self.on_lattice
         least = NEGLIGIBLE**2 * noise_to_signal if costly else 1e-10
         return max(min(rule.tolerance * scaled, largest), least)
 
     def _count(self, rule: Grid) -> int:
-        """F of a grid; the budget if the grid exceeds it."""
+        """The number of features of a grid, or its limit if the grid exceeds it."""
         try:
             return num_features(self.kernel, self._draw(rule))
         except GridBudgetError:
@@ -585,13 +608,16 @@ class Representation:
 
     @property
     def _learns_spectrum(self) -> bool:
-        """Whether curves of learned spectra are trained."""
+        """Whether the kernel has trained curves of learned spectra."""
         return has_learned_spectrum(self.kernel, trained=True)
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:
-        """The largest lengthscale of all kernels along each input; of learned spectra, which are
-        the same with others, at most a quarter of the extent."""
+        """The largest lengthscale of all kernels along each input.
+
+        For learned spectra, it is at most a quarter of the extent: with another lengthscale, a
+        shifted curve gives the same spectrum.
+        """
         d = self.data.num_inputs
         scales = lengthscales(term_spectra(self.kernel, d), d)
         if not self._learns_spectrum:
@@ -601,7 +627,10 @@ class Representation:
 
     @property
     def _rounded_box(self) -> Box:
-        """The data's box, rounded outward to quarter lengthscales; new points rarely change it."""
+        """The box of the data, rounded outward to quarters of lengthscales.
+
+        New points rarely change it.
+        """
         return rounded(self.data.box, self._lengthscales / STEP)
 
     @property
@@ -612,12 +641,14 @@ class Representation:
         return draw(self.kernel, rule, self.data.num_inputs)
 
 
-# Points that a fit leaves out, and says so.
+# Points that a fit omits with a warning.
 
 
 def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
-    """The data without a few points far from all others, which would use up the frequencies of a
-    grid, and notes that say so."""
+    """Return the data without a few points far from all others, and notes on them.
+
+    A grid for such points would need too many frequencies.
+    """
     near = data.survey.distances.near
     fixed = not data.revisitable or data.tracks or not _spans(requested, data)
     if near is None or fixed:
@@ -633,22 +664,24 @@ def without_far_points(data: Data, requested: Rule) -> tuple[Data, list[str]]:
 
 
 def warn_of_left_out(given: Data, kept: Data) -> None:
-    """Warn if observations close to others were omitted because neither features nor the exact
-    kernel can represent all."""
+    """Warn if observations close to others were omitted.
+
+    This happens if neither features nor the exact kernel can represent all of them.
+    """
     count = given.survey.num_points - kept.survey.num_points
     if count:
         warnings.warn(
             f"{count} of {given.survey.num_points} observations are omitted, because they are "
             "close to others: neither features nor the exact kernel can represent all of them, and "
-            "their means would determine less than single observations. Fit parts of the region, "
-            "or choose observations with gp_orff.thin",
+            "their means would contain less information than single observations; fit parts of the "
+            "region, or choose observations with gp_orff.thin",
             DataWarning,
             stacklevel=2,
         )
 
 
 def _spans(requested: Rule, data: Data) -> bool:
-    """Whether the rule gives a grid whose domain follows from the data."""
+    """Whether the rule may give a grid whose domain follows from the data."""
     if isinstance(requested, Auto):
         most = requested.max_features or MOST_EXACT
         return requested.domain is None and data.num_values > most

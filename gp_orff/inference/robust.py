@@ -17,7 +17,7 @@ from gp_orff.data.observations import Observations, with_rows
 from gp_orff.data.patterns import GroupKey
 from gp_orff.inference.features import Posterior, Residuals
 
-# Fixed points of maps that increase an objective, extrapolated.
+# Extrapolation to fixed points of maps that increase an objective.
 
 
 _LONGEST = 64.0  # the longest extrapolation, in steps
@@ -31,11 +31,20 @@ def climb(
     settled: float,
     rounds: int,
 ) -> tuple[Float[Tensor, "n"], bool]:
-    """The fixed point of a map that increases an objective, and whether the objective has settled.
+    """Iterate a map that increases an objective, and return its fixed point.
 
-    `step(u)` returns the objective at u and the next u; at most `rounds` rounds, until one gains
-    less than `settled`. Where steps gain less than `near`, they are extrapolated, unless that
-    lowers the objective (SQUAREM: Varadhan & Roland 2008, scheme S3).
+    Steps are extrapolated, unless this lowers the objective (SQUAREM: Varadhan & Roland 2008,
+    scheme S3).
+
+    Args:
+        step: a function of a point u that returns the objective at u and the next u.
+        point: the starting point.
+        near: extrapolation starts when a round gains less than this.
+        settled: iterations end when a round gains less than this.
+        rounds: the largest number of rounds.
+
+    Returns:
+        The last point, and whether the iterations have converged.
     """
     value, image = step(point)
     for _ in range(rounds):
@@ -46,7 +55,7 @@ def climb(
             point, value, image = image, next_value, next_image
             continue
         first, second = image - point, next_image - 2 * image + point
-        # With length 1 the extrapolation is the second image itself.
+        # With length 1, the extrapolation is the second image of the point.
         length = (first.norm() / second.norm()).clamp(1.0, _LONGEST)
         move = 2 * length * first + length**2 * second
         point = point + move.clamp(-_FARTHEST, _FARTHEST)
@@ -57,12 +66,16 @@ def climb(
     return next_image, False
 
 
-# Student-t noise: one weight for each observation, and what it adds to the ELBO.
+# Student-t noise: one weight for each observation, and its contribution to the ELBO.
 
 
 @dataclass(frozen=True)
 class StudentTNoise:
-    """Student-t noise by q(w_n) = Gamma((ν+v)/2, (ν+d_n)/2), v values at distance d_n."""
+    """Student-t noise with weights q(w_n) = Gamma((ν + v)/2, (ν + d_n)/2).
+
+    v is the number of values of an observation, and d_n its squared distance from the field in
+    units of the noise.
+    """
 
     deg_free: float
 
@@ -73,7 +86,7 @@ class StudentTNoise:
     def drawn_weights(
         self, distance: Float[Tensor, "n"], values: int, generator: np.random.Generator
     ) -> Float[Tensor, "n"]:
-        """Draws of w_n ~ Gamma((ν + v)/2, (ν + d_n)/2), for known errors at the distances d_n."""
+        """Draws of w_n ~ Gamma((ν + v)/2, (ν + d_n)/2) for given distances d_n."""
         gamma = generator.standard_gamma(0.5 * (self.deg_free + values), len(distance))
         return torch.from_numpy(gamma).to(distance) / (0.5 * (self.deg_free + distance))
 
@@ -102,8 +115,8 @@ class StudentTNoise:
     def log_density(self, distance: Float[Tensor, "n"], values: int) -> Float[Tensor, "n"]:
         """log t_ν(d_n) up to terms without ν: log E[exp(−½ w d_n) w^(v/2)], w ~ Gamma(ν/2, ν/2).
 
-        With E[d_n] under the posterior of the field instead of d_n, it is what the observation adds
-        to the ELBO under its best weight.
+        For d_n = E[d_n] under the posterior of the field, it is the contribution of the observation
+        to the ELBO with the best weight.
         """
         half = torch.tensor(0.5 * self.deg_free, dtype=distance.dtype, device=distance.device)
         normaliser = (half + 0.5 * values).lgamma() - half.lgamma() - 0.5 * values * half.log()
@@ -125,15 +138,14 @@ def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
 
 # The E-step of Student-t noise: weights of observations from the posterior of the field.
 #
-# E[d_n] = rᵀN⁻¹r + tr(N⁻¹ S) with the residual r of the posterior mean and the covariance S of the
-# field at the observation: an uncertain field enlarges all distances alike. Where a matrix of all
-# observations was factorised, r and S follow from it without predictions. Weights of a larger data
-# set are foreseen from the posterior given a part of it with (S + N)⁻¹ instead of N⁻¹, as
-# these observations have not been used.
+# E[d_n] = rᵀN⁻¹r + tr(N⁻¹ S) with the residual r of the posterior mean, and the covariance S of the
+# field at the observation. If a matrix of all observations was factorised, r and S follow from it
+# without predictions. A posterior given a subset also predicts the weights of all observations.
+# These observations are new to the posterior, so that (S + N)⁻¹ replaces N⁻¹.
 
 
 class Distances(NamedTuple):
-    """The distances d_n of the residuals of a part of the data; zero under Gaussian noise."""
+    """The squared distances d_n of the residuals of a part of the data. Zero for Gaussian noise."""
 
     key: GroupKey
     distance: Float[Tensor, "n"]
@@ -145,7 +157,7 @@ def residuals(
     noises: Noises,
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"], GroupNoise]:
     """The residuals y − H E[f], H Cov[f] Hᵀ, and the noise of the observations."""
-    smooth, delta = posterior.distribution.split()  # δ is in the noise of each observation
+    smooth, delta = posterior.distribution.split()  # the noise of each observation includes δ
     vectors = smooth.mean(part.x) + posterior.mean
     latent = smooth.latent(part)
     noise = posterior.noises.get(part.key)
@@ -162,7 +174,7 @@ def distances(
 ) -> Float[Tensor, "n"]:
     """E[rᵀ N⁻¹ r] of the residuals r = y − H f, with the noise covariance N of each observation.
 
-    `known` are the residuals where they follow from a matrix that was factorised.
+    `known` are the residuals, if they follow from a factorised matrix.
     """
     if known is None:
         residual, covariance, noise = residuals(part, posterior, noises)
@@ -182,9 +194,13 @@ def all_distances(
 ) -> Iterator[Distances]:
     """E[d_n] of every part of the data with Student-t noise.
 
-    Those of observations whose weight in `stored`, an entry for each part, is not NaN follow from
-    it; `known` are the residuals of every group where they follow from a matrix that was
-    factorised.
+    Args:
+        parts: the parts of the data.
+        models: the noise models of groups with Student-t noise, by label.
+        posterior: the posterior of the field.
+        noises: the noise covariances, by label.
+        stored: known weights, one entry per part. A weight that is not NaN determines the distance.
+        known: the residuals of every group, if they follow from a factorised matrix.
     """
     pairs = ((part, None) for part in parts) if known is None else with_rows(parts, known)
     if stored is None:
@@ -206,8 +222,10 @@ def all_distances(
 def weights_at(
     found: Iterable[Distances], models: Mapping[str, StudentTNoise]
 ) -> tuple[list[Float[Tensor, "n"]], float]:
-    """The weights of all observations at their distances, one under Gaussian noise, and their ELBO
-    correction."""
+    """The weights of all observations at their distances, and the ELBO correction.
+
+    Weights are one under Gaussian noise.
+    """
     weights, elbo_correction = [], 0.0
     for key, distance in found:
         model, values = models.get(key.label), key.pattern.num_values
@@ -225,9 +243,9 @@ def foreseen_weights(
     posterior: Posterior,
     noises: Noises,
 ) -> list[Float[Tensor, "n"]]:
-    """Weights of observations from a posterior given a few of them: (ν + v) / (ν + rᵀ(S + N)⁻¹r).
+    """The weights (ν + v) / (ν + rᵀ(S + N)⁻¹r) of observations, from a posterior given a few.
 
-    Where that posterior is uncertain, by S, the E-step would give a small weight to every
+    Where the covariance S of this posterior is large, the E-step would give a small weight to every
     observation.
     """
     weights = []
@@ -246,7 +264,7 @@ def total_elbo_correction(
     weights: Iterable[Float[Tensor, "n"]],
     models: Mapping[str, StudentTNoise],
 ) -> float:
-    """The ELBO correction of weights, which are given part by part."""
+    """The ELBO correction for weights of all parts of the data."""
     total = 0.0
     for key, weight in zip(keys, weights, strict=True):
         if key.label in models:

@@ -15,26 +15,27 @@ from gp_orff.inference.quadratic import InvQuadLogdet, gradients_with_graph
 
 # The blocks P_j = (I + λ_j C)⁻¹ of (I + C⊗G)⁻¹, for the eigenvalues λ_j of G.
 #
-# Two algebras: a Cholesky factor of every I + λ_j C, or one eigendecomposition C = V diag(μ) Vᵀ for
-# all of them, where P_j = V diag(1/(1 + λ_j μ)) Vᵀ.
+# There are two algebras:
 #
-# The first takes r factorisations and can be differentiated; the second takes one decomposition,
-# about as expensive as several factorisations, whatever r is. The dual algebra has the same blocks
-# with the Gram matrix ΨΨᵀ of the points; `DualBlocks` converts them to the columns without forming
-# ΨᵀΨ.
+# - A Cholesky factor of every I + λ_j C. It takes r factorisations, and can be differentiated.
+# - One eigendecomposition C = V diag(μ) Vᵀ, with P_j = V diag(1/(1 + λ_j μ)) Vᵀ. It takes as long
+#   as several factorisations, for any r.
 #
-# Vectors are rows and have the index j of the block in front, because one product with V then
-# serves all blocks.
+# The dual algebra has the same blocks with the Gram matrix ΨΨᵀ of the points. `DualBlocks` converts
+# them to blocks of the columns without forming ΨᵀΨ.
+#
+# Vectors are rows. The index j of the block comes first, because one product with V then serves all
+# blocks.
 
 
-# The rank from which evidence and gradient are faster by one eigendecomposition: 1.1 to 1.8 times
-# at rank 5, 0.98 to 1.5 times at rank 4 (128 to 2048 columns, one or two threads of a CPU). The
-# variances are then one product with V in place of r triangular solves.
+# The rank from which an eigendecomposition is faster for evidence and gradient: 1.1 to 1.8 times at
+# rank 5, 0.98 to 1.5 times at rank 4 (128 to 2048 columns, one or two threads of a CPU). Variances
+# then take one product with V in place of r triangular solves.
 _MANY = 5
 
 
 class Blocks(ABC):
-    """P_j = R_j R_jᵀ, applied to rows v_j; v of one block (*b, 1, m, n) stands for all."""
+    """P_j = R_j R_jᵀ, applied to rows v_j. A single block (*b, 1, m, n) is used for all j."""
 
     eigenvalues: Float[Tensor, "*b r"]  # λ
 
@@ -57,20 +58,20 @@ class Blocks(ABC):
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many numbers `forms` needs in memory for each row."""
+        """The number of elements in memory that `forms` needs for each row."""
 
     def detach(self) -> "Blocks":
-        """These blocks without a graph."""
+        """These blocks without their autograd graph."""
         return type(self)(*(getattr(self, one.name).detach() for one in fields(self)))
 
 
-# Those of the primal algebra also have `logdet` = log|I + C⊗G| = −Σ_j log|P_j|, and its derivatives
-# Σ_j λ_j P_j and tr(P_j C) by C and by λ, `logdet_gradients`.
+# Blocks of the primal algebra also have `logdet` = log|I + C⊗G| = −Σ_j log|P_j|. `logdet_gradients`
+# are its derivatives Σ_j λ_j P_j by C and tr(P_j C) by λ_j.
 
 
 @dataclass(frozen=True)
 class CholeskyBlocks(Blocks):
-    """R_j = L_j⁻ᵀ, L_j L_jᵀ = I + λ_j C: r factors, differentiable."""
+    """R_j = L_j⁻ᵀ with r differentiable Cholesky factors L_j L_jᵀ = I + λ_j C."""
 
     eigenvalues: Float[Tensor, "*b r"]
     factor: Float[Tensor, "*b r n n"]  # L_j
@@ -102,9 +103,10 @@ class CholeskyBlocks(Blocks):
 
 @dataclass(frozen=True)
 class EigenBlocks(Blocks):
-    """R_j = V diag(1 + λ_j μ)^{−½}, C = V diag(μ) Vᵀ: never r matrices of size n; no derivatives.
+    """R_j = V diag(1 + λ_j μ)^{−½} with C = V diag(μ) Vᵀ, without derivatives.
 
-    Equal eigenvalues μ, such as those of directions without data, do no harm.
+    It never forms r matrices of size n. Eigenvalues μ may be equal, such as those of directions
+    without data.
     """
 
     eigenvalues: Float[Tensor, "*b r"]
@@ -146,9 +148,10 @@ class EigenBlocks(Blocks):
 
 @dataclass(frozen=True)
 class DualBlocks(Blocks):
-    """R_j = I + Q diag(q_j) Qᵀ, for C = ΨᵀΨ with few rows Ψ: Q = ΨᵀV, ΨΨᵀ = V diag(μ) Vᵀ.
+    """R_j = I + Q diag(q_j) Qᵀ for C = ΨᵀΨ, if Ψ has few rows.
 
-    R_j is symmetric. Nothing is divided by μ: q_j = ((1 + λ_j μ)^{−½} − 1)/μ.
+    Here Q = ΨᵀV, ΨΨᵀ = V diag(μ) Vᵀ, and q_j = ((1 + λ_j μ)^{−½} − 1)/μ, which is computed without
+    division by μ. R_j is symmetric.
     """
 
     eigenvalues: Float[Tensor, "*b r"]
@@ -162,8 +165,8 @@ class DualBlocks(Blocks):
 
     def half(self, v: Tensor) -> Tensor:
         root = self._squares.sqrt()
-        # q_j without cancellation: ((1 + λμ)^{−½} − 1)/μ = −λ / (√(1 + λμ) (1 + √(1 + λμ))), also
-        # for μ = 0.
+        # q_j without cancellation, also for μ = 0:
+        # ((1 + λμ)^{−½} − 1)/μ = −λ / (√(1 + λμ) (1 + √(1 + λμ))).
         weights = -self.eigenvalues.unsqueeze(-1) / (root * (1 + root))
         return v + _times(_times(v, self.q) * weights.unsqueeze(-2), self.q.mT)
 
@@ -172,7 +175,7 @@ class DualBlocks(Blocks):
 
     def forms(self, v: Tensor) -> Tensor:
         explained = self.eigenvalues.unsqueeze(-1) / self._squares @ (v @ self.q).square().mT
-        # A difference of nearly equal numbers where the data determine the field.
+        # This is a difference of nearly equal values where the data determine the field.
         return (v.square().sum(-1).unsqueeze(-2) - explained).clamp_min(0)
 
     @property
@@ -181,14 +184,14 @@ class DualBlocks(Blocks):
 
 
 def _times(v: Float[Tensor, "*b r m n"], a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b r m n"]:
-    """v_j a as one product: a batched one would copy `a` for every block."""
+    """v_j a as one product. A batched product would copy `a` for every block."""
     return (v.flatten(-3, -2) @ a).unflatten(-2, v.shape[-3:-1])
 
 
 def blocks_of(
     c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]
 ) -> CholeskyBlocks | EigenBlocks:
-    """The blocks in the cheaper algebra; with Cholesky factors where they are differentiated."""
+    """The blocks in the cheaper algebra, with Cholesky factors if they are differentiated."""
     many = eigenvalues.shape[-1] >= _MANY
     differentiated = torch.is_grad_enabled() and c.requires_grad
     return (EigenBlocks if many and not differentiated else CholeskyBlocks).of(c, eigenvalues)
@@ -198,9 +201,9 @@ def blocks_of(
 
 
 class Response(NamedTuple):
-    """E[θ] given constants in the data: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
+    """E[θ] given constants as data: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
 
-    Written out, it would have p·M·r entries.
+    As a dense array, it would have p·M·r entries.
     """
 
     columns: Float[Tensor, "*b j M"]  # a_j
@@ -216,7 +219,7 @@ class Response(NamedTuple):
 
 @dataclass(frozen=True)
 class KroneckerPosterior(WeightPosterior):
-    """The posterior of separable kernels: blocks P_j = (I + λ_j C)⁻¹ in the eigenbasis U of G."""
+    """The posterior of separable kernels: blocks P_j = (I + λ_j C)⁻¹ in the eigenbasis of G."""
 
     response: Response
     u: Float[Tensor, "*b r r"]
@@ -269,7 +272,7 @@ class KroneckerPosterior(WeightPosterior):
     def root(self, x: Tensor) -> Tensor:
         roots = self._block_roots(x)
         if roots.shape[-2] < roots.shape[-1] and not roots.requires_grad:
-            roots = torch.linalg.qr(roots.mT, mode="r").R.mT  # as many columns as points
+            roots = torch.linalg.qr(roots.mT, mode="r").R.mT  # one column per point
         root = torch.einsum("...pr,...rnc->...nprc", self.rotated, roots)
         return root.flatten(-4, -3).flatten(-2)
 
@@ -296,25 +299,25 @@ class KroneckerPosterior(WeightPosterior):
         return replace(super().detached(), response=response, inverse=self.inverse.detach())
 
 
-# BᵀA⁻¹B and log|A| of A = I + C⊗G, with closed-form derivatives.
+# BᵀA⁻¹B and log|A| for A = I + C⊗G, with closed-form derivatives.
 #
-# The columns of B are vec Z and s⊗I, so that every block has two of them: with G = U diag(λ) Uᵀ and
-# P_j = (I + λ_j C)⁻¹, those of A⁻¹B have the parts t_j = P_j (Z U)_j and p_j = P_j s.
+# The columns of B are vec Z and s⊗I, so that every block has two columns. With G = U diag(λ) Uᵀ and
+# P_j = (I + λ_j C)⁻¹, the columns of A⁻¹B have the parts t_j = P_j (Z U)_j and p_j = P_j s.
 #
-# The derivative by G in the basis U has off-diagonal elements, but no differences λ_i − λ_j in
-# denominators, as derivatives of eigenvectors would have: it follows from ∂(A⁻¹) = −A⁻¹ ∂A A⁻¹ for
-# the quadratic form, and is diagonal for the log-determinant.
+# Derivatives of eigenvectors would have differences λ_i − λ_j in denominators. The derivative by G
+# avoids them: it follows from ∂(A⁻¹) = −A⁻¹ ∂A A⁻¹ for the quadratic form, and in the basis U it is
+# diagonal for the log-determinant.
 
 
 @dataclass(frozen=True)
 class Solution:
-    """A⁻¹B in the eigenvectors' basis, and what follows from it."""
+    """A⁻¹B in the basis of the eigenvectors, with the quadratic form BᵀA⁻¹B."""
 
     u: Float[Tensor, "*b r r"]
     blocks: CholeskyBlocks | EigenBlocks
     t: Float[Tensor, "*b r n"]
     p: Float[Tensor, "*b r n"]
-    forms: Float[Tensor, "*b r 2 2"]  # of [(Z U)_j, s] under P_j
+    forms: Float[Tensor, "*b r 2 2"]  # quadratic forms of [(Z U)_j, s] under P_j
 
     @classmethod
     def of(
@@ -324,7 +327,7 @@ class Solution:
         z: Float[Tensor, "*b n r"],
         s: Float[Tensor, "*b n 1"],
     ) -> "Solution":
-        """The solution from one eigendecomposition of G; differentiable in C, Z and s only."""
+        """The solution from one eigendecomposition of G, differentiable by C, Z and s only."""
         eigenvalues, u = torch.linalg.eigh(g)
         return cls.with_blocks(u, blocks_of(c, eigenvalues.clamp_min(0)), z, s)
 
@@ -359,10 +362,10 @@ class Solution:
 
 
 class KroneckerInvQuadLogdet(Function):
-    """BᵀA⁻¹B and log|A|, A = I + C⊗G, B = [vec Z, s⊗I].
+    """BᵀA⁻¹B and log|A| for A = I + C⊗G and B = [vec Z, s⊗I].
 
-    Rows of Z belong to C, columns to G. No eigenvectors are differentiated, so that equal
-    eigenvalues do no harm.
+    Rows of Z belong to C, columns to G. No eigenvectors are differentiated, so that eigenvalues may
+    be equal.
     """
 
     @staticmethod
@@ -375,7 +378,7 @@ class KroneckerInvQuadLogdet(Function):
     ):
         solution = Solution.of(c, g, z, s)
         ctx.save_for_backward(c, g, z, s)
-        ctx.solution = solution  # none of it is an output, which would be a circle
+        ctx.solution = solution  # no outputs, which would be a reference cycle
         quad = solution.quad
         return quad, solution.blocks.logdet().expand(quad.shape[:-2])
 
@@ -389,7 +392,7 @@ class KroneckerInvQuadLogdet(Function):
         quad = 0.5 * (grad_quad + grad_quad.mT)
         square, mixed = quad[..., :1, :1], u.mT @ quad[..., 1:, :1]  # (*b, 1, 1), (*b, r, 1)
         ones = u.mT @ quad[..., 1:, 1:] @ u
-        # M = A⁻¹B ∂/∂(BᵀA⁻¹B); of its columns, those of Z and, for each j, that of s⊗u_j
+        # M = A⁻¹B ∂/∂(BᵀA⁻¹B), with the columns of Z and, for each j, the column of s⊗u_j
         of_z = square * t + mixed * p
         of_s = mixed * t + ones.diagonal(dim1=-1, dim2=-2).unsqueeze(-1) * p
         weighted, traces = blocks.logdet_gradients(c)

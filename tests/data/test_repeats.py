@@ -335,7 +335,8 @@ def test_near_positions_are_merged_where_many_are_saved():
     difference = model.log_marginal_likelihood() - all_records.log_marginal_likelihood()
     assert difference.abs() < 1e-3
     assert any(
-        "240 records at 30 places" in note and "merge=0" in note for note in model.report.notes
+        "240 observations were merged at 30 positions" in note and "merge=0" in note
+        for note in model.report.notes
     )
     model.kernel.base_kernel.base_kernel.lengthscale = 1e-4  # now the prior tells them apart
     assert model.state.inference.size == 480

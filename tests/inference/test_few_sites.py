@@ -425,7 +425,7 @@ def test_under_student_t_noise_single_readings_take_the_place_of_rough_sites(mon
         model.condition(x, y)
     count = model.state.data.survey.num_points
     assert 50 < count <= 150
-    assert f"one observation of each is kept, {count} of 350" in str(model.report)
+    assert f"one observation per position is used, {count} of 350" in str(model.report)
     (part,) = model.state.data.unweighted().visit()
     among = (part.x[:, None] == x).all(-1)
     assert (among.sum(-1) == 1).all()
