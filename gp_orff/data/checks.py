@@ -362,8 +362,8 @@ def check_noise(name: str, values: Float[np.ndarray, "n"]) -> None:
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"expected finite noise in {name!r}, got {int(wrong.sum())} of {len(values)} that are "
-            f"not, such as {values[first]:.6g} of observation {first}; drop the observations with "
+            f"expected finite noise in {name!r}, got {int(wrong.sum())} of {len(values)} NaN or "
+            f"infinite, such as {values[first]:.6g} of observation {first}; drop observations with "
             f'unknown noise: dataset.where(np.isfinite(dataset["{name}"]))'
         )
 

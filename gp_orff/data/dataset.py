@@ -617,8 +617,7 @@ class Dataset(Data):
         return selected.split([len(part) for part in wanted])
 
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], elbo_correction: float) -> "Dataset":
-        """These observations with learned weights, one tensor for each part of a visit, and with
-        the ELBO correction of these weights."""
+        """The data with learned weights, one tensor for each part, and with the ELBO correction."""
         return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
     def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":

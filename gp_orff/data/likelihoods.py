@@ -438,9 +438,9 @@ class HeavyTails(Constrained):
     ) -> None:
         """Register ν, its constraint and its prior.
 
-        By default, ν − 2 has a log-normal prior with its mode at 2. The prior keeps ν near 4 if
-        observations do not determine it. It also keeps ν above 2, below which the noise has no
-        variance, and finite if the noise is Gaussian.
+        By default, ν − 2 has a log-normal prior with its mode at 2. If observations do not
+        determine ν, the prior gives a value near 4. It excludes ν ≤ 2, where the noise has an
+        infinite variance. For Gaussian noise, it makes ν finite.
 
         Args:
             deg_free: the value of ν.
@@ -846,7 +846,7 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
             best. With few observations, or few and gross outliers, ν = 4 gives better predictions.
         deg_free_constraint: the constraint of ν. By default, ν > 2.
         deg_free_prior: the prior of ν. The default is log p(ν) = −½ log²((ν − 2)/2) + const, with
-            its mode at 4. It keeps ν near 4 if the data do not determine it.
+            its mode at 4. If the data do not determine ν, the prior gives a value near 4.
         has_task_noise: False for Σ = σ² I. True adds a learned covariance (p, p) to σ² I, which is
             diagonal for the default `rank` of 0.
         kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as

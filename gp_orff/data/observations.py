@@ -107,7 +107,7 @@ class Observations:
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
 
     def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
-        """These observations, with a function of each tensor of these and of others."""
+        """Apply a function to each tensor of these observations and of `others`."""
         parts, names = (self, *others), ("x", "y", "weight", "direction", "index")
         columns = {name: [getattr(part, name) for part in parts] for name in names}
         changed = {name: change(*every) for name, every in columns.items() if every[0] is not None}

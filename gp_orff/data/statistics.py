@@ -88,7 +88,7 @@ class Weights:
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
     def mapped(self, function: Callable[..., float], *others: "Weights") -> "Weights":
-        """A function of each sum of these and of other weights."""
+        """Apply a function to each sum of these weights and of `others`."""
         return Weights(*map(function, *map(astuple, (self, *others))))
 
     def __add__(self, other: "Weights") -> "Weights":
@@ -283,7 +283,7 @@ class Statistics:
     __rmul__ = __mul__
 
     def _mapped(self, function: Callable, *others: "Statistics") -> "Statistics":
-        """A function of each sum of these and of other statistics."""
+        """Apply a function to each sum of these statistics and of `others`."""
         every = self, *others
         moments = zip(*(statistics.moments for statistics in every), strict=True)
         return replace(

@@ -276,8 +276,7 @@ def _means(
 def _(
     phi: LatticeColumns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int
 ) -> Float[Tensor, "T M"]:
-    """Waves of a lattice are products over the axes, so the mean of a block is a product of
-    matrices."""
+    """Waves of a lattice are products over the axes: block means are products of matrices."""
     phases = ((x.double() - phi.origin) * phi.spacing).mT.contiguous()
     out = phases.new_empty(count, phi.num_columns)
     flipped = phi.indices[:, -1] < 0  # waves with k_d < 0 are conjugates of those with k_d > 0
@@ -956,8 +955,8 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         )
     if not np.isfinite(values).all():
         raise ValueError(
-            f"expected finite times, got {int((~np.isfinite(values)).sum())} that are not; drop "
-            "these observations"
+            f"expected finite times, got {int((~np.isfinite(values)).sum())} NaN or "
+            "infinite ones; drop these observations"
         )
     return values[:, 0]
 

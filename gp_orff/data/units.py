@@ -43,8 +43,10 @@ def _registry() -> Any:
 
 @cache
 def _root(symbol: str) -> tuple[float, float, frozenset[tuple[str, float]]] | None:
-    """The factor and offset that convert values in a unit to base units, and the powers of these.
-    None for unknown units and for logarithmic units such as dB."""
+    """The factor and offset that convert values to base units, and the powers of the base units.
+
+    None for unknown units and for logarithmic units such as dB.
+    """
     registry = _registry()
     try:
         unit = registry.parse_units(symbol)

@@ -583,9 +583,9 @@ def _peak(
 # Σ e_i e_j/√M is about standard normal for independent residuals. Given all data, the residuals of
 # a calibrated model are correlated less than the noise is.
 #
-# In a long record, neighbours in a random sample are further apart in time than eddies live. For an
-# axis with periodic kernels only, the sample is therefore one interval of this axis, and the extent
-# is the length of this interval.
+# In a long record, the times between neighbours of a random sample exceed the lifetime of eddies.
+# For an axis with periodic kernels only, the sample is therefore one interval of this axis, and the
+# extent is the length of this interval.
 
 
 _SAMPLED = 1000  # most points of a sample

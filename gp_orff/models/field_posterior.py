@@ -256,7 +256,7 @@ class FieldPosterior:
     ) -> Float[Tensor, "n q"]:
         """The mean in a program of `torch.export`. It is NaN outside the domain of a grid."""
         points, snapshot = x.to(self._snapshot.device, torch.float64), self._snapshot
-        with _disable_current_modes():  # what does not depend on x is computed, and not traced
+        with _disable_current_modes():  # quantities independent of x are computed, and not traced
             _, distribution = self._at(snapshot.data_point, symbol)
             distribution.mean(snapshot.data_point)
         inside = snapshot.inside(self._field, points)
@@ -767,7 +767,7 @@ class FieldPosterior:
         draws = torch.randn(shape, generator=generator, dtype=mean.dtype).to(mean.device)
         return Summary.of((mean + (root @ draws).squeeze(-1)).norm(dim=-1))
 
-    # terms, paths and what follows from them
+    # terms, sample paths, and quantities that follow from paths
 
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the constant mean μ.

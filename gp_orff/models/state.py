@@ -282,8 +282,11 @@ class ModelState:
         return ModelState(representation, self.rule, inference, self.mean, history).prepared
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
-        """Data with weights for heavy-tailed noise. Observations in `held` have their stored
-        weights, and others have weights from the present posterior."""
+        """The data with weights for heavy-tailed noise.
+
+        Observations in `held` have their stored weights. Others have weights from the present
+        posterior.
+        """
         e_step = self.with_new_groups(data).e_step
         if not e_step.refreshes:
             return data

@@ -37,10 +37,11 @@ from gp_orff.symbols.base import Symbol
 # Read and write files with a checksum. If a write is interrupted, the old file remains.
 
 
-VERSION = 3  # since data without statistics may stand for a grid; in 1, reports are sentences
+# In version 1, reports were sentences. Since version 3, data may have no statistics.
+VERSION = 3
 
 
-# what torch raises for files that are damaged
+# errors of torch for damaged files
 _DAMAGES = (
     *(RuntimeError, EOFError, OSError, ValueError, LookupError, BadZipFile),
     *(pickle.UnpicklingError, AttributeError, TypeError),

@@ -337,7 +337,7 @@ class VectorFieldGP(GP):
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
             warm_start, read = warm_start or not data.revisitable, lambda: data
             units = nullcontext()
-            scale_noise = scale_noise or None  # None keeps the choice of the last fit
+            scale_noise = scale_noise or None  # None for the choice of the last fit
         else:
             options = Options(
                 variances, noise, scale_noise, directions, group, missing, merge, track, time
@@ -628,7 +628,7 @@ class VectorFieldGP(GP):
         zeros = torch.zeros(len(x), dtype=torch.float64)
         return self.observe(x, zeros, Identity(), noise=variance, directions=normals)
 
-    # what follows from the data
+    # results that follow from the data
 
     @chosen_threads()
     def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
@@ -778,8 +778,8 @@ class VectorFieldGP(GP):
         Raises:
             RuntimeError: The model has no data.
             ValueError: `variances` have the shape (N, p), or `noise` has the shape (N, p) or
-                (N, p, p). Or an observation was not part of the fit, and the field is less certain
-                than the observation.
+                (N, p, p). Or an observation was not part of the fit, and the variance of the
+                field exceeds the noise variance there.
 
         Example:
             >>> import gp_orff, torch

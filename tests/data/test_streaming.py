@@ -564,7 +564,7 @@ def test_statistics_of_nothing_are_refused():
 
 def test_arrays_beside_chunks_are_refused():
     x, y, _ = flow(30)
-    with pytest.raises(ValueError, match="inside the chunks"):
+    with pytest.raises(ValueError, match="in the chunks, got them"):
         gp_orff.VectorFieldGP(curl_free(0.4)).condition([(x, y)], variances=torch.ones(30))
 
 
