@@ -384,9 +384,12 @@ def next_plan(
     return min(on_the_way, key=price, default=target)
 
 
-def lost_at_first(trainer: Trainer, num_values: float) -> float:
-    """The loss of starting values, which are those of few numbers."""
-    return loss_of_rows(trainer, min(SUBSET_VALUES, num_values), num_values)
+def lost_at_first(plan: Plan, num_values: float) -> float:
+    """The loss of starting values, which are those of few numbers; unknown if they are those of
+    random features, for want of a covariance."""
+    if not has_covariance(plan.trainer.kernel, plan.data):
+        return math.inf
+    return loss_of_rows(plan.trainer, min(SUBSET_VALUES, num_values), num_values)
 
 
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
@@ -405,7 +408,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         return None
     trainer, budget, left = plans[0].trainer, BUDGET, list(plans)
     last, of_all, measured = None, False, 0.0
-    lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
+    lost, visited = lost_at_first(plans[0], num_values), [search.coordinates.get()]
     while not of_all or lost > aim(num_values):
         chosen = next_plan(left, lost, num_values, budget, of_all)
         if chosen is None:
@@ -466,7 +469,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
     if not plans:
         return []
     left, chosen, budget = list(plans), [], BUDGET
-    lost, of_all = lost_at_first(plans[0].trainer, num_values), False
+    lost, of_all = lost_at_first(plans[0], num_values), False
     while not of_all or lost > aim(num_values):
         planned = next_plan(left, lost, num_values, budget, of_all)
         if planned is None:
