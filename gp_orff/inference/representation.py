@@ -42,6 +42,7 @@ from gp_orff.inference.price import (
     NEGLIGIBLE,
     STEP,
     aim,
+    cubic,
     loss_of_noise,
     loss_of_share,
 )
@@ -435,7 +436,7 @@ class Representation:
         self,
         trust_factor: float = FINE_FACTOR,
         returned: bool = False,
-        most: int = MOST_TRAINING,
+        most: int | None = None,
     ) -> Grid:
         """A grid on the data's own box; without a budget of the rule of at most so many features.
 
@@ -444,9 +445,15 @@ class Representation:
         """
         rule, box = self.rule, self.data.box
         tolerance = self._tolerance(rule)
-        grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most)
+        grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most or self._affordable)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
+
+    @property
+    def _affordable(self) -> int:
+        """Features of a search: few numbers afford more, which the dual algebra serves."""
+        few = 6.0 * self.data.num_values**2 * MOST_DENSE <= cubic(MOST_TRAINING)
+        return MOST_DENSE if few else MOST_TRAINING
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.
