@@ -67,7 +67,8 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
+# numbers, of subsets on the way: each search costs `RATIO` times as much as the one before
+SUBSETS = 2 * SUBSET_VALUES, 4 * SUBSET_VALUES, 8 * SUBSET_VALUES
 
 
 @dataclass(eq=False)
@@ -508,7 +509,8 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
     numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
-    sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
+    enough = exact and 2 * SUBSETS[0] <= numbers
+    sizes = sorted({min(size, numbers // 2) for size in SUBSETS}) if enough else []
     plans = [OfSubset(trainer, "exact kernel", size, numbers) for size in sizes]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]
