@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.lattice import GramCache, LatticeColumns
-from gp_orff.kernels.base import is_integer
+from gp_orff.kernels.base import is_number
 from gp_orff.kernels.lattice_sums import lattice_weights
 from gp_orff.kernels.spectra import GridSpectrum, Spectrum, gauss_legendre
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
@@ -193,7 +194,7 @@ def check_seed(seed: int, owner: str) -> None:
     Raises:
         ValueError: no non-negative integer.
     """
-    if not is_integer(seed) or seed < 0:
+    if not is_number(seed, Integral) or seed < 0:
         raise ValueError(f"{owner} expects seed to be a non-negative integer, got {seed!r}")
 
 

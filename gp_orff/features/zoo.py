@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from numbers import Real
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from gp_orff.features.columns import Columns, PointwiseColumns
 from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
 from gp_orff.features.phases import LinearPhases, Phases
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_number
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
 from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
@@ -422,7 +422,7 @@ class GaussHermite:
     nodes_per_dim: int
 
     def __post_init__(self):
-        if not is_integer(self.nodes_per_dim) or not 2 <= self.nodes_per_dim <= 200:
+        if not is_number(self.nodes_per_dim, Integral) or not 2 <= self.nodes_per_dim <= 200:
             raise ValueError(
                 "GaussHermite expects an integer nodes_per_dim from 2 to 200, got "
                 f"{self.nodes_per_dim!r}"
@@ -758,7 +758,7 @@ class Templates:
                     f"got function={self.function!r}, sampler={self.sampler!r}, a={self.a!r} and "
                     f"weighted={self.weighted!r}; pass both, or a alone"
                 )
-        elif not isinstance(self.a, Real) or not 2 < self.a < math.inf:
+        elif not is_number(self.a) or not 2 < self.a < math.inf:
             raise ValueError(
                 f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
                 "that are wider than a lengthscale"

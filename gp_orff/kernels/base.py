@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from inspect import Parameter, signature
+from numbers import Integral, Real
 from types import FunctionType
 
-import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
@@ -170,9 +170,9 @@ def set_value(name: str, module: Module, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
-def is_integer(value: object) -> bool:
-    """Whether a value is an integer of Python or NumPy; True and False are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def is_number(value: object, kind: type[Real] = Real) -> bool:
+    """Whether a value is a real number of Python or NumPy; True and False are none."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
@@ -181,7 +181,7 @@ def check_positive_integer(value: int, argument: str, owner: str) -> int:
     Raises:
         ValueError: no positive integer.
     """
-    if not is_integer(value) or value < 1:
+    if not is_number(value, Integral) or value < 1:
         raise ValueError(f"{owner} expects {argument} to be a positive integer, got {value!r}")
     return int(value)
 
@@ -207,8 +207,8 @@ def as_real_tensor(
         TypeError: the type of the values is complex, or they have a unit.
     """
     refuse_units(values, what)
-    kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
-    if "complex" in str(kind):
+    kind = torch.as_tensor(values).dtype
+    if kind.is_complex:
         raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")
     return torch.as_tensor(values, dtype=dtype)
 
@@ -333,7 +333,7 @@ def check_num_dims(
         TypeError: `num_dims` is not an integer.
         ValueError: it is below `minimum`, or is not the number of `active_dims`.
     """
-    if not is_integer(num_dims):
+    if not is_number(num_dims, Integral):
         raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
     if num_dims < minimum:
         raise ValueError(f"{name} needs num_dims >= {minimum}, got {num_dims}")

@@ -30,13 +30,14 @@ from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
+from gp_orff.kernels.base import is_number
 from gp_orff.regression.laplacian import (
     Matrix,
     check_laplacian,
     graph_laplacian,
     without_tensor,
 )
-from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined, is_number
+from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined
 from gp_orff.threads import chosen_threads
 
 # Arguments of estimators as checked tensors, by scikit-learn's conventions.
