@@ -41,7 +41,7 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor, parts_of
 from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
@@ -450,7 +450,7 @@ def _is_field(kernel: object) -> bool:
         SpectralMatrixKernel,
         FieldProductKernel,
     )
-    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+    return isinstance(kernel, Kernel) and bool(parts_of(kernel, *fields))
 
 
 def _prediction_strategy(
@@ -473,7 +473,7 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
     """The product of a field kernel and a scalar kernel, in either order."""
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
-    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+    if parts_of(self, ORFFKernel) or parts_of(other, ORFFKernel):
         warnings.warn(
             "a product with ORFFKernel has no features: its matrices are dense, at a cost cubic in "
             "the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
@@ -507,13 +507,12 @@ _gpytorch_call = ExactGP.__call__
 def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     """The distribution at some inputs, of a model whose parts fit each other."""
     check_noise(self.likelihood)
-    if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
+    if not parts_of(self, WrapperKernel, FieldKernel):
         return _gpytorch_call(self, *args, **kwargs)
     for part in self.modules():
         check_outputs(part)
-    for part in self.modules() if self.training else ():
-        if isinstance(part, ORFFKernel):
-            part.follow_lengthscales()
+    for part in parts_of(self, ORFFKernel) if self.training else ():
+        part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:

@@ -6,17 +6,20 @@ from copy import deepcopy
 from inspect import Parameter, signature
 from numbers import Integral, Real
 from types import FunctionType
+from typing import TypeVar
 
 import torch
 from gpytorch import Module
 from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from gp_orff.symbols.base import refuse_units
+
+Part = TypeVar("Part", bound=nn.Module)
 
 # Constructors by the names of public classes; the base class of kernels that contain other kernels;
 # checks of inputs.
@@ -158,6 +161,11 @@ def _check_arguments(
             f"names{f', no {missing[0]}' if missing else ''}; for instance "
             f"{cls.__name__}(..., {example}={2 if example.startswith('num') else '...'})"
         )
+
+
+def parts_of(module: nn.Module, *kinds: type[Part]) -> list[Part]:
+    """The modules of these kinds in a tree of modules, which may be the module itself."""
+    return [part for part in module.modules() if isinstance(part, kinds)]
 
 
 def value_of(name: str, module: Module) -> Tensor:

@@ -20,6 +20,7 @@ from gp_orff.kernels.base import (
     check_points,
     check_scalar,
     name_constructor,
+    parts_of,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
@@ -392,8 +393,8 @@ def require_field_products(kernel: Kernel) -> None:
     Raises:
         ValueError: gpytorch's product, which multiplies matrices of different sizes.
     """
-    for part in kernel.modules():
-        if isinstance(part, ProductKernel) and inner_terms(part)[0].num_outputs > 1:
+    for part in parts_of(kernel, ProductKernel):
+        if inner_terms(part)[0].num_outputs > 1:
             names = " * ".join(type(factor).__name__ for factor in part.kernels)
             raise ValueError(
                 "expected gp_orff.FieldProductKernel for a product with a kernel of several "

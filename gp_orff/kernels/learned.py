@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gp_orff.kernels.base import check_positive_integer, set_value, value_of
+from gp_orff.kernels.base import check_positive_integer, parts_of, set_value, value_of
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import (
     GRID_INPUTS,
@@ -447,7 +447,7 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
 
 def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
     """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
-    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
+    found = parts_of(kernel, LearnedSpectrumKernel)
     return [part for part in found if part.shape.requires_grad or not trained]
 
 

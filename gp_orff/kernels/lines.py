@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 from gp_orff.kernels.spectra import Range, Spectrum, spectrum
 from gp_orff.kernels.tree import Leaf, Term, terms
 
@@ -375,7 +375,7 @@ def tides(
         )
     if period_bound is not None and not 0 < period_bound < 1:
         raise ValueError(f"tides expects a period_bound between 0 and 1, got {period_bound}")
-    if not any(isinstance(part, ScaleKernel | MultitaskKernel) for part in kernel.modules()):
+    if not parts_of(kernel, ScaleKernel, MultitaskKernel):
         kernel = ScaleKernel(kernel)
     summands = []
     for name in constituents:

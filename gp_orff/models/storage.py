@@ -30,6 +30,7 @@ from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation
 from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
+from gp_orff.kernels.base import parts_of
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
@@ -231,9 +232,8 @@ def describe(module: Module) -> dict:
     Raises:
         ValueError: a spectral matrix that is a plain function, whose values are in no state.
     """
-    for part in module.modules():
-        amplitude_in_state = "amplitude" in dict(part.named_children())
-        if isinstance(part, SpectralMatrixKernel) and not amplitude_in_state:
+    for part in parts_of(module, SpectralMatrixKernel):
+        if "amplitude" not in dict(part.named_children()):
             raise ValueError(
                 "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
                 f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
