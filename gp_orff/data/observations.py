@@ -300,10 +300,6 @@ class SymbolObservations(LinearObservations):
             ValueError: shapes that do not fit, a symbol that does not exist for the kernel, or a
                 noise variance that is not positive.
         """
-        if not isinstance(symbol, Symbol):
-            raise TypeError(
-                f"expected a symbol, such as gp_orff.Divergence(), got {type(symbol).__name__}"
-            )
         space = space_of(kernel, num_inputs)
         require(symbol, kernel, space)
         symbol = decided(symbol, kernel)

@@ -20,6 +20,7 @@ from gp_orff.data.noise import noise_of
 from gp_orff.data.observations import Observations, Represented
 from gp_orff.data.patterns import DEFAULT, Components, LineOfSight
 from gp_orff.kernels.base import cholesky
+from gp_orff.symbols.base import required
 
 # Expectations under the distribution of the outputs of one point.
 
@@ -75,11 +76,12 @@ class Pointwise(Likelihood):
     """
 
     def __init__(self, base: Likelihood, nodes: int | None = None):
-        if not isinstance(base, Likelihood):
-            raise TypeError(
-                f"Pointwise expects a gpytorch likelihood, got {base!r}; for instance "
-                "Pointwise(gpytorch.likelihoods.PoissonLikelihood())"
-            )
+        required(
+            base,
+            Likelihood,
+            "Pointwise expects a gpytorch likelihood",
+            "for instance Pointwise(gpytorch.likelihoods.PoissonLikelihood())",
+        )
         super().__init__(max_plate_nesting=base.max_plate_nesting)
         self.base, self.nodes = base, nodes
         self.register_buffer("unit", torch.ones((), dtype=torch.float64), persistent=False)

@@ -29,6 +29,7 @@ from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOf
 from gp_orff.features.rings import HarmonicColumns
 from gp_orff.features.zoo import Bump, DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
+from gp_orff.symbols.base import required
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
 #
@@ -628,8 +629,12 @@ class FieldStatistics:
     __rmul__ = __mul__
 
     def _require_same(self, other: object) -> None:
-        if not isinstance(other, FieldStatistics):
-            raise TypeError(f"expected FieldStatistics, got {type(other).__name__}")
+        required(
+            other,
+            FieldStatistics,
+            "expected FieldStatistics",
+            "make them with statistics_of(x, y) of the model",
+        )
         if not self.phi.same(other.phi):
             raise ValueError(
                 "expected statistics of the same frequencies, got those of others; make them with "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from gp_orff.symbols.base import refuse_units
+from gp_orff.symbols.base import refuse_units, required
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -230,10 +230,7 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
         ValueError: no points, one coordinate a point without a column, NaN or infinity.
     """
     name = type(kernel).__name__
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{name} expects a tensor of inputs, got {type(x).__name__}; pass torch.as_tensor(x)"
-        )
+    required(x, Tensor, f"{name} expects a tensor of inputs", "pass torch.as_tensor(x)")
     if x.dim() < 2:
         raise ValueError(
             f"{name} expects inputs of shape (n, d), got {tuple(x.shape)}; pass x.unsqueeze(-1) "
@@ -312,11 +309,12 @@ def check_base_kernel(name: str, base_kernel: object) -> None:
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel.
     """
-    if not isinstance(base_kernel, Kernel):
-        raise TypeError(
-            f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
-            f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), ...)"
-        )
+    required(
+        base_kernel,
+        Kernel,
+        f"{name} expects an instance of a gpytorch kernel as base_kernel",
+        f"for instance {name}(gpytorch.kernels.RBFKernel(), ...)",
+    )
 
 
 def check_scalar(name: str, num_outputs: int, kernel: str = "one") -> None:

@@ -16,7 +16,7 @@ from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import RadialKernel, Spectrum, registered, spectrum
 from gp_orff.kernels.tree import Leaf, Term, embedded, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.symbols.patches import Patch, Rule
 
 
@@ -416,8 +416,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
         ValueError: the symbol does not exist, or is known only relative to a reference.
         NotImplementedError: a derivative of a field kernel times a kernel of the same inputs.
     """
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"expected a symbol, such as gp_orff.Curl(), got {symbol!r}")
+    required(symbol, Symbol, "expected a symbol, such as gp_orff.Curl()", "give an instance")
     summands = terms(kernel)
     symbol.check(len(space), summands[0].num_outputs)
     for term in summands:

@@ -25,6 +25,7 @@ from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
 from gp_orff.kernels.spectra import GridSpectrum, StudentT, spectral_density, spectrum
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+from gp_orff.symbols.base import required
 
 # The amplitude B(ω) of a kernel that is given by its signature K₀, by a Fourier transform.
 #
@@ -238,11 +239,12 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
     lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
     lags = torch.cat([torch.zeros_like(lags[:1]), lags])
     values, opposite = signature(lags), signature(-lags)
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
-            f"{type(values).__name__}; for instance torch.as_tensor(values)"
-        )
+    required(
+        values,
+        Tensor,
+        "from_signature expects a signature that returns a torch.Tensor (m, p, p)",
+        "for instance torch.as_tensor(values)",
+    )
     values, opposite = _real(values), _real(opposite)
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(

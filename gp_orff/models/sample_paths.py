@@ -29,7 +29,7 @@ from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
 from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, PartSnapshot, Snapshot
 from gp_orff.models.transforms import pointwise
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.threads import chosen_threads
 
 # From a posterior to functions that can be evaluated anywhere:
@@ -450,11 +450,12 @@ def sample_prior(
         (torch.Size([3, 7, 2]), torch.Size([3, 7, 1]))
     """
     check_positive_integer(num_paths, "num_paths", "sample_prior")
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"sample_prior expects an instance of a gpytorch kernel, got {type(kernel).__name__}; "
-            "of a model, give model.kernel"
-        )
+    required(
+        kernel,
+        Kernel,
+        "sample_prior expects an instance of a gpytorch kernel",
+        "of a model, give model.kernel",
+    )
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
         box = None if domain is None else as_box(domain, "domain", "sample_prior")

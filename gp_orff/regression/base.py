@@ -38,6 +38,7 @@ from gp_orff.regression.laplacian import (
     without_tensor,
 )
 from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined
+from gp_orff.symbols.base import required
 from gp_orff.threads import chosen_threads
 
 # Arguments of estimators as checked tensors, by scikit-learn's conventions.
@@ -244,11 +245,12 @@ def fixed_kernel(estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> Kernel:
         ValueError: a batch of kernels.
     """
     kernel = median_kernel(x) if estimator.kernel is None else copy.deepcopy(estimator.kernel)
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"{type(estimator).__name__} expects a gpytorch kernel, such as "
-            f"gp_orff.CurlFreeKernel(num_dims=2), got {kernel!r}; pass an instance"
-        )
+    required(
+        kernel,
+        Kernel,
+        f"{type(estimator).__name__} expects a gpytorch kernel",
+        "for instance gp_orff.CurlFreeKernel(num_dims=2)",
+    )
     if kernel.batch_shape:
         raise ValueError(
             f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "
