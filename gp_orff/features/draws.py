@@ -17,7 +17,7 @@ from gp_orff.features.columns import Columns, TrigColumns
 from gp_orff.features.lattice import GramCache, LatticeColumns
 from gp_orff.kernels.base import is_number
 from gp_orff.kernels.lattice_sums import lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, Spectrum, gauss_legendre
+from gp_orff.kernels.spectra import KernelSpectrum, Spectrum, gauss_legendre
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
@@ -188,6 +188,18 @@ def uniform(number: int, num_coordinates: int, rng: np.random.Generator) -> np.n
     return np.clip(rng.random((number, num_coordinates)), 2.0**-54, 1 - 2.0**-53)
 
 
+def sole_leaf(term: TermSpectrum, kind: type[KernelSpectrum], expected: str) -> LeafSpectrum | None:
+    """The leaf of a term whose spectrum is of a kind that has no products; None if none is.
+
+    Raises:
+        NotImplementedError: a product with another kernel; the message states what is `expected`.
+    """
+    found = [leaf for leaf in term.leaves if isinstance(leaf.spectrum, kind)]
+    if found and len(term.leaves) > 1:
+        raise NotImplementedError(expected)
+    return found[0] if found else None
+
+
 def check_seed(seed: int, owner: str) -> None:
     """Check a seed.
 
@@ -232,8 +244,8 @@ def summable(terms: Sequence[TermSpectrum], num_inputs: int) -> Bool[np.ndarray,
     for term in terms:
         for leaf in term.leaves:
             used[list(leaf.dims)] = True
-            on_grids = leaf.variance is None and isinstance(leaf.spectrum, GridSpectrum)
-            known[list(leaf.dims)] &= on_grids and leaf.spectrum.marginal((0,)) is not None
+            summed = leaf.variance is None and leaf.spectrum.marginal((0,)) is not None
+            known[list(leaf.dims)] &= summed
     return used & known
 
 

@@ -32,7 +32,7 @@ from gp_orff.features.phases import (
 )
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
-from gp_orff.kernels.spectra import Radial, Spectrum
+from gp_orff.kernels.spectra import KernelSpectrum, Radial, Spectrum
 from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler, Term, spectra_of
 
@@ -70,7 +70,7 @@ def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(KernelSpectrum):
     """The part of a spectrum that random rules use, for frequencies of a density ρ.
 
     Base variables are ω and log ρ(ω): the frequencies depend on no hyperparameter, their weights
@@ -227,7 +227,7 @@ class TailedDraw(Draw):
 
 
 @dataclass(frozen=True)
-class TailedSpectrum:
+class TailedSpectrum(KernelSpectrum):
     """The part of a radial spectrum that random rules use. Base variables are its own, and the
     logarithm of the weight."""
 
@@ -264,7 +264,7 @@ class LongTails(Measure):
 
 
 def _tailed(spectrum: Spectrum) -> Spectrum | TailedSpectrum:
-    return TailedSpectrum(spectrum) if isinstance(spectrum, Radial) else spectrum
+    return TailedSpectrum(spectrum) if spectrum.is_radial else spectrum
 
 
 # Random frequencies, independent, orthogonal or quasi-random.
@@ -347,7 +347,7 @@ class _RandomRule(DrawnRule):
             and len(term.leaves) == len(other.leaves) == 1
             and term.leaves[0].dims == other.leaves[0].dims
             and term.leaves[0].sampler is None is other.leaves[0].sampler
-            and all(isinstance(t.leaves[0].spectrum, Spectrum) for t in (term, other))
+            and all(t.leaves[0].spectrum.is_stationary for t in (term, other))
         )
 
     def _draw(
@@ -723,7 +723,7 @@ class _StructuredRule(DrawnRule):
                 f"{name} expects kernels whose spectral matrix is constant or quadratic in the "
                 "frequency, got a SpectralMatrixKernel; use gp_orff.QuasiMonteCarlo"
             )
-        if not isinstance(leaf.spectrum, Radial):
+        if not leaf.spectrum.is_radial:
             raise NotImplementedError(
                 f"{name} expects kernels of the scaled distance, such as RBFKernel, MaternKernel "
                 f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which has other "

@@ -21,6 +21,7 @@ from gp_orff.features.draws import (
     Rule,
     TermSpectrum,
     check_domain,
+    sole_leaf,
 )
 from gp_orff.features.expansion import ScaledExpansion
 from gp_orff.features.grid_design import MOST_CUT, GridBudgetError, smallest_tolerance
@@ -708,13 +709,13 @@ def is_harmonic(term: TermSpectrum) -> bool:
     Raises:
         NotImplementedError: a product with another kernel.
     """
-    kinds = [isinstance(leaf.spectrum, HarmonicSpectrum) for leaf in term.leaves]
-    if any(kinds) and len(kinds) > 1:
-        raise NotImplementedError(
-            "features of a HarmonicKernel expect a term without products, got a product with "
-            "another kernel; use a sum, or the exact kernel"
-        )
-    return any(kinds)
+    leaf = sole_leaf(
+        term,
+        HarmonicSpectrum,
+        "features of a HarmonicKernel expect a term without products, got a product with "
+        "another kernel; use a sum, or the exact kernel",
+    )
+    return leaf is not None
 
 
 def harmonic_draws(

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, sole_leaf, uniform
 from gp_orff.features.phases import LinearPhases, Phases
 from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_number
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
@@ -320,16 +320,15 @@ def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
     Raises:
         NotImplementedError: a product with another kernel, or a field kernel.
     """
-    kinds = [isinstance(leaf.spectrum, DotProductSpectrum) for leaf in term.leaves]
-    if not any(kinds):
+    leaf = sole_leaf(
+        term,
+        DotProductSpectrum,
+        "features of dot-product kernels expect a term without products, got a product of a "
+        "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
+        "ScaleKernel, or a PolynomialKernel of a higher power",
+    )
+    if leaf is None:
         return None
-    if len(kinds) > 1:
-        raise NotImplementedError(
-            "features of dot-product kernels expect a term without products, got a product of a "
-            "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
-            "ScaleKernel, or a PolynomialKernel of a higher power"
-        )
-    (leaf,) = term.leaves
     if leaf.degree or leaf.variance is not None:
         raise NotImplementedError(
             "features of dot-product kernels expect scalar or separable kernels, such as "
@@ -443,7 +442,7 @@ class HermiteDraw(Draw):
 
     def __init__(self, nodes_per_dim: int, term: TermSpectrum):
         for leaf in term.leaves:
-            if not isinstance(leaf.spectrum, Gaussian):
+            if not leaf.spectrum.is_gaussian:
                 raise NotImplementedError(
                     "GaussHermite expects RBF kernels, got the spectrum "
                     f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x), or a random "
@@ -852,7 +851,7 @@ def _check(term: TermSpectrum) -> None:
         NotImplementedError: it is not.
     """
     leaf, names = term.leaves[0], [type(leaf.spectrum).__name__ for leaf in term.leaves]
-    if len(names) > 1 or not isinstance(leaf.spectrum, Gaussian):
+    if len(names) > 1 or not leaf.spectrum.is_gaussian:
         raise NotImplementedError(
             f"Templates expects RBFKernel in every term, got spectra {' x '.join(names)}; use "
             "gp_orff.QuasiMonteCarlo, and one RBFKernel with ARD for a product of RBF kernels"

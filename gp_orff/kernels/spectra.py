@@ -41,7 +41,27 @@ class Range(NamedTuple):
     stretch: float = 1.0  # relative change for a relative change of the frequencies
 
 
-class Spectrum(ABC):
+class KernelSpectrum:
+    """A `Spectrum`, or what a kernel that is not stationary has instead of one."""
+
+    is_stationary = False  # whether it is a `Spectrum`
+    for_grids = False  # whether it is a `GridSpectrum`
+    is_radial = False  # whether it is a `Radial` spectrum
+    is_gaussian = False  # whether it is that of an RBF kernel
+
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
+        """The distribution of the coordinates `dims` of ω; None if it is not known here.
+
+        With it, a grid sums over the frequencies along inputs that are constant.
+
+        Args:
+            dims: the coordinates, at least one and not all.
+            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
+        """
+        return None
+
+
+class Spectrum(KernelSpectrum, ABC):
     """The spectral density of a stationary scalar kernel with k(0) = 1, as a probability measure.
 
     Frequencies ω are in radians per unit of the inputs. At unit lengthscales they are
@@ -68,6 +88,7 @@ class Spectrum(ABC):
         2.0
     """
 
+    is_stationary = True
     has_density = True  # rather than lines
     is_weighted = True  # whether `base` draws with weights ‖z‖^{2t}, t > 0, too
 
@@ -169,6 +190,7 @@ class GridSpectrum(Spectrum):
         0.135335
     """
 
+    for_grids = True
     is_mixture = False  # whether it is a `ScaleMixture`
 
     @abstractmethod
@@ -200,17 +222,6 @@ class GridSpectrum(Spectrum):
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
-
-    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
-        """The distribution of the coordinates `dims` of ω; None if it is not known here.
-
-        With it, a grid sums over the frequencies along inputs that are constant.
-
-        Args:
-            dims: the coordinates, at least one and not all.
-            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
-        """
-        return None
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
         """Further lengths (m,) along the `num_dims` inputs that a grid is built for.
@@ -275,7 +286,7 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
         NotImplementedError: the class of the kernel is not registered, or has no spectral density.
     """
     density = spectrum(kernel)
-    if not isinstance(density, Spectrum):
+    if not density.is_stationary:
         raise NotImplementedError(
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
             "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
@@ -399,6 +410,7 @@ class Radial(Spectrum):
     """
 
     lengthscale: Float[Tensor, "*b 1 d"]
+    is_radial = True
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
@@ -559,6 +571,8 @@ class Gaussian(Elliptical):
         >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
+
+    is_gaussian = True
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)

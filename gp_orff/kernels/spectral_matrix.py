@@ -22,7 +22,7 @@ from gp_orff.kernels.base import (
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, StudentT, spectral_density, spectrum
+from gp_orff.kernels.spectra import StudentT, spectral_density, spectrum
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 from gp_orff.symbols.base import required
@@ -709,7 +709,7 @@ class SpectralMatrixKernel(WrapperKernel):
         total = 0.0
         for term in inner_terms(self):
             measure = spectrum(term.leaves[0].kernel)
-            if not isinstance(measure, GridSpectrum):
+            if not measure.for_grids:
                 raise NotImplementedError(
                     "SpectralMatrixKernel computes covariances by quadrature of a known spectral "
                     f"density, got {type(measure).__name__}; put it inside ORFFKernel, with "
@@ -755,7 +755,7 @@ class SpectralMatrixKernel(WrapperKernel):
     @torch.no_grad()
     def _require_finite_variance(self) -> None:
         densities = [spectrum(term.leaves[0].kernel) for term in terms(self.base_kernel)]
-        if self.num_dims > 3 or not all(isinstance(density, GridSpectrum) for density in densities):
+        if self.num_dims > 3 or not all(d.for_grids for d in densities):
             return  # no quadrature
         if any(math.isinf(self.factor.variance_spectrum(d).moment(0)) for d in densities):
             raise ValueError(
