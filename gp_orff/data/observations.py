@@ -44,6 +44,7 @@ class Observations:
     direction: Float[Tensor, "n p"] | None = None
     index: Int[Tensor, "n"] | None = None  # of each point in the x that the user gave
     represented: Represented | None = None  # by y, if these are pseudo-observations
+    on_tracks = False  # whether they are `TrackObservations`
 
     def __len__(self) -> int:
         return len(self.x)

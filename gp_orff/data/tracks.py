@@ -586,6 +586,7 @@ class TrackObservations(LinearObservations):
     timed: bool  # whether the clock is time, or the length of the path
     span: float  # of a block, along the clock
     nodes: Places | None = None  # instead of the observations
+    on_tracks = True
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
@@ -887,7 +888,7 @@ def split(
 ) -> Iterator[Observations]:
     """The observations at single points; those along tracks are appended to the list."""
     for part in parts:
-        if isinstance(part, TrackObservations):
+        if part.on_tracks:
             tracks.append(part)
         else:
             yield part

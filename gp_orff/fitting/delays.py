@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.patterns import Components
 from gp_orff.kernels.base import parts_of
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.tree import evaluate
@@ -116,7 +115,7 @@ def _by_output(observations: Iterable[Observations]) -> list[Values]:
     """Places and values, less their mean, of each output that is observed."""
     pieces: dict[int, list[Values]] = {}
     for group in observations:
-        if isinstance(group.pattern, Components):
+        if not group.pattern.along:
             for column, y in zip(group.pattern.columns, group.y.mT, strict=True):
                 pieces.setdefault(column, []).append((group.x[:, 0], y))
     joined = [

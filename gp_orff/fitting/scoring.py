@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from gp_orff.data.dataset import Data
 from gp_orff.data.likelihoods import KnownNoiseLikelihood, raw_deg_frees
-from gp_orff.data.noise import noise_of
+from gp_orff.data.noise import noise_of, of_kind
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
-from gp_orff.fitting.noise import of_kind
 from gp_orff.fitting.starting_values import SHARES, all_summands, axis_extents, mean_weight, moments
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.learned import has_learned_spectrum

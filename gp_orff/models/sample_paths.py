@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, singledispatch
+from functools import cached_property, partial, singledispatch
 
 import numpy as np
 import torch
@@ -64,6 +64,13 @@ class Paths(ABC):
             f"features, such as {_BY_FEATURES}, or differentiate the paths"
         )
 
+    def with_constants(
+        self, extended: Callable[[Expansion], Expansion], normal: Callable[..., Tensor]
+    ) -> "Paths":
+        """These paths, with drawn weights of the constants of potentials, with which a function
+        extends the features."""
+        return self
+
     @abstractmethod
     def __len__(self) -> int:
         """S, the number of paths."""
@@ -100,9 +107,9 @@ class WeightPaths(Paths):
         """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
         return replace(self, theta=self.theta - weights)
 
-    def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
-        """These functions by an expansion that has features after those of these paths, which
-        only potentials have, with drawn weights."""
+    def with_constants(self, extended, normal):
+        expansion = extended(self.expansion)
+        further = normal(expansion.num_features - len(self.theta), len(self))
         return replace(self, expansion=expansion, theta=torch.cat([self.theta, further]))
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
@@ -196,9 +203,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     root = distribution.constant_root
     change = root @ normal(root.shape[-1], count)
     paths = paths.less(distribution.given_mean.response_to(change))
-    if isinstance(paths, WeightPaths):
-        expansion = field.inference.with_constants(snapshot.kernel, paths.expansion)
-        paths = paths.on(expansion, normal(expansion.num_features - len(paths.theta), count))
+    paths = paths.with_constants(partial(field.inference.with_constants, snapshot.kernel), normal)
     constants = (distribution.constant.unsqueeze(-1) + change).mT
     return PlusConstants(paths, constants) if distribution.includes_mean else paths
 

@@ -25,7 +25,7 @@ from gp_orff.data.dataset import (
 )
 from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
-from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import any_pointwise, require_gaussian
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
@@ -438,7 +438,7 @@ def with_groups(
         if key.label in groups:
             continue
         likelihood = independent(groups[DEFAULT])
-        if isinstance(key.pattern, LineOfSight):
+        if key.pattern.along:
             likelihood = along_directions(likelihood, key.pattern.num_outputs)
         groups[key.label] = deepcopy(likelihood).to(reference)
     return groups
