@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.base import as_real_tensor, map_tensors
 from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
@@ -350,8 +350,7 @@ class SymbolObservations(LinearObservations):
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
     def to(self, device: torch.device) -> "SymbolObservations":
-        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:

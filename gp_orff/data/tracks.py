@@ -19,10 +19,11 @@ from gp_orff.data.noise import Noises, TrackNoise
 from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights, added
-from gp_orff.data.validation import are_missing, as_matrix, is_single
+from gp_orff.data.validation import are_missing, as_matrix, is_single, without_tensor
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.kernels.base import map_tensors
 
 # The covariance of block means under noise along tracks.
 #
@@ -397,8 +398,7 @@ class Track:
 
     def to(self, device: torch.device) -> "Track":
         """This track on another device."""
-        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def tracks_in_blocks(
@@ -927,7 +927,7 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         ... )
         array([    0. , 86400.5])
     """
-    seconds = None if isinstance(time, Tensor) else _seconds(np.asarray(time))
+    seconds = _seconds(np.asarray(without_tensor(time)))
     if seconds is not None:
         time = np.where(np.ma.getmask(time), np.nan, seconds)
     try:
@@ -1055,7 +1055,7 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
     """
     if is_single(track):
         track = np.full(count, str(track))
-    labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
+    labels = np.asarray(without_tensor(track))
     if labels.shape != (count,):
         raise ValueError(
             f"expected a track label for each of the {count} observations, got shape "

@@ -31,7 +31,12 @@ from gp_orff.features.phases import (
     as_range,
 )
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
+from gp_orff.kernels.base import (
+    as_real_tensor,
+    check_positive_integer,
+    name_constructor,
+    tensors_of,
+)
 from gp_orff.kernels.spectra import KernelSpectrum, Radial, Spectrum
 from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler, Term, spectra_of
@@ -596,9 +601,11 @@ class StructuredDraw(Draw):
     ):
         super().__init__(bases, [0] * len(bases) if orders is None else orders)
         self.dims = tuple(map(as_range, dims))
-        self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
+        self._sizes = [
+            (type(p), p.num_inputs, p.num_vectors, tuple(tensors_of(p))) for p in projections
+        ]
         for index, projection in enumerate(projections):
-            for name, array in projection.arrays.items():
+            for name, array in tensors_of(projection).items():
                 self.register_buffer(f"{name}_{index}", array)
 
     @property

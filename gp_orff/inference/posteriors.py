@@ -11,7 +11,7 @@ cover the error of the features.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -25,7 +25,7 @@ from gp_orff.data.observations import Affine, Observations, affine_image, less_r
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import cholesky, map_tensors
 from gp_orff.settings import check_features
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -417,12 +417,7 @@ class WeightPosterior(InChunks):
     def detached(self) -> "WeightPosterior":
         """This posterior without the graph of the hyperparameters."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
-        tensors = {
-            f.name: getattr(self, f.name).detach()
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, expansion=expansion, **tensors)
+        return replace(map_tensors(self, Tensor.detach), expansion=expansion)
 
 
 def absorbed_by(

@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import fields, replace
 from inspect import Parameter, signature
+from itertools import chain
 from numbers import Integral, Real
 from types import FunctionType
 from typing import TypeVar
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from gp_orff.symbols.base import refuse_units, required
+from gp_orff.symbols.base import Value, refuse_units, required
 
 Part = TypeVar("Part", bound=nn.Module)
 
@@ -166,6 +168,23 @@ def _check_arguments(
 def parts_of(module: nn.Module, *kinds: type[Part]) -> list[Part]:
     """The modules of these kinds in a tree of modules, which may be the module itself."""
     return [part for part in module.modules() if isinstance(part, kinds)]
+
+
+def children_of(module: nn.Module) -> list[nn.Module]:
+    """The children of a module, those in a list too."""
+    lists = [child if isinstance(child, nn.ModuleList) else [child] for child in module.children()]
+    return list(chain.from_iterable(lists))
+
+
+def tensors_of(value: object) -> dict[str, Tensor]:
+    """The fields of a dataclass that are tensors."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: value for name, value in values.items() if torch.is_tensor(value)}
+
+
+def map_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """A dataclass with a function of each field that is a tensor."""
+    return replace(value, **{name: change(own) for name, own in tensors_of(value).items()})
 
 
 def value_of(name: str, module: Module) -> Tensor:

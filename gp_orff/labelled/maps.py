@@ -17,6 +17,7 @@ from torch import Tensor
 from gp_orff.data.checks import common_units, vectors_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change
+from gp_orff.data.validation import is_single
 from gp_orff.labelled.attributes import (
     GRID_MAPPING,
     Attributes,
@@ -374,7 +375,7 @@ def _names(field: Field, names: Sequence[str] | None) -> list[str]:
     p = field.num_outputs
     if names is None:
         return list("uvw"[:p]) if p in (2, 3) else [f"f{i + 1}" for i in range(p)]
-    if isinstance(names, str) or len(names) != p:
+    if is_single(names) or len(names) != p:
         raise ValueError(f"expected a list of {p} names, one for each output, got {names!r}")
     return list(names)
 

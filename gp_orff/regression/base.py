@@ -24,6 +24,7 @@ from torch import Tensor
 from gp_orff.data.checks import warn_of_sentinels
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.validation import without_tensor
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.chunked import Box, box_of, in_words, union
@@ -35,7 +36,6 @@ from gp_orff.regression.laplacian import (
     Matrix,
     check_laplacian,
     graph_laplacian,
-    without_tensor,
 )
 from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined
 from gp_orff.symbols.base import required
