@@ -52,6 +52,7 @@ class Source(ABC):
     """Observations that can be visited any number of times."""
 
     in_memory = False
+    at_hand = False  # in memory, or in arrays
 
     @abstractmethod
     def __call__(self) -> Parts:
@@ -120,6 +121,7 @@ class Arrays(Source):
     x: object
     y: object
     options: Options
+    at_hand = True
     checked: set[int] = field(default_factory=set, compare=False, repr=False)
     """The first rows of slices whose positions were looked at: a second visit does not warn."""
 
@@ -194,7 +196,7 @@ class InMemory(Source):
 
     parts: Sequence[Observations]
 
-    in_memory = True
+    in_memory = at_hand = True
 
     def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)

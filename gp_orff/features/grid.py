@@ -43,7 +43,7 @@ from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.lines import has_lines, is_line
+from gp_orff.kernels.lines import has_lines
 from gp_orff.kernels.spectra import GRID_INPUTS
 from gp_orff.symbols.base import required
 
@@ -277,7 +277,7 @@ class Grid:
                 f"kernel, got {len(data)} and {len(region)}"
             )
         box = union(data, region)
-        lines = [leaf for term in spectra for leaf in term.leaves if is_line(leaf.spectrum)]
+        lines = [leaf for term in spectra for leaf in term.leaves if leaf.spectrum.is_line]
         if not lines:
             raise ValueError(
                 "Grid.for_tides expects a kernel with lines, such as gp_orff.tides(…) + …, got "

@@ -23,7 +23,6 @@ from torch import Tensor
 from gp_orff.data.noise import independent
 from gp_orff.data.observations import Affine, Observations, affine_image, less_reference, of_affine
 from gp_orff.features.chunked import by_chunks
-from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
 from gp_orff.kernels.base import cholesky, map_tensors
 from gp_orff.settings import check_features
@@ -46,6 +45,7 @@ class FieldDistribution(ABC):
 
     num_outputs: int
     batch_shape = torch.Size()
+    members = ()  # of a mixture
 
     @abstractmethod
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
@@ -635,7 +635,7 @@ def check(
     """Warn if a posterior of random features is overconfident at the first 200 points."""
     if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
         pair = halves(expansion)
-        if not all(family.num_columns for half, _ in pair for family in families_of(half.phi)):
+        if not all(family.num_columns for half, _ in pair for family in half.phi.families):
             return  # one frequency has no halves
         parts = [posterior_of(*half) for half in pair]
         if (ratio := disagreement(posterior, parts, x[..., :200, :])) <= 1:

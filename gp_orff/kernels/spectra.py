@@ -45,6 +45,7 @@ class KernelSpectrum:
     """A `Spectrum`, or what a kernel that is not stationary has instead of one."""
 
     is_stationary = False  # whether it is a `Spectrum`
+    is_line = False  # whether it is lines and no density
     for_grids = False  # whether it is a `GridSpectrum`
     is_radial = False  # whether it is a `Radial` spectrum
     is_gaussian = False  # whether it is that of an RBF kernel

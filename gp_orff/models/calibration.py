@@ -17,7 +17,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gp_orff.data.dataset import Arrays, Dataset, InMemory
+from gp_orff.data.dataset import Dataset, InMemory
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
@@ -67,7 +67,7 @@ _FEWEST_NEIGHBOURS = 4  # observations of a sample, from whose distance that of 
 def first_readings(data: Dataset) -> Dataset:
     """Few observations as they are, and the first of chunks or of many: a twentieth or so, with
     their learned weights."""
-    if data.is_small and _in_memory(data):
+    if data.is_small and _at_hand(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
     if sum(map(len, sample)) == every and data.weights is None:
@@ -358,7 +358,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
     if not data.revisitable or data.symbol_data or any_pointwise(state.likelihoods):
         return None
-    if not data.tracks and (rows > _MOST or not _in_memory(data)):
+    if not data.tracks and (rows > _MOST or not _at_hand(data)):
         return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)
     if rows > _MOST:
         return None
@@ -655,8 +655,8 @@ def _rows(state: ModelState) -> float:
     return math.inf if inference.is_iterative else inference.num_features(state.kernel)
 
 
-def _in_memory(data: Dataset) -> bool:
-    return all(isinstance(source, InMemory | Arrays) for source in data.sources)
+def _at_hand(data: Dataset) -> bool:
+    return all(source.at_hand for source in data.sources)
 
 
 def _some(held: TrackObservations, count: int) -> TrackObservations:

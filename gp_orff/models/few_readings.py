@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -580,7 +580,7 @@ class Mixture(FieldDistribution):
         kernel: whose terms name the parts.
     """
 
-    members: Sequence[Member]
+    members: Sequence[Member] = field()
     kernel: Kernel
 
     @property

@@ -117,6 +117,7 @@ class Snapshot(KernelOfField, ABC):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None  # a constant; None for that of largest evidence
+    is_part = False  # whether it is a `PartSnapshot`
 
     @abstractmethod
     def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
@@ -302,6 +303,7 @@ class PartSnapshot(Snapshot):
     total: Snapshot  # of the sum
     kernel: Kernel
     term_indices: tuple[int, ...]  # of the part, among the terms of the sum
+    is_part = True
 
     @classmethod
     def of(cls, total: Snapshot, name: str | int) -> "PartSnapshot":

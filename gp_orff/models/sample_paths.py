@@ -27,7 +27,7 @@ from gp_orff.kernels.base import check_positive_integer, is_transformed
 from gp_orff.kernels.derivatives import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
-from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, PartSnapshot, Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, Snapshot
 from gp_orff.models.transforms import pointwise
 from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.threads import chosen_threads
@@ -192,7 +192,7 @@ class JoinedPaths(Paths):
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
     """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
     distribution, _ = field.distribution.split()
-    if isinstance(distribution, Mixture):
+    if distribution.members:
         return _mixed(distribution, field, snapshot, count, seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -244,7 +244,7 @@ def _(distribution: WeightPosterior, snapshot, count, seed, normal) -> WeightPat
 
 @paths_of.register
 def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePaths:
-    if isinstance(snapshot, PartSnapshot):
+    if snapshot.is_part:
         raise NotImplementedError(
             "sample paths of a part of an exact model are not known: expected features, such as "
             + _BY_FEATURES

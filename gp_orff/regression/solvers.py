@@ -700,9 +700,8 @@ def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
 
 def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
     """The loss, if it is one number, with a gradient where gradients are enabled."""
-    value = loss(prediction, y)
-    differentiable = isinstance(value, Tensor) and value.requires_grad
-    if torch.is_grad_enabled() and not differentiable:
+    value = torch.as_tensor(loss(prediction, y))
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise ValueError(
             "expected a loss that is a differentiable function of the prediction, got one without "
             "a gradient; compute it by torch functions, without item(), detach() or numpy"
