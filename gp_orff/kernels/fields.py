@@ -268,7 +268,6 @@ class HelmholtzKernel(AdditiveKernel):
     """
 
     lengthscale = INNER_LENGTHSCALE
-    default_prior = "level_prior", 3.0  # of learned spectra: its name and standard deviation
 
     def __init__(
         self,
@@ -290,8 +289,7 @@ class HelmholtzKernel(AdditiveKernel):
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
         if any(hasattr(part, "related") for part in first.modules()):
-            name, sd = self.default_prior
-            self.register_prior(name, NormalPrior(0.0, sd), _level, _set_level)
+            self.register_prior("level_prior", NormalPrior(0.0, 3.0), _level, _set_level)
 
     @classmethod
     def of_halves(cls, *halves: ScaleKernel) -> "HelmholtzKernel":

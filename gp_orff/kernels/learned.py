@@ -174,7 +174,6 @@ class LearnedSpectrumKernel(RadialKernel):
 
     highest_order = 4
     is_wide = True  # of many lengths, whatever the lengthscale
-    default_prior = "shape_prior", 1.0  # its name and standard deviation, about zero
 
     def __init__(
         self,

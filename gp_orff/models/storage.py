@@ -7,7 +7,9 @@ import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, singledispatch
+from importlib import import_module
 from inspect import Parameter, getmembers, isclass, signature
+from pkgutil import iter_modules
 from zipfile import BadZipFile
 
 import gpytorch
@@ -16,7 +18,7 @@ import torch
 from gpytorch import Module
 from torch import Tensor, nn
 
-from gp_orff import features, symbols
+from gp_orff import features, kernels, symbols
 from gp_orff.data import likelihoods
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
 from gp_orff.data.observations import Observations, Represented, SymbolObservations
@@ -29,7 +31,7 @@ from gp_orff.data.tracks import Track, TrackObservations, means_of
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
+from gp_orff.kernels import dot_product, fields, harmonic, learned
 from gp_orff.kernels.base import parts_of
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
@@ -126,8 +128,8 @@ def _(value):
 # arguments and constraints.
 #
 # 1. `_recipe` descends the tree. There is none if anything in it cannot be described: an unknown
-#    class, a prior that no constructor makes, a constraint with a transform that is not the usual
-#    one, a batch, or a parameter that occurs in two places.
+#    class, a constraint with a transform that is not the usual one, a batch, or a parameter that
+#    occurs in two places; nor if the constructors make other priors.
 # 2. `_captured` takes the constructor arguments from the attributes of the same names. Only classes
 #    that keep an argument under another name are listed, in `_ARGUMENTS`.
 # 3. `build` constructs the module from the recipe. Without one it needs a module that the user has
@@ -144,7 +146,7 @@ _CLASSES = {
     name: cls
     for place in (
         *(gpytorch.kernels, gpytorch.likelihoods, gpytorch.means, likelihoods),
-        *(dot_product, fields, harmonic, learned, lines, scalar, separable),
+        *(import_module(f"{kernels.__name__}.{m.name}") for m in iter_modules(kernels.__path__)),
     )
     for name, cls in getmembers(place, isclass)
     if issubclass(cls, Module) and cls is not learned.RelatedSpectrumKernel
@@ -243,7 +245,9 @@ def describe(module: Module) -> dict:
     try:
         _require(len(set(map(id, parameters))) == len(parameters))  # none in two places of the tree
         recipe = _recipe(module)
-        _build_recipe(recipe).double().load_state_dict(module.state_dict())
+        built = _build_recipe(recipe).double()
+        _require(_priors(built) == _priors(module))  # their values are in the state
+        built.load_state_dict(module.state_dict())
     except (_Unknown, TypeError, ValueError, RuntimeError):  # what another class raises
         recipe = None
     return {
@@ -306,7 +310,7 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
 def _recipe(module: Module) -> dict:
     """How to build a module; raises `_Unknown` if something in it is not known."""
     kind = type(module)
-    _require(_CLASSES.get(kind.__name__) is kind and all(map(_is_own, module.named_priors())))
+    _require(_CLASSES.get(kind.__name__) is kind)
     _require(not getattr(module, "batch_shape", ()))
     constraints = {}
     for name, constraint in module.named_constraints():
@@ -326,16 +330,12 @@ def _recipe(module: Module) -> dict:
     }
 
 
-def _is_own(named_prior: tuple) -> bool:
-    """Whether a prior is the one that the constructor of its module makes."""
-    name, owner, prior, _, _ = named_prior
-    if isinstance(owner, likelihoods.HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
-        return owner.has_default_prior
-    if not isinstance(prior, gpytorch.priors.NormalPrior):
-        return False
-    default, scale = getattr(owner, "default_prior", (None, None))
-    values = name.rpartition(".")[-1], float(prior.loc), float(prior.scale)
-    return values == (default, 0.0, scale)
+def _priors(module: Module) -> list[tuple]:
+    """The name and the class of each prior, and the function of what it is a prior."""
+    return [
+        (name, type(prior), getattr(closure, "func", closure))
+        for name, _, prior, closure, _ in module.named_priors()
+    ]
 
 
 def _build_recipe(recipe: Mapping) -> Module:
