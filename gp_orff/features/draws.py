@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Protocol
@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.columns import Columns, TrigColumns, side_by_side
 from gp_orff.features.lattice import GramCache, LatticeColumns
 from gp_orff.kernels.base import is_number
 from gp_orff.kernels.lattice_sums import lattice_weights
@@ -673,3 +673,58 @@ def _axis(edge: int, spacing: float, far: int) -> tuple[np.ndarray, np.ndarray]:
         np.concatenate([-beyond[::-1], inner, beyond]),
         np.concatenate([lengths[::-1], np.full(len(inner), spacing), lengths]),
     )
+
+
+# The frequencies of sums of several families: those of a lattice, harmonic waves, and lines.
+
+
+class SharedFrequencies(nn.Module):
+    """The lattice of a sum, and the waves and lines of its harmonic and periodic terms."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def columns(self) -> Columns:
+        """The columns of all parts, one part after the other."""
+        return side_by_side([part.columns() for part in self.parts])[0]
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Which of the points x are outside the domain of any part."""
+        return torch.stack([part.outside(x) for part in self.parts]).any(0)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Check that all points x are inside the domains; raises a ValueError otherwise."""
+        for part in self.parts:
+            part.check(x)
+
+    @property
+    def tolerance(self) -> Float[Tensor, ""]:
+        """The share of the variance for which the frequencies were made."""
+        return torch.stack([part.tolerance for part in self.parts]).max()
+
+    @property
+    def constant(self) -> Bool[Tensor, "d"]:
+        """The inputs that are constant, along which frequencies are summed."""
+        return torch.stack([part.constant for part in self.parts]).any(0)
+
+
+def joined(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    family: Sequence[Draw],
+    in_family: Callable[[TermSpectrum], bool],
+    most: int,
+) -> list[Draw]:
+    """The draws of all terms, in order: those of a family, and of other terms those by a `Grid`,
+    with what is left of `most` features. Draws of several families share their frequencies."""
+    others, rest = [term for term in terms if not in_family(term)], []
+    if others:
+        left = max(most - sum(draw.num_columns for draw in family), 1)
+        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
+    ours, remaining = iter(family), iter(rest)
+    draws = [next(ours if in_family(term) else remaining) for term in terms]
+    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
+    for draw in draws:
+        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
+    return draws

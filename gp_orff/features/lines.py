@@ -23,11 +23,11 @@ from gp_orff.features.draws import (
     LeafSpectrum,
     Rule,
     TermSpectrum,
+    joined,
 )
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import joined
 from gp_orff.features.truncation import (
     GridAccuracy,
     grid_accuracy,

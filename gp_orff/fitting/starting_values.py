@@ -88,7 +88,7 @@ def starts(
     also with those of the largest cross-covariance.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
-    wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
+    wide = leaves and all(getattr(leaf.kernel, "is_learned", False) for leaf in leaves)
     # learned spectra have eight times longer and shorter lengths: every other start suffices
     shares, ratio = ([SHARES[1]], 9.0) if wide else ([*SHARES], 3.0)
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]

@@ -47,8 +47,8 @@ from gp_orff.inference.price import (
 )
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.lines import has_lines
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import terms
 
 # A cache of one value that depends on hyperparameters.
@@ -586,7 +586,7 @@ class Representation:
     @property
     def _learns_spectrum(self) -> bool:
         """Whether curves of learned spectra are trained."""
-        return has_learned_spectrum(self.kernel, trained=True)
+        return bool(learned_spectra(self.kernel, trained=True))
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:

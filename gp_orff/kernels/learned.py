@@ -9,13 +9,12 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from gp_orff.kernels.base import check_positive_integer, parts_of, set_value, value_of
+from gp_orff.kernels.base import check_positive_integer, set_value, value_of
 from gp_orff.kernels.lengths import shortest_lengths
 from gp_orff.kernels.spectra import (
     GRID_INPUTS,
@@ -173,7 +172,7 @@ class LearnedSpectrumKernel(RadialKernel):
     """
 
     highest_order = 4
-    is_wide = True  # of many lengths, whatever the lengthscale
+    is_learned = True
 
     def __init__(
         self,
@@ -372,6 +371,7 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
     """
 
     has_lengthscale = False  # of its own: gpytorch registers none
+    has_recipe = False  # for files: the kernel that has both curves makes it
 
     def __init__(self, other: LearnedSpectrumKernel):
         super().__init__(
@@ -442,17 +442,6 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         if own is not self:
             own._other = (self.other.expand_batch(*sizes),)
         return own
-
-
-def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
-    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
-    found = parts_of(kernel, LearnedSpectrumKernel)
-    return [part for part in found if part.shape.requires_grad or not trained]
-
-
-def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
-    """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
-    return bool(learned_spectra(kernel, trained))
 
 
 # Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.

@@ -12,10 +12,10 @@ import scipy
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, SpectralMixtureKernel
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 
 # Spectral densities of gpytorch's stationary scalar kernels.
 #
@@ -316,6 +316,7 @@ class RadialKernel(Kernel):
     spectrum: Spectrum  # at the present hyperparameters
     has_lengthscale = True
     highest_order = 2  # of the derivatives that `correlation` knows, at least 2
+    is_learned = False  # whether the spectrum is a learned curve, of many lengths
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative by s.
@@ -346,6 +347,12 @@ class RadialKernel(Kernel):
             s = (x1 - x2).square().sum(-1, keepdim=True)
             return self.correlation(s).squeeze(-1)
         return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[RadialKernel]:
+    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
+    found = [part for part in parts_of(kernel, RadialKernel) if part.is_learned]
+    return [part for part in found if part.shape.requires_grad or not trained]
 
 
 @spectrum.register

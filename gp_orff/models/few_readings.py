@@ -43,7 +43,7 @@ from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.fields import counterpart
-from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import leaf_dims, terms
 from gp_orff.symbols.base import Symbol
 
@@ -823,7 +823,7 @@ class Sample:
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
     """Whether observations are so few that they leave a learned spectrum open."""
     few = inference.is_exact and inference.num_values <= MOST_SAMPLED
-    return few and has_learned_spectrum(kernel, trained=True)
+    return few and bool(learned_spectra(kernel, trained=True))
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ from gp_orff.data.tracks import Track, TrackObservations, means_of
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels import dot_product, fields, harmonic, learned
+from gp_orff.kernels import dot_product, fields, harmonic
 from gp_orff.kernels.base import parts_of
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
@@ -149,7 +149,7 @@ _CLASSES = {
         *(import_module(f"{kernels.__name__}.{m.name}") for m in iter_modules(kernels.__path__)),
     )
     for name, cls in getmembers(place, isclass)
-    if issubclass(cls, Module) and cls is not learned.RelatedSpectrumKernel
+    if issubclass(cls, Module) and getattr(cls, "has_recipe", True)
 }
 
 
@@ -246,7 +246,7 @@ def describe(module: Module) -> dict:
         _require(len(set(map(id, parameters))) == len(parameters))  # none in two places of the tree
         recipe = _recipe(module)
         built = _build_recipe(recipe).double()
-        _require(_priors(built) == _priors(module))  # their values are in the state
+        _require(_prior_kinds(built) == _prior_kinds(module))  # their values are in the state
         built.load_state_dict(module.state_dict())
     except (_Unknown, TypeError, ValueError, RuntimeError):  # what another class raises
         recipe = None
@@ -330,7 +330,7 @@ def _recipe(module: Module) -> dict:
     }
 
 
-def _priors(module: Module) -> list[tuple]:
+def _prior_kinds(module: Module) -> list[tuple]:
     """The name and the class of each prior, and the function of what it is a prior."""
     return [
         (name, type(prior), getattr(closure, "func", closure))
