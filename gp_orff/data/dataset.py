@@ -32,7 +32,7 @@ from gp_orff.data.reading import (
 from gp_orff.data.sites import BY_THE_PRIOR, SAME, Repeats, distinct, fingerprints, lookup
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
-from gp_orff.data.tracks import TrackObservations, joined, observations_along, require_none, split
+from gp_orff.data.tracks import TrackObservations, joined, observations_along, split
 from gp_orff.data.validation import is_single
 from gp_orff.features.chunked import Box, contains, in_words, union, within_box
 from gp_orff.features.columns import Columns, TrigColumns
@@ -388,6 +388,14 @@ class Data(ABC):
         """Raise ValueError if observations inside `box` cannot be added."""
         return
 
+    def require_no_tracks(self) -> None:
+        """Raise NotImplementedError for observations along tracks: they have no statistics."""
+        if self.tracks:
+            raise NotImplementedError(
+                "expected observations without track= for statistics, got tracks, whose noise is "
+                "correlated; keep the observations, or save the model"
+            )
+
     def restrict(self, grid: Grid) -> Grid:
         """The grid, restricted to frequencies for which statistics exist."""
         return grid
@@ -711,7 +719,7 @@ class StatisticsOnly(Data):
         return {key: statistics.weights for key, statistics in self.field_statistics.groups.items()}
 
     def __add__(self, new: Dataset) -> "StatisticsOnly":
-        require_none(new.tracks)
+        new.require_no_tracks()
         statistics = self.field_statistics + new.statistics(self.field_statistics.phi)
         return StatisticsOnly(
             statistics, self.domain, self.survey + new.survey, self.symbol_data + new.symbol_data

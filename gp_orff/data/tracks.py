@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from itertools import accumulate
@@ -23,7 +23,7 @@ from gp_orff.data.validation import are_missing, as_matrix, is_single, without_t
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.kernels.base import map_tensors
+from gp_orff.kernels.base import map_tensors, plain_tensor
 
 # The covariance of block means under noise along tracks.
 #
@@ -724,6 +724,28 @@ class TrackObservations(LinearObservations):
         rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
+    def plain(self) -> dict[str, object]:
+        """Tensors and plain values, for files."""
+        tracks = [vars(map_tensors(track, plain_tensor)) for track in self.tracks]
+        return {**self.key.plain(), "tracks": tracks, "timed": self.timed, "span": self.span}
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "TrackObservations":
+        """The block means of a group from what `plain` gave."""
+        key = GroupKey.from_plain(content)
+        key = GroupKey(key.label, means_of(key.pattern))
+        tracks = tuple(Track(**track) for track in content["tracks"])
+        return cls(key, tracks, content["timed"], content["span"])
+
+    def check_repeated(self) -> None:
+        """Raise ValueError where every track has one observation only."""
+        if all(len(track.x) == 1 for track in self.tracks):
+            raise ValueError(
+                f"expected tracks of several observations, got {len(self.tracks)} of one "
+                "observation each, which do not determine noise along tracks; give the "
+                "observations of one track one label, or leave out track="
+            )
+
     def to(self, device: torch.device) -> "TrackObservations":
         """These observations on another device."""
         return replace(self, tracks=tuple(track.to(device) for track in self.tracks))
@@ -892,15 +914,6 @@ def split(
             tracks.append(part)
         else:
             yield part
-
-
-def require_none(tracks: Sequence[TrackObservations]) -> None:
-    """Raise NotImplementedError for tracks: they have no statistics."""
-    if tracks:
-        raise NotImplementedError(
-            "expected observations without track= for statistics, got tracks, whose noise is "
-            "correlated; keep the observations, or save the model"
-        )
 
 
 # Times along tracks, as numbers or as dates, in float64.
@@ -1079,17 +1092,6 @@ def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[
     steps = np.linalg.norm(np.diff(x, axis=0), axis=-1) * (np.diff(of_track) == 0)
     length = np.concatenate([[0.0], np.cumsum(steps)])
     return length - length[np.searchsorted(of_track, of_track)]
-
-
-def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
-    """Raise ValueError where every track of a group has one observation only."""
-    for part in parts:
-        if all(len(track.x) == 1 for track in part.tracks):
-            raise ValueError(
-                f"expected tracks of several observations, got {len(part.tracks)} of one "
-                "observation each, which do not determine noise along tracks; give the "
-                "observations of one track one label, or leave out track="
-            )
 
 
 def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:

@@ -71,6 +71,12 @@ class FieldDistribution(ABC):
         """H Cov[f] Hᵀ of every observation."""
         return part.apply_to_covariance(self.blocks(part.x))
 
+    def latent_variance(self, part: Observations) -> Float[Tensor, "n v"]:
+        """Var[H f] of every observation."""
+        if part.direction is None:  # then H selects components
+            return part.apply(self.variance(part.x))
+        return self.latent(part).diagonal(dim1=-1, dim2=-2)
+
     def normals(
         self, x: Float[Tensor, "n d"]
     ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:

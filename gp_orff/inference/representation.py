@@ -20,7 +20,6 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import site_labels
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.tracks import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.chunked import Box, box_of, contains, corners, far_message, rounded, union
 from gp_orff.features.draws import Draw, Rule
@@ -471,7 +470,7 @@ class Representation:
         data, rule = self.data, self.rule
         if not data.revisitable:
             return data
-        require_none(data.tracks)
+        data.require_no_tracks()
         if not self.on_lattice:
             raise NotImplementedError(
                 "statistics expect frequencies that are valid for all lengthscales, got those of a "

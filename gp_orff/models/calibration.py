@@ -25,13 +25,13 @@ from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.tracks import TrackObservations
 from gp_orff.fitting.noise import is_kept
 from gp_orff.inference.along_tracks import (
-    block_means_under,
+    covariance_of_blocks,
     in_components,
-    joint_covariance,
     residual_of_blocks,
+    tracks_left_out,
 )
 from gp_orff.inference.exact import ExactInference, has_covariance
-from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
+from gp_orff.inference.left_out import Block, LeftOut, predicted
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.lines import inputs_of_lines
 from gp_orff.kernels.tree import space_of
@@ -531,8 +531,7 @@ def ratios_of_track(
 ) -> Iterator[Float[Tensor, "k"]]:
     """|aᴴr|²/(aᴴCa) of every component of the block means of a track, at k frequencies."""
     residual, width = residual_of_blocks(field, part).cpu().to(wave), part.y.shape[-1]
-    seen = block_means_under(field, part)
-    latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
+    latent = covariance_of_blocks(field, part)
     covariance = (part.noise_covariance(noises, truncated) - latent).cpu().to(wave)
     for i in range(width):
         of_one = covariance[i::width, i::width]

@@ -26,8 +26,9 @@ from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.grid_design import lengthscales
 from gp_orff.fitting.robust_em import EStep
+from gp_orff.inference.along_tracks import TrackReadings, left_out_of_tracks
 from gp_orff.inference.features import Inference
-from gp_orff.inference.left_out import Block, LeftOut, TrackReadings, left_out, left_out_of_tracks
+from gp_orff.inference.left_out import Block, LeftOut, left_out
 from gp_orff.kernels.base import map_tensors
 from gp_orff.models.report import table
 
