@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.kernels.base import as_real_tensor, map_tensors
+from gp_orff.kernels.base import as_real_tensor, map_tensors, plain_tensor
 from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
@@ -106,6 +106,21 @@ class Observations:
     def copied(self) -> "Observations":
         """A copy that shares no memory, without `index`."""
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
+
+    def plain(self) -> dict[str, object]:
+        """Tensors and plain values, for files."""
+        own = self._map(plain_tensor)
+        tensors = {name: getattr(own, name) for name in ("x", "y", "weight", "direction")}
+        represented = {} if own.represented is None else {"represented": list(own.represented)}
+        return {**self.key.plain(), **tensors, **represented}
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "Observations":
+        """The observations from what `plain` gave."""
+        tensors = (content[name] for name in ("x", "y", "weight", "direction"))
+        given = content.get("represented")
+        given = None if given is None else Represented(*given)
+        return cls(GroupKey.from_plain(content), *tensors, represented=given)
 
     def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
         """These observations with a function of every tensor, of these and of others."""

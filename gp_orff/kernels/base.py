@@ -187,6 +187,11 @@ def map_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
     return replace(value, **{name: change(own) for name, own in tensors_of(value).items()})
 
 
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """A copy of a tensor for files."""
+    return tensor.detach().cpu().clone()
+
+
 def value_of(name: str, module: Module) -> Tensor:
     """A value with a prior, by its name; unlike closures of gpytorch, it can be pickled."""
     return getattr(module, name)
