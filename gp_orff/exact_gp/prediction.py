@@ -46,7 +46,7 @@ from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.tree import num_outputs
-from gp_orff.symbols.base import Identity
+from gp_orff.symbols.base import Identity, required
 
 # Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights.
 
@@ -441,7 +441,7 @@ def _(kernel: AdditiveKernel) -> bool:
     return all(map(_is_features, kernel.kernels))
 
 
-def _is_field(kernel: object) -> bool:
+def _is_field(kernel: Kernel) -> bool:
     """Whether a kernel contains a field kernel."""
     fields = (
         FieldKernel,
@@ -450,7 +450,7 @@ def _is_field(kernel: object) -> bool:
         SpectralMatrixKernel,
         FieldProductKernel,
     )
-    return isinstance(kernel, Kernel) and bool(parts_of(kernel, *fields))
+    return bool(parts_of(kernel, *fields))
 
 
 def _prediction_strategy(
@@ -471,6 +471,7 @@ _gpytorch_product = Kernel.__mul__
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
     """The product of a field kernel and a scalar kernel, in either order."""
+    required(other, Kernel, "expected a kernel as the other factor", "give a ScaleKernel a scale")
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
     if parts_of(self, ORFFKernel) or parts_of(other, ORFFKernel):

@@ -555,7 +555,7 @@ def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k
 
 
 def _has_explicit_frequencies(columns: Columns) -> bool:
-    return type(columns) is TrigColumns and isinstance(columns.phases, LinearPhases)
+    return type(columns) is TrigColumns and columns.phases.written_out
 
 
 def _join(parts: Sequence[TrigColumns]) -> tuple[TrigColumns, list[Int[Tensor, "k"]]]:

@@ -26,6 +26,7 @@ class Phases(ABC):
     zero: Bool[Tensor, "*b D"]  # which frequencies are zero
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     num_arrays = 1  # temporary arrays (*b, N, D) of one call
+    written_out = False  # whether they are `LinearPhases`
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
@@ -59,6 +60,7 @@ class LinearPhases(Phases):
     """The phases of frequencies ω that are written out, as a matrix product."""
 
     omega: Float[Tensor, "*b D d"]
+    written_out = True
 
     @property
     def num_frequencies(self) -> int:

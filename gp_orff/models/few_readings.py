@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, singledispatch
 
 import numpy as np
 import scipy
@@ -341,19 +341,23 @@ def _moments(
     return u.mean(0).cpu().numpy(), _WIDER_PRIOR * u.std(0).cpu().numpy()
 
 
+@singledispatch
 def _draws(prior: Prior | LogNormal, shape: torch.Size) -> Float[Tensor, "S ..."]:
     """Draws of values; NaN where a prior gives none."""
-    if isinstance(prior, LogNormal):
-        normal = torch.randn(_DRAWS, *shape, dtype=torch.float64)
-        if prior.summand is not None:
-            return normal * math.nan
-        return prior.median.cpu() * torch.exp(prior.width * normal)
     try:
         own = prior.batch_shape + prior.event_shape
         count = (_DRAWS,) if own == shape or len(own) else (_DRAWS, *shape)
         return prior.sample(torch.Size(count)).expand(_DRAWS, *shape)
     except NotImplementedError:
         return torch.full((_DRAWS, *shape), math.nan)
+
+
+@_draws.register
+def _(prior: LogNormal, shape):
+    normal = torch.randn(_DRAWS, *shape, dtype=torch.float64)
+    if prior.summand is not None:
+        return normal * math.nan
+    return prior.median.cpu() * torch.exp(prior.width * normal)
 
 
 # Adaptive importance sampling, a share of whose draws always comes from the prior.

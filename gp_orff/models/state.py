@@ -31,7 +31,6 @@ from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners
 from gp_orff.features.draws import GridWarning, Rule
-from gp_orff.features.grid import Grid
 from gp_orff.fitting.journal import History
 from gp_orff.fitting.noise import (
     along_directions,
@@ -369,8 +368,8 @@ class ModelState:
     def warn_of_small_grid(self) -> None:
         """Warn if the grid that the user gave truncates much of the variance, unless the fit has
         said so."""
-        inference, given = self.inference, self.representation.requested
-        if inference.is_exact or not isinstance(given, Grid):
+        inference, representation = self.inference, self.representation
+        if inference.is_exact or representation.auto or not representation.grid:
             return
         noises = noises_of(self.kernel, self.likelihoods)
         ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
