@@ -77,6 +77,8 @@ class ORFFKernel(WrapperKernel):
         True
     """
 
+    is_field = False
+
     def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
         super().__init__()
         example = "ORFFKernel(gpytorch.kernels.RBFKernel(), gp_orff.MonteCarlo(256), num_dims=2)"

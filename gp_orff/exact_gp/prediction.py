@@ -42,9 +42,7 @@ from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
 from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor, parts_of
-from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
-from gp_orff.kernels.separable import SeparableKernel
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.fields import FieldProductKernel, require_field_products
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.symbols.base import Identity, required
 
@@ -443,14 +441,7 @@ def _(kernel: AdditiveKernel) -> bool:
 
 def _is_field(kernel: Kernel) -> bool:
     """Whether a kernel contains a field kernel."""
-    fields = (
-        FieldKernel,
-        PotentialKernel,
-        SeparableKernel,
-        SpectralMatrixKernel,
-        FieldProductKernel,
-    )
-    return bool(parts_of(kernel, *fields))
+    return any(part.is_field for part in parts_of(kernel, WrapperKernel, FieldKernel))
 
 
 def _prediction_strategy(

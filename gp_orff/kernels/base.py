@@ -84,6 +84,7 @@ class FieldKernel(Kernel):
 
     amplitude: str
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # rather than features
 
     def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
         """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
@@ -98,6 +99,7 @@ class WrapperKernel(Kernel):
     """
 
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # rather than features
 
     def __new__(cls, *args, **kwargs):
         """A new kernel; a TypeError for arguments that belong to a kernel inside."""
