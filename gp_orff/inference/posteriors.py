@@ -63,9 +63,9 @@ class FieldDistribution(ABC):
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
         """Cov[f(x)]."""
 
-    @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+        return cholesky(self.covariance(x))
 
     def latent(self, part: Observations) -> Float[Tensor, "n v v"]:
         """H Cov[f] Hᵀ of every observation."""
