@@ -109,9 +109,9 @@ class Observations:
 
     def plain(self) -> dict[str, object]:
         """Tensors and plain values, for files."""
-        own = self._map(plain_tensor)
-        tensors = {name: getattr(own, name) for name in ("x", "y", "weight", "direction")}
-        represented = {} if own.represented is None else {"represented": list(own.represented)}
+        part = self._map(plain_tensor)
+        tensors = {name: getattr(part, name) for name in ("x", "y", "weight", "direction")}
+        represented = {} if part.represented is None else {"represented": list(part.represented)}
         return {**self.key.plain(), **tensors, **represented}
 
     @classmethod

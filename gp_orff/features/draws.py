@@ -194,10 +194,10 @@ def sole_leaf(term: TermSpectrum, kind: type[KernelSpectrum], expected: str) -> 
     Raises:
         NotImplementedError: a product with another kernel; the message states what is `expected`.
     """
-    found = [leaf for leaf in term.leaves if isinstance(leaf.spectrum, kind)]
-    if found and len(term.leaves) > 1:
+    leaves = [leaf for leaf in term.leaves if isinstance(leaf.spectrum, kind)]
+    if leaves and len(term.leaves) > 1:
         raise NotImplementedError(expected)
-    return found[0] if found else None
+    return leaves[0] if leaves else None
 
 
 def check_seed(seed: int, owner: str) -> None:

@@ -186,7 +186,7 @@ def tensors_of(value: object) -> dict[str, Tensor]:
 
 def map_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
     """A dataclass with a function of each field that is a tensor."""
-    return replace(value, **{name: change(own) for name, own in tensors_of(value).items()})
+    return replace(value, **{name: change(tensor) for name, tensor in tensors_of(value).items()})
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

@@ -280,13 +280,30 @@ def spectrum(kernel: Kernel) -> Spectrum:
     )
 
 
+class Law(KernelSpectrum):
+    """What a user has registered as the spectrum of a kernel, without subclassing `Spectrum`: it
+    has the members that random rules need."""
+
+    def __init__(self, registered: object):
+        self.registered = registered
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "registered"), name)
+
+
+def law_of(kernel: Kernel) -> KernelSpectrum:
+    """The spectrum of a kernel, which says what it is."""
+    law = spectrum(kernel)
+    return law if isinstance(law, KernelSpectrum) else Law(law)
+
+
 def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
     """The spectrum of a base kernel of `owner`, which has to be stationary.
 
     Raises:
         NotImplementedError: the class of the kernel is not registered, or has no spectral density.
     """
-    density = spectrum(kernel)
+    density = law_of(kernel)
     if not density.is_stationary:
         raise NotImplementedError(
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "

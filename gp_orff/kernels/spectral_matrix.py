@@ -22,7 +22,7 @@ from gp_orff.kernels.base import (
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
-from gp_orff.kernels.spectra import StudentT, spectral_density, spectrum
+from gp_orff.kernels.spectra import StudentT, spectral_density
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 from gp_orff.symbols.base import required
@@ -708,7 +708,7 @@ class SpectralMatrixKernel(WrapperKernel):
         quadrature = variances if diag else covariance
         total = 0.0
         for term in inner_terms(self):
-            measure = spectrum(term.leaves[0].kernel)
+            measure = term.leaves[0].spectrum
             if not measure.for_grids:
                 raise NotImplementedError(
                     "SpectralMatrixKernel computes covariances by quadrature of a known spectral "
@@ -725,7 +725,7 @@ class SpectralMatrixKernel(WrapperKernel):
     @torch.no_grad()
     def _checked_rank(self) -> int:
         """r, after checks of B at zero, and at random frequencies and their negatives."""
-        density = spectrum(terms(self.base_kernel)[0].leaves[0].kernel)
+        density = terms(self.base_kernel)[0].leaves[0].spectrum
         rng = np.random.default_rng(0)
         directions = rng.standard_normal((64, self.num_dims))
         directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
@@ -754,7 +754,7 @@ class SpectralMatrixKernel(WrapperKernel):
 
     @torch.no_grad()
     def _require_finite_variance(self) -> None:
-        densities = [spectrum(term.leaves[0].kernel) for term in terms(self.base_kernel)]
+        densities = [term.leaves[0].spectrum for term in terms(self.base_kernel)]
         if self.num_dims > 3 or not all(d.for_grids for d in densities):
             return  # no quadrature
         if any(math.isinf(self.factor.variance_spectrum(d).moment(0)) for d in densities):

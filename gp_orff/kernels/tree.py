@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.kernels.base import check_scalar, cholesky
-from gp_orff.kernels.spectra import Spectrum, spectrum
+from gp_orff.kernels.spectra import Spectrum, law_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 from gp_orff.symbols.base import required
 
@@ -233,7 +233,7 @@ class Leaf:
     @property
     def spectrum(self) -> Spectrum:
         """The spectrum of the kernel at its present hyperparameters."""
-        return spectrum(self.kernel)
+        return law_of(self.kernel)
 
     @property
     def is_elementary(self) -> bool:

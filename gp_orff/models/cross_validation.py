@@ -330,8 +330,8 @@ class CrossValidation:
     def _take(self, rows: Int[Tensor, "m"]) -> "CrossValidation":
         """The scores of some numbers of one block."""
         names = (self.names[int(self.block[rows[0]])],)
-        own = map_tensors(self, lambda tensor: tensor[rows])
-        return replace(own, names=names, block=torch.zeros_like(rows))
+        scores = map_tensors(self, lambda tensor: tensor[rows])
+        return replace(scores, names=names, block=torch.zeros_like(rows))
 
     def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
         """Return the decrease of the NLPD relative to `other`, and its standard error.

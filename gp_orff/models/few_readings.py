@@ -254,7 +254,7 @@ class PriorOfCoordinates:
         widths = np.ones_like(means)
         for own, prior in {**self.priors.weak, **self.priors.registered}.items():
             columns, part = self._columns[own]
-            if isinstance(prior, LogNormal) and part.is_logarithm:
+            if own in self.priors.weak and part.is_logarithm:
                 if prior.summand is None:
                     means[columns] = prior.median.log().flatten().cpu().numpy()
                     widths[columns] = prior.width

@@ -575,8 +575,8 @@ def unpack_data(content: Mapping) -> Data:
 
 
 def _pack_symbol_data(part: SymbolObservations) -> dict:
-    own = map_tensors(part, plain_tensor)
-    tensors = {name: getattr(own, name) for name in ("x", "y", "noise", "direction")}
+    part = map_tensors(part, plain_tensor)
+    tensors = {name: getattr(part, name) for name in ("x", "y", "noise", "direction")}
     return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
 
 
