@@ -20,7 +20,7 @@ from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
 from gp_orff.features.random import Measure, Proposal, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.spectra import Gaussian, GridSpectrum, SpectralMixture, Spectrum
+from gp_orff.kernels.spectra import Gaussian, SpectralMixture, Spectrum
 from gp_orff.kernels.tree import (
     Factor,
     Gradient,
@@ -511,7 +511,7 @@ class Nodes:
             log_probability = torch.full_like(v, -math.log(len(v)))
             b = v.sqrt()[:, None, None] * factor(omega)
             return cls(omega, log_probability, b @ b.mH, None)
-        if not isinstance(spectrum, GridSpectrum) or leaf.num_dims > 3:
+        if not spectrum.for_grids or leaf.num_dims > 3:
             raise NotImplementedError(
                 "bounds integrate over the spectral density of a SpectralMatrixKernel of at most 3 "
                 f"inputs, got {type(spectrum).__name__} of {leaf.num_dims}; measure the error with "

@@ -41,12 +41,10 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
-from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
-from gp_orff.kernels.separable import SeparableKernel
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor, parts_of
+from gp_orff.kernels.fields import FieldProductKernel, require_field_products
 from gp_orff.kernels.tree import num_outputs
-from gp_orff.symbols.base import Identity
+from gp_orff.symbols.base import Identity, required
 
 # Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights.
 
@@ -441,16 +439,9 @@ def _(kernel: AdditiveKernel) -> bool:
     return all(map(_is_features, kernel.kernels))
 
 
-def _is_field(kernel: object) -> bool:
+def _is_field(kernel: Kernel) -> bool:
     """Whether a kernel contains a field kernel."""
-    fields = (
-        FieldKernel,
-        PotentialKernel,
-        SeparableKernel,
-        SpectralMatrixKernel,
-        FieldProductKernel,
-    )
-    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+    return any(part.is_field for part in parts_of(kernel, WrapperKernel, FieldKernel))
 
 
 def _prediction_strategy(
@@ -471,9 +462,10 @@ _gpytorch_product = Kernel.__mul__
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
     """The product of a field kernel and a scalar kernel, in either order."""
+    required(other, Kernel, "expected a kernel as the other factor", "give a ScaleKernel a scale")
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
-    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+    if parts_of(self, ORFFKernel) or parts_of(other, ORFFKernel):
         warnings.warn(
             "a product with ORFFKernel has no features: its matrices are dense, at a cost cubic in "
             "the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
@@ -507,13 +499,12 @@ _gpytorch_call = ExactGP.__call__
 def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     """The distribution at some inputs, of a model whose parts fit each other."""
     check_noise(self.likelihood)
-    if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
+    if not parts_of(self, WrapperKernel, FieldKernel):
         return _gpytorch_call(self, *args, **kwargs)
     for part in self.modules():
         check_outputs(part)
-    for part in self.modules() if self.training else ():
-        if isinstance(part, ORFFKernel):
-            part.follow_lengthscales()
+    for part in parts_of(self, ORFFKernel) if self.training else ():
+        part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:

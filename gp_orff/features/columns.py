@@ -27,6 +27,11 @@ class Columns(ABC):
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     on_lattice = False  # whether they are `LatticeColumns`
 
+    @property
+    def families(self) -> "tuple[Columns, ...]":
+        """The families of columns that these are."""
+        return (self,)
+
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
         """These columns with other tensors: another device or type, or a batch of them."""
@@ -413,7 +418,11 @@ class PointwiseColumns(Columns):
 class SideBySide(Columns):
     """The columns of several families, one family after the other."""
 
-    families: tuple[Columns, ...]
+    parts: tuple[Columns, ...]
+
+    @property
+    def families(self) -> tuple[Columns, ...]:
+        return self.parts
 
     @property
     def counts(self) -> list[int]:
@@ -522,17 +531,12 @@ class SideBySide(Columns):
         return self._shift(partners), torch.cat(signs)
 
 
-def families_of(columns: Columns) -> tuple[Columns, ...]:
-    """The families of columns, or the columns themselves."""
-    return columns.families if isinstance(columns, SideBySide) else (columns,)
-
-
 def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k"]]]:
     """The columns of all parts as one value, and the indices that each part has among them.
 
     All trigonometric columns with explicit frequencies become one family, which comes first.
     """
-    families = [families_of(part) for part in parts]
+    families = [part.families for part in parts]
     every = list(chain.from_iterable(families))
     # Sorting is stable: explicit frequencies come first, and the order of the parts is kept within
     # both kinds. `place` then leads from the number of a family in `every` to its columns.
@@ -551,7 +555,7 @@ def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k
 
 
 def _has_explicit_frequencies(columns: Columns) -> bool:
-    return type(columns) is TrigColumns and isinstance(columns.phases, LinearPhases)
+    return type(columns) is TrigColumns and columns.phases.written_out
 
 
 def _join(parts: Sequence[TrigColumns]) -> tuple[TrigColumns, list[Int[Tensor, "k"]]]:

@@ -36,6 +36,7 @@ class Expansion(ABC):
     tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
     is_complex = False  # whether directions are
     is_kronecker = False  # whether each column has the directions scales_c · L
+    is_scaled = False  # whether it is a `ScaledExpansion`
 
     @property
     def num_columns(self) -> int:
@@ -405,6 +406,7 @@ class ScaledExpansion(FeatureExpansion):
 
     scales: Float[Tensor, "*b F"] = None
     units: Complex[Tensor, "F p"] = None
+    is_scaled = True
 
     @classmethod
     def of(

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales, in_plane
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
-from gp_orff.kernels.lines import is_line
 
 # From a tolerance to the points of a lattice. A grid has two errors, each with one parameter:
 #
@@ -207,7 +206,7 @@ def axes_of(terms: Sequence[TermSpectrum]) -> Iterator[tuple[LeafSpectrum, int, 
     """Every axis of every leaf with a density: the leaf, the axis within it, the input column."""
     for term in terms:
         for leaf in term.leaves:
-            if is_line(leaf.spectrum):  # which a lattice does not depend on
+            if leaf.spectrum.is_line:  # which a lattice does not depend on
                 continue
             for axis, dim in enumerate(leaf.dims):
                 yield leaf, axis, dim

@@ -23,18 +23,18 @@ from gp_orff.features.draws import (
     LeafSpectrum,
     Rule,
     TermSpectrum,
+    joined,
 )
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import joined
 from gp_orff.features.truncation import (
     GridAccuracy,
     grid_accuracy,
     image_variance,
     truncated_variance_of,
 )
-from gp_orff.kernels.lines import LineSpectrum, has_lines, is_line
+from gp_orff.kernels.lines import LineSpectrum, has_lines
 from gp_orff.kernels.tree import Term, spectra_of
 from gp_orff.symbols.base import Symbol
 
@@ -251,7 +251,7 @@ class LineDraw(GridDraw):
     def weights(self, term: Term) -> Float[Tensor, "*b J"]:
         """w_j of every line of the term."""
         weights = 0.5 ** self.halvings.double()
-        spectra = [s for s in spectra_of(term) if is_line(s)]
+        spectra = [s for s in spectra_of(term) if s.is_line]
         for density, order in zip(spectra, self.numbers.mT, strict=True):
             weights = weights * density.lines(int(order.max()) + 1)[1][..., order]
         return weights
@@ -303,14 +303,14 @@ class LineDraw(GridDraw):
 
     def ratio_outside_range(self, spectra) -> float | None:
         """The ratio of a period to that of the draw, if it has changed, or that of lengthscales."""
-        others = [density for density in spectra if not is_line(density)]
+        others = [density for density in spectra if not density.is_line]
         # A relative change of a period above 1e-9 is more than rounding.
         return self._ratio_of_lines(spectra, 1e-9) or self.rest.ratio_outside_range(others)
 
     def _ratio_of_lines(self, spectra, least: float) -> float | None:
         """The ratio of a period to that of the draw, or of the number of lines to that needed,
         if it differs by more than the `least`."""
-        lines = [density for density in spectra if is_line(density)]
+        lines = [density for density in spectra if density.is_line]
         counts = (self.numbers.amax(0) + 1).tolist()
         for density, count, built in zip(lines, counts, self.built, strict=True):
             present = density.lines(count)[0].detach().flatten()[-1].double()
@@ -340,7 +340,7 @@ _COARSER = 4.0  # the ratio of tolerances that are tried under a budget
 
 def _rest(term: Term | TermSpectrum) -> Term | TermSpectrum:
     """A term without its lines."""
-    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
+    leaves = tuple(leaf for leaf in term.leaves if not leaf.spectrum.is_line)
     return replace(term, leaves=leaves)
 
 
@@ -412,7 +412,7 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
 
 
 def _leaves(term: TermSpectrum) -> list[LeafSpectrum]:
-    return [leaf for leaf in term.leaves if is_line(leaf.spectrum)]
+    return [leaf for leaf in term.leaves if leaf.spectrum.is_line]
 
 
 def _lines(

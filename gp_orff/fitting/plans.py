@@ -112,8 +112,19 @@ class Plan(ABC):
         return {}
 
 
+class ByKernel(Plan):
+    """A plan whose columns are those of the exact kernel."""
+
+    @property
+    def operations(self) -> float:
+        return cubic(self.shape[0])
+
+    def inference(self) -> Inference:
+        return self.trainer.exact_inference(self.data)
+
+
 @dataclass(eq=False)
-class OfSubset(Plan):
+class OfSubset(ByKernel):
     """Some of the numbers, of points at all distances from each other, under the exact kernel."""
 
     numbers: int
@@ -125,10 +136,6 @@ class OfSubset(Plan):
         return self.numbers, None
 
     @property
-    def operations(self) -> float:
-        return cubic(self.numbers)
-
-    @property
     def loss(self) -> float:
         return loss_of_rows(self.trainer, self.numbers, self.of)
 
@@ -136,9 +143,6 @@ class OfSubset(Plan):
     def data(self) -> Data:
         """The subset; with weights after a search under Student-t noise."""
         return self.trainer.subset(self.numbers)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -148,7 +152,7 @@ class OfSubset(Plan):
 
 
 @dataclass(eq=False)
-class OfAll(Plan):
+class OfAll(ByKernel):
     """All numbers under the exact kernel."""
 
     data: Dataset
@@ -161,13 +165,6 @@ class OfAll(Plan):
     @property
     def shape(self) -> tuple[float, int | None]:
         return self.size, None
-
-    @property
-    def operations(self) -> float:
-        return cubic(self.size)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()

@@ -20,7 +20,6 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import site_labels
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.tracks import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.chunked import Box, box_of, contains, corners, far_message, rounded, union
 from gp_orff.features.draws import Draw, Rule
@@ -48,8 +47,8 @@ from gp_orff.inference.price import (
 )
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.lines import has_lines
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import terms
 
 # A cache of one value that depends on hyperparameters.
@@ -478,7 +477,7 @@ class Representation:
         data, rule = self.data, self.rule
         if not data.revisitable:
             return data
-        require_none(data.tracks)
+        data.require_no_tracks()
         if not self.on_lattice:
             raise NotImplementedError(
                 "statistics expect frequencies that are valid for all lengthscales, got those of a "
@@ -593,7 +592,7 @@ class Representation:
     @property
     def _learns_spectrum(self) -> bool:
         """Whether curves of learned spectra are trained."""
-        return has_learned_spectrum(self.kernel, trained=True)
+        return bool(learned_spectra(self.kernel, trained=True))
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.lengths import shortest_lengths
-from gp_orff.kernels.spectra import RadialKernel, Spectrum, registered, spectrum
+from gp_orff.kernels.spectra import RadialKernel, registered, spectrum
 from gp_orff.kernels.tree import Leaf, Term, embedded, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.symbols.patches import Patch, Rule
 
 
@@ -416,8 +416,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
         ValueError: the symbol does not exist, or is known only relative to a reference.
         NotImplementedError: a derivative of a field kernel times a kernel of the same inputs.
     """
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"expected a symbol, such as gp_orff.Curl(), got {symbol!r}")
+    required(symbol, Symbol, "expected a symbol, such as gp_orff.Curl()", "give an instance")
     summands = terms(kernel)
     symbol.check(len(space), summands[0].num_outputs)
     for term in summands:
@@ -458,7 +457,7 @@ def _is_infinite(term: Term, order: int, num_dims: int) -> bool:
     A constant has none, and nor has a polynomial.
     """
     for measure in spectra_of(term)[:1]:
-        if not isinstance(measure, Spectrum):
+        if not measure.is_stationary:
             return False
         if term.factor.closed_form:
             moment = measure.moment(term.factor.degree + order, num_dims)

@@ -38,7 +38,7 @@ from gp_orff.kernels.pairs import (
     multiplied,
     prepared_rows,
 )
-from gp_orff.kernels.spectra import Range
+from gp_orff.kernels.spectra import KernelSpectrum, Range
 from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
 from gp_orff.symbols.base import Symbol
 
@@ -398,7 +398,7 @@ def _heights(
 
 
 @dataclass(frozen=True)
-class HarmonicSpectrum:
+class HarmonicSpectrum(KernelSpectrum):
     """The planes of sources on one side of a harmonic kernel, with horizontal frequencies k.
 
     It is no `Spectrum`: the kernel is stationary in the horizontal inputs only.

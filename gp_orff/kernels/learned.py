@@ -9,7 +9,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -173,8 +172,7 @@ class LearnedSpectrumKernel(RadialKernel):
     """
 
     highest_order = 4
-    is_wide = True  # of many lengths, whatever the lengthscale
-    default_prior = "shape_prior", 1.0  # its name and standard deviation, about zero
+    is_learned = True
 
     def __init__(
         self,
@@ -373,6 +371,7 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
     """
 
     has_lengthscale = False  # of its own: gpytorch registers none
+    has_recipe = False  # for files: the kernel that has both curves makes it
 
     def __init__(self, other: LearnedSpectrumKernel):
         super().__init__(
@@ -443,17 +442,6 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         if own is not self:
             own._other = (self.other.expand_batch(*sizes),)
         return own
-
-
-def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
-    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
-    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
-    return [part for part in found if part.shape.requires_grad or not trained]
-
-
-def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
-    """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
-    return bool(learned_spectra(kernel, trained))
 
 
 # Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.

@@ -12,10 +12,10 @@ import scipy
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, SpectralMixtureKernel
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 
 # Spectral densities of gpytorch's stationary scalar kernels.
 #
@@ -41,7 +41,28 @@ class Range(NamedTuple):
     stretch: float = 1.0  # relative change for a relative change of the frequencies
 
 
-class Spectrum(ABC):
+class KernelSpectrum:
+    """A `Spectrum`, or what a kernel that is not stationary has instead of one."""
+
+    is_stationary = False  # whether it is a `Spectrum`
+    is_line = False  # whether it is lines and no density
+    for_grids = False  # whether it is a `GridSpectrum`
+    is_radial = False  # whether it is a `Radial` spectrum
+    is_gaussian = False  # whether it is that of an RBF kernel
+
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
+        """The distribution of the coordinates `dims` of ω; None if it is not known here.
+
+        With it, a grid sums over the frequencies along inputs that are constant.
+
+        Args:
+            dims: the coordinates, at least one and not all.
+            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
+        """
+        return None
+
+
+class Spectrum(KernelSpectrum, ABC):
     """The spectral density of a stationary scalar kernel with k(0) = 1, as a probability measure.
 
     Frequencies ω are in radians per unit of the inputs. At unit lengthscales they are
@@ -68,6 +89,7 @@ class Spectrum(ABC):
         2.0
     """
 
+    is_stationary = True
     has_density = True  # rather than lines
     is_weighted = True  # whether `base` draws with weights ‖z‖^{2t}, t > 0, too
 
@@ -169,6 +191,7 @@ class GridSpectrum(Spectrum):
         0.135335
     """
 
+    for_grids = True
     is_mixture = False  # whether it is a `ScaleMixture`
 
     @abstractmethod
@@ -200,17 +223,6 @@ class GridSpectrum(Spectrum):
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
-
-    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
-        """The distribution of the coordinates `dims` of ω; None if it is not known here.
-
-        With it, a grid sums over the frequencies along inputs that are constant.
-
-        Args:
-            dims: the coordinates, at least one and not all.
-            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
-        """
-        return None
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
         """Further lengths (m,) along the `num_dims` inputs that a grid is built for.
@@ -268,14 +280,31 @@ def spectrum(kernel: Kernel) -> Spectrum:
     )
 
 
+class Law(KernelSpectrum):
+    """What a user has registered as the spectrum of a kernel, without subclassing `Spectrum`: it
+    has the members that random rules need."""
+
+    def __init__(self, registered: object):
+        self.registered = registered
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "registered"), name)
+
+
+def law_of(kernel: Kernel) -> KernelSpectrum:
+    """The spectrum of a kernel, which says what it is."""
+    law = spectrum(kernel)
+    return law if isinstance(law, KernelSpectrum) else Law(law)
+
+
 def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
     """The spectrum of a base kernel of `owner`, which has to be stationary.
 
     Raises:
         NotImplementedError: the class of the kernel is not registered, or has no spectral density.
     """
-    density = spectrum(kernel)
-    if not isinstance(density, Spectrum):
+    density = law_of(kernel)
+    if not density.is_stationary:
         raise NotImplementedError(
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
             "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
@@ -304,6 +333,7 @@ class RadialKernel(Kernel):
     spectrum: Spectrum  # at the present hyperparameters
     has_lengthscale = True
     highest_order = 2  # of the derivatives that `correlation` knows, at least 2
+    is_learned = False  # whether the spectrum is a learned curve, of many lengths
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """κ(s), or a derivative by s.
@@ -334,6 +364,12 @@ class RadialKernel(Kernel):
             s = (x1 - x2).square().sum(-1, keepdim=True)
             return self.correlation(s).squeeze(-1)
         return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[RadialKernel]:
+    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
+    found = [part for part in parts_of(kernel, RadialKernel) if part.is_learned]
+    return [part for part in found if part.shape.requires_grad or not trained]
 
 
 @spectrum.register
@@ -399,6 +435,7 @@ class Radial(Spectrum):
     """
 
     lengthscale: Float[Tensor, "*b 1 d"]
+    is_radial = True
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
@@ -559,6 +596,8 @@ class Gaussian(Elliptical):
         >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
+
+    is_gaussian = True
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)

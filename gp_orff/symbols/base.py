@@ -15,6 +15,7 @@ only, or where the user assigns it.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Complex, Float
@@ -23,6 +24,7 @@ from torch import Tensor
 from gp_orff.symbols.patches import Patch
 
 Multiplier = Complex[Tensor, "D q p"]
+Value = TypeVar("Value")
 
 
 class Symbol(ABC):
@@ -328,6 +330,18 @@ class Composed(Symbol):
 
 
 TINY = 1e-300
+
+
+def required(value: Value, kind: type[Value], expected: str, remedy: str) -> Value:
+    """The value, if it is of a kind.
+
+    Raises:
+        TypeError: it is not; the message states what was expected, what was given, and a remedy.
+    """
+    if not isinstance(value, kind):
+        given = repr(value) if isinstance(value, str | type) else type(value).__name__
+        raise TypeError(f"{expected}, got {given}; {remedy}")
+    return value
 
 
 def unit_of(values: object) -> str | None:
