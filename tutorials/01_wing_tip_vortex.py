@@ -37,7 +37,7 @@ arguments, _ = parser.parse_known_args()  # Jupyter adds its own
 folder = Path("tutorials") if Path("tutorials").exists() else Path()
 print("A velocity field from 4977 vectors. Three kernels are compared by")
 print("held-out blocks, error bars are checked, and two kernels learn from")
-print("50 to 200 vectors. This takes about a minute.\n")
+print("50 to 200 vectors. This takes about two minutes.\n")
 began = time.perf_counter()
 
 # %%
