@@ -11,9 +11,11 @@
 # ```python
 # # the present kernel
 # kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)
+#
 # # a field without curl
 # field = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3)
 # kernel = ScaleKernel(field)
+#
 # # for many observations
 # rule = gp_orff.QuasiMonteCarlo(512)
 # kernel = gp_orff.ORFFKernel(kernel, rule)

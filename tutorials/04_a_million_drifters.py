@@ -13,8 +13,10 @@
 # model = gp_orff.VectorFieldGP(kernel).fit(x, y)
 # field = model.posterior()
 # mean, sd = field.mean(xs), field.variance(xs).sqrt()
+#
 # # the divergent part, which has no curl
 # divergent = field.mean(xs, gp_orff.CurlFreePart())
+#
 # # add the observations of a day
 # model.update(x_new, y_new).save("current.pt")
 # ```
