@@ -211,7 +211,7 @@ assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]
 # - The column "all" includes the core, where many held-out vectors are wrong. Do not compare models
 #   by this error.
 #
-## The wrong vectors
+# ## The wrong vectors
 #
 # `leave_one_out` compares each vector with its prediction from all others, by a formula. Its
 # p-value is the probability of a difference at least as large if the vector is correct. For one

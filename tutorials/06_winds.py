@@ -204,7 +204,7 @@ assert rest < 0.6 * whole
 # neither part. If we subtract the mean difference, the divergent parts of the model and of the
 # global winds agree.
 #
-## The errors of two simplifications
+# ## The errors of two simplifications
 #
 # We fit the model again with each of two simplifications. The first omits the scale of the map. The
 # second replaces the map by a plane of longitude and latitude:

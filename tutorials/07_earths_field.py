@@ -247,7 +247,7 @@ assert 0.7 < inside.mean() < 0.99
 # errors of the curl-free kernel are four times as large, above all below the observations. Its
 # intervals are too narrow.
 #
-## A check without the true field
+# ## A check without the true field
 #
 # The true field has no divergence. Fields drawn from the harmonic kernel have no divergence either,
 # but fields drawn from the curl-free kernel have one. We can therefore check the curl-free model
