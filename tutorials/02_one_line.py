@@ -251,6 +251,9 @@ assert apart < from_truth
 
 # %% [markdown]
 # ## The vertical component
+#
+# The figure compares the true vertical component with its estimate by the features of the curl-free
+# kernel.
 
 # %%
 _, mean_all, sd_all = models[f"curl-free, ORFF ({many})"]

@@ -244,8 +244,8 @@ assert 0.7 < inside.mean() < 0.99
 # %% [markdown]
 # The harmonic kernel has the highest evidence and the smallest errors. Its errors are one or two
 # nT, for a field of about 22 000 nT, and the coverage of its 95 % intervals is 0.90 to 0.99. The
-# errors of the curl-free kernel are four times as large, above all below the observations. Its
-# intervals are too narrow.
+# errors of the curl-free kernel are four times as large. They are largest where the field is
+# continued downwards from the satellites. The intervals of this kernel are too narrow.
 #
 # ## A check without the true field
 #

@@ -190,9 +190,10 @@ if not arguments.smoke:
 #
 # ## A ship that joins later
 #
-# `update` adds observations of another ship, or more observations of a ship that the model knows.
-# They improve the map of the current and determine the offset of the new ship. The hyperparameters
-# do not change. The table has the error of the map along the course of the new ship.
+# `update` adds observations of another ship, or more observations of a ship that is already in the
+# data. They improve the map of the current and determine the offset of the new ship. The
+# hyperparameters do not change. The table has the error of the map along the course of the new
+# ship.
 
 # %%
 new, model = cruises[-1], models["tracks"]
