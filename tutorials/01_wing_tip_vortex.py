@@ -104,7 +104,7 @@ valid = torch.from_numpy(passes_median_test(grid).ravel())
 middle, radius = (575.0, 535.0), 150.0
 core = (position - torch.tensor(middle)).norm(dim=-1) < radius
 part = np.where(core, "core", "wake")
-squares = (position // 128).long() @ torch.tensor([100, 1])  # of 128 pixels
+squares = (position // 128).long() @ torch.tensor([100, 1])  # 128 pixels wide
 print(f"{(~valid).sum()} vectors fail the median test")
 
 # %% [markdown]
@@ -284,7 +284,7 @@ np.savetxt(file, table, "%.6g", delimiter=",", header=names, comments="")
 # %%
 p_value = model.leave_one_out(x, y, group=group).p_value
 outliers = every[p_value < 1e-3]
-row = (position[:, 1] - middle[1]).abs() < 8  # of 16 pixels between rows
+row = (position[:, 1] - middle[1]).abs() < 8  # rows are 16 pixels apart
 noise = [model.likelihoods[name].noise.item() for name in part[row]]
 scale = (sd[row, 1].square() + torch.tensor(noise)).sqrt()
 

@@ -151,7 +151,7 @@ def by_features(kernel, y, noise):
     with (
         torch.no_grad(),
         gp_orff.settings.check_features(False),
-    ):  # it would warn
+    ):  # no FeatureWarning
         posterior = model(xs)
         return posterior.mean, posterior.stddev
 

@@ -79,7 +79,7 @@ def positions(number):
     return side * torch.rand(number, 2, generator=generator).double()
 
 
-x, xs = positions(number), positions(5000)  # to learn from, to test
+x, xs = positions(number), positions(5000)  # for the fit, for the test
 normal = torch.randn(number, 2, generator=generator).double()
 y = current(x)[0] + noise * normal
 
@@ -175,7 +175,7 @@ streamed = difference(loaded.posterior())
 print(f"ten files in {time.perf_counter() - began:.1f} s, ", end="")
 print(f"difference {streamed:.0e} sd")
 assert reloaded < 1e-9
-assert streamed < 0.05  # of a standard deviation: two grids of this tolerance
+assert streamed < 0.05  # standard deviations
 
 # %% [markdown]
 # ## The evidence of four kernels

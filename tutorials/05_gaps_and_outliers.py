@@ -58,7 +58,7 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-share = 1.0  # of the vectors to learn from
+share = 1.0  # fraction of the vectors that is used
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -168,7 +168,7 @@ for noise, likelihood in likelihoods.items():
 # marginal likelihood per value. With Student-t noise, it is a lower bound (ELBO).
 
 # %%
-laws = {  # with their 97.5 % quantiles
+laws = {  # kinds of noise, with their 97.5 % quantiles
     "Gaussian": (Normal, 1.960),
     "Student-t": (partial(StudentT, 4.0), 2.776),
 }
@@ -177,7 +177,7 @@ laws = {  # with their 97.5 % quantiles
 def scores(noise, model):
     field, (law, quantile) = model.posterior(), laws[noise]
     miss = field.mean(position) - displacement
-    # the field's variance is small against that of the noise, and added to it
+    # add the variance of the field, which is small, to that of the noise
     variance = field.variance(position) + model.likelihood.noise.detach()
     scale = variance.sqrt()
     nlpd = -law(0.0, scale).log_prob(miss)[scored].mean().item()
@@ -230,7 +230,7 @@ def portion(part, total):
 
 
 found = {}
-print(f"\n{'':12}{'found of the wrong':^24}{'of those found':^30}")
+print(f"\n{'':12}{'detected fraction':^24}{'fraction of the detected':^30}")
 print(f"{'noise':12}{'vectors':>12}{'components':>12}", end="")
 print(f"{'wrong':>12}{'or wrong before':>18}")
 for noise in laws:
@@ -242,7 +242,7 @@ for noise in laws:
     precision = portion(wrong, outside), portion(wrong | ~valid, outside)
     print(f"{noise:12}{recall[0]:12.3f}{recall[1]:12.3f}", end="")
     print(f"{precision[0]:12.3f}{precision[1]:18.3f}")
-assert recall[0] > 0.98  # of Student-t noise
+assert recall[0] > 0.98  # with Student-t noise
 assert precision[1] > 0.95
 
 # %% [markdown]

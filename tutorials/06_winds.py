@@ -54,7 +54,7 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-share = 0.25  # of the points, which are stations
+share = 0.25  # fraction of the points that are stations
 step = 1.0  # degrees, between the points of the figures
 
 # %% tags=["remove-cell"]
@@ -193,7 +193,7 @@ print(f"the mean difference: {offset.norm():.2f} m/s")
 # %% tags=["remove-cell"]
 for name, truth in reference.items():
     assert errors[name] < (0.8 if arguments.smoke else 0.3) * truth.std()
-    assert coverage[name] > (0.8 if arguments.smoke else 0.9)  # of one field
+    assert coverage[name] > (0.8 if arguments.smoke else 0.9)  # one field
 assert rest < 0.6 * whole
 
 # %% [markdown]

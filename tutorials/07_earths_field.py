@@ -56,7 +56,7 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-thin, tests = 1, 2000  # every observation; held-out points
+thin, tests = 1, 2000  # use every observation; held-out points
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -271,7 +271,7 @@ print(f"error over its sd {rms(other / other_sd):.2f}")
 print(f"the interval contains zero at {share:.3f} of the points")
 assert min(rms(ratio), rms(other / other_sd)) > 1.1
 for symbol in (gp_orff.Curl(), gp_orff.Divergence()):
-    assert field.mean(xs, symbol).abs().max() < 1e-6  # by the harmonic kernel
+    assert field.mean(xs, symbol).abs().max() < 1e-6  # harmonic kernel
 
 # %% [markdown]
 # ## The potential

@@ -76,7 +76,7 @@ if arguments.smoke:
 
 # %%
 side, noise, hours = 10.0, 2.0, 24  # km, cm/s, h
-km_per_hour = 0.036  # one cm/s
+km_per_hour = 0.036  # 1 cm/s in km/h
 drawn = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
 wave = math.pi / side * torch.arange(1, 9, dtype=torch.float64)  # rad/km
 square = wave[:, None].square() + wave.square()
@@ -258,7 +258,7 @@ for name, results in trails.items():
 alone, both = drift.values()
 assert both[1] < 0.7 * alone[1]
 assert both[2] < 0.2 * alone[2]
-assert both[4] > 0.6  # of twenty particles a lake
+assert both[4] > 0.6  # 20 particles in each lake
 
 # %% [markdown]
 # - With the shore, the clouds are half as large, and nearly all particles stay in the lake.

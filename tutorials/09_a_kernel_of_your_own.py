@@ -54,7 +54,7 @@ import gp_orff
 from gp_orff.plotting import STYLE, plot_deviation, plot_field, title_panels
 
 num_fields, num_drifters, num_draws = 3, 250, 40
-initial = (40.0, 80.0, 160.0)  # wavelengths at which fits start, km
+initial = (40.0, 80.0, 160.0)  # starting wavelengths of the fits, km
 drawn = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
 
 # %% tags=["remove-cell"]

@@ -118,7 +118,7 @@ def cruise():
     return x, y, step * torch.arange(observations, dtype=torch.float64)
 
 
-cruises = [cruise() for _ in range(ships + 1)]  # the last one joins later
+cruises = [cruise() for _ in range(ships + 1)]  # the last ship joins later
 x, y, t = (torch.cat(parts) for parts in zip(*cruises[:ships], strict=True))
 ship = [f"ship {i + 1}" for i in range(ships) for _ in range(observations)]
 print(f"{len(x)} observations of {ships} ships")

@@ -60,7 +60,8 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-depths, step, count = 2, 1, 61  # planes of sources; rows used; map
+# planes of sources, step of the rows, points along a side of the map
+depths, step, count = 2, 1, 61
 
 # %% tags=["remove-cell"]
 if arguments.smoke:

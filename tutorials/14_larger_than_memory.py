@@ -54,7 +54,7 @@ import gp_orff
 from gp_orff.plotting import STYLE, plot_field, plot_map, title_panels
 
 folder = Path("tutorials/output/larger_than_memory")
-shape, hours = (500, 400, 50), 2  # points in x, y and time; a block
+shape, hours = (500, 400, 50), 2  # points in x, y and time; hours of a block
 features = gp_orff.Auto(max_features=2400)
 cluster_options = {"n_workers": 2, "threads_per_worker": 1}
 

@@ -51,7 +51,7 @@ import gp_orff
 from gp_orff.models.energy_spectrum import windowed_energy
 from gp_orff.plotting import STYLE, plot_energy_spectrum, title_panels
 
-points, num_paths, step = 800, 256, 1  # step: rows of winds
+points, num_paths, step = 800, 256, 1  # step of the rows of winds
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -71,7 +71,7 @@ if arguments.smoke:
 def flow(slope: float, seed: int, waves: int = 4000):
     rng = np.random.default_rng(seed)
     k = np.exp(rng.uniform(math.log(3.0), math.log(200.0), waves))
-    # of a wave: that per wavenumber times the distance of wavenumbers
+    # energy of a wave: energy per wavenumber times the spacing
     energy = k ** (1 + slope)
     angle, phase = rng.uniform(0, 2 * np.pi, (2, waves))
     along = np.stack([np.cos(angle), np.sin(angle)])
@@ -97,7 +97,7 @@ noise = 0.1 * torch.randn(points, 2, generator=generator, dtype=torch.float64)
 
 # %%
 def posterior(kernel, x, y):
-    # paths of a frequency grid end at its cut-off; those of an exact model do not
+    # sample paths on a grid have no waves beyond its cut-off
     exact = gp_orff.Auto(exact_values=2 * len(x))
     model = gp_orff.VectorFieldGP(kernel, frequencies=exact)
     with warnings.catch_warnings():  # an RBF kernel is too smooth here
