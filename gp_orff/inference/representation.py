@@ -451,8 +451,8 @@ class Representation:
     @property
     def _affordable(self) -> int:
         """Features of a search: few numbers afford more, which the dual algebra serves."""
-        few = 6.0 * self.data.num_values**2 * MOST_DENSE <= cubic(MOST_TRAINING)
-        return MOST_DENSE if few else MOST_TRAINING
+        cheap = 6.0 * self.data.num_values**2 * MOST_DENSE <= cubic(MOST_TRAINING)
+        return MOST_DENSE if cheap else MOST_TRAINING
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on frequencies that serve the data and these points.
