@@ -185,8 +185,8 @@ class CurlFreeKernel(PotentialKernel):
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
         ValueError: `base_kernel` is not twice differentiable (Matérn with ν ≤ 1), has more than one
-            output, is constant, or is a product of kernels. Or `num_dims` differs from the number
-            of `active_dims` or of ARD lengthscales.
+            output, is constant, or is a product of kernels; `num_dims` differs from the number of
+            `active_dims` or of ARD lengthscales.
         NotImplementedError: `base_kernel` has neither a registered spectrum nor registered radial
             derivatives.
 
