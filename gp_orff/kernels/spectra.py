@@ -328,8 +328,8 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
     if not density.has_density:
         raise NotImplementedError(
             f"{owner} expects a base kernel with a spectral density, got {type(kernel).__name__}, "
-            "which has a spectrum of lines; multiply the field kernel by it instead, as a kernel of "
-            "time"
+            "which has a spectrum of lines; multiply the field kernel by it instead, as a kernel "
+            "of time"
         )
     return density
 

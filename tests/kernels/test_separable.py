@@ -398,7 +398,7 @@ def test_a_root_in_two_places_is_no_recipe(tmp_path):
 
 BAD_ROOTS = {
     "a list": ([[1.0]], TypeError, "tensor of floating-point numbers as root, got list"),
-    "integers": (torch.ones(3, 1).long(), TypeError, "got torch.int64; for instance"),
+    "integers": (torch.ones(3, 1).long(), TypeError, "got torch.int64; pass"),
     "a vector": (torch.ones(3), ValueError, r"shape \(p, r\).*got \(3,\); for one column"),
     "no columns": (torch.ones(3, 0), ValueError, r"at least one column, got \(3, 0\)"),
     "no rows": (torch.ones(0, 2), ValueError, r"got \(0, 2\)"),
