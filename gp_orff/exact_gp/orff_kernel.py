@@ -295,13 +295,14 @@ class ORFFKernel(WrapperKernel):
 
             - For a grid, a `GridAccuracy`. Its numbers are fractions of the variance of the term.
               `truncated` is the variance beyond the largest frequencies. `aliasing` is an estimate
-              of the error due to the spacing. `tolerance` is the tolerance of the grid, which a
-              budget of features may have raised.
+              of the error due to the spacing. `tolerance` is the tolerance of the grid, which is
+              larger than that of the rule if the number of features is limited.
             - For a random rule, a `SampleAccuracy` with `num_frequencies`, D, and
               `effective_sample_size`, (Σ v_k)²/Σ v_k². Here v_k is the variance of frequency k. If
               the effective sample size is far below D, few frequencies have most of the variance.
-              In this case, use `measure="trace"`, or a `sampler` closer to S tr A. For the error of
-              the kernel, see `gp_orff.compare_with_exact` and `gp_orff.bounds`. If terms share
+              In this case, use `measure="trace"`, or a `sampler` whose density is closer to
+              S tr A, with the spectral density S and the spectral matrix A. For the error of the
+              kernel, see `gp_orff.compare_with_exact` and `gp_orff.bounds`. If terms share
               frequencies, only the frequencies drawn from the term itself are included.
             - For `GaussHermite`, there are no entries.
 
@@ -318,9 +319,10 @@ class ORFFKernel(WrapperKernel):
         """Choose the frequencies again by the same rule, for the current hyperparameters.
 
         Call this method after a lengthscale has left the range of a `Grid`. A random rule has a
-        fixed seed, and draws the same frequencies again. But for a `DotProductKernel`, its choice
-        depends on the coefficients, which training may have changed much. The same is true for the
-        terms of a sum with `shared=True`.
+        fixed seed and draws the same frequencies again, with two exceptions. For a
+        `DotProductKernel`, the frequencies depend on the coefficients. For a sum with
+        `shared=True`, they depend on the variances of the terms. Call this method if training has
+        changed these hyperparameters much.
 
         Returns:
             This kernel, which is changed in place.
@@ -333,7 +335,7 @@ class ORFFKernel(WrapperKernel):
         return self
 
     def follow_lengthscales(self) -> None:
-        """Build a new grid if a lengthscale has left the range of the present grid.
+        """Build a new grid if a lengthscale has left the range of the current grid.
 
         An `ExactGP` calls this method before every step of its training. If no grid can be built
         for the current lengthscales, the frequencies do not change.

@@ -65,13 +65,22 @@ class LeafSpectrum:
         return None if self.variance is None else self.variance.factor.sampler
 
     def tail(self, scaled_radius: float) -> float:
-        """Return the fraction of the variance beyond a scaled radius."""
+        """Return the fraction of the variance at frequencies beyond `scaled_radius`.
+
+        Args:
+            scaled_radius: the radius, in units of `GridSpectrum.scaled_radius`.
+        """
         if self.variance is not None:
             return self.variance.tail(scaled_radius)
         return self.spectrum.tail(scaled_radius, self.degree, self.num_dims)
 
     def correlation(self, lag: float, axis: int) -> float:
-        """Return a bound of the correlation at all lags ≥ `lag` along an axis."""
+        """Return a bound of |K(r)| / |K(0)| at all lags r ≥ `lag` along one input.
+
+        Args:
+            lag: the shortest lag, in units of the input.
+            axis: the input, as an index into `dims`.
+        """
         if self.variance is not None:
             return self.variance.correlation(lag, axis)
         return self.spectrum.correlation(lag, axis, self.degree)
@@ -109,6 +118,11 @@ class Draw(nn.Module):
 
     Terms with the same `mixture` share the frequencies of a mixture of their densities. Some of
     these frequencies are drawn from each term, and every term uses all of them.
+
+    Args:
+        bases: the base variables (D, c) of each leaf of the term.
+        orders: the exponent t of the weight ‖z‖^{2t} in the density of each leaf.
+        mixture: the number of the mixture; None if the term shares no frequencies.
     """
 
     sampled = True  # whether the frequencies are a random sample, whose halves can be compared
@@ -122,7 +136,7 @@ class Draw(nn.Module):
         self,
         bases: Sequence[Float[Tensor, "D c"]],
         orders: Sequence[int],
-        mixture: int | None = None,  # None: the term does not share frequencies
+        mixture: int | None = None,
     ):
         super().__init__()
         self.orders, self.mixture = tuple(orders), mixture
@@ -144,10 +158,14 @@ class Draw(nn.Module):
         return 2 * self.num_frequencies
 
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
-        """Return the columns φ_c(x) of the scalar kernel of a term, and their variances v_c.
+        """Return the M columns φ_c(x) of the scalar kernel of a term, and their variances v_c.
 
-        k(x, z) ≈ Σ_c v_c φ_c(x) φ_c(z). The variances (*b, M, 1) are differentiable in the
-        hyperparameters.
+        The kernel is k(x, z) ≈ Σ_c v_c φ_c(x) φ_c(z). The variances (*b, M, 1) are differentiable
+        in the hyperparameters.
+
+        Args:
+            term: the term of the kernel tree.
+            num_inputs: d, the number of input columns.
         """
         omegas, weights = self.nodes(spectra_of(term))
         phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), self.sampled)
@@ -156,10 +174,16 @@ class Draw(nn.Module):
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
-        """Return the frequencies ω of each leaf, and the weights w.
+        """Return the frequencies ω (*b, D, d) of each leaf, and the weights w (*b, D).
 
-        E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …). Both are computed at the hyperparameters of the spectra,
-        and are differentiable.
+        They satisfy E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …). Both are differentiable in the
+        hyperparameters of the spectra.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+
+        Raises:
+            NotImplementedError: the columns are not waves cos⟨ω, x⟩ and sin⟨ω, x⟩.
         """
         if self.without_nodes is not None:
             raise NotImplementedError(self.without_nodes)
@@ -168,25 +192,41 @@ class Draw(nn.Module):
         return omegas, self.sample_weights(spectra)
 
     def sample_weights(self, spectra: Sequence[Spectrum]) -> Float[Tensor, "*b D"]:
-        """Return the weights w (*b, D) of a random sample."""
+        """Return the weights w (*b, D) of a random sample.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+        """
         weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
         for spectrum, base, order in zip(spectra, self.bases, self.orders, strict=True):
             weights = weights * spectrum.importance(base, order)
         return weights
 
     def shared_columns(self) -> Columns | None:
-        """Return the columns that all terms of the tree share, or None if they do not."""
+        """Return the columns that all terms of the kernel share, or None for random frequencies."""
         return None
 
     def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
         """Return the ratio of a lengthscale to its value at the draw, if it is out of range.
 
-        The result is None if the frequencies are valid for all lengthscales.
+        The result is None if the frequencies are valid for the current lengthscales.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
         """
         return None
 
     def check_domain(self, spectra: Sequence[Spectrum], *points: Float[Tensor, "*b n d"]) -> None:
-        """Raise a ValueError if the frequencies do not represent the kernel at some points."""
+        """Raise an error if the frequencies do not represent the kernel at some points.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+            points: arrays of points (*b, n, d).
+
+        Raises:
+            ValueError: a point is outside the domain of a grid; or two points are too far from
+                each other for a quadrature.
+        """
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
@@ -223,10 +263,17 @@ def check_seed(seed: int, owner: str) -> None:
 
 
 class Rule(Protocol):
-    """A frequency rule, which is an immutable value without tensors."""
+    """The protocol of frequency rules, which are immutable values without tensors.
+
+    Every object with this method is a rule and can be the argument `frequencies` of `ORFFKernel`.
+    """
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """Return the frequencies of every term of a kernel tree, in order."""
+        """Return the frequencies of every term of a kernel, in the order of the terms.
+
+        Args:
+            terms: the spectra of the terms of the kernel.
+        """
 
 
 def check_rule(rule: object, expected: str) -> None:
@@ -413,7 +460,10 @@ class Lattice(FixedBuffers):
         self.cache = GramCache()
 
     def columns(self) -> LatticeColumns:
-        """Return the cosines and sines of every frequency, with the cache of the lattice."""
+        """Return the columns cos⟨ω, x − x₀⟩ and sin⟨ω, x − x₀⟩ of all frequencies.
+
+        The origin x₀ is the centre of the domain, or 0 for an infinite domain.
+        """
         return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
@@ -424,18 +474,25 @@ class Lattice(FixedBuffers):
 
     @property
     def period(self) -> Float[Tensor, "d"]:
-        """P = 2π/h, (d,), the period of the sum over the lattice."""
+        """P = 2π/h, (d,), the period of the sum over the lattice, in units of the inputs."""
         return 2 * math.pi / self.spacing
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Return which of the points x are outside the domain."""
+        """Return for each of the points `x` whether it is outside the domain, (*b, n).
+
+        Args:
+            x: points (*b, n, d).
+        """
         low, high = self.domain
         slack = 1e-6 * (high - low)  # the rounding of float32 inputs
         x = x.detach()[..., : len(low)]
         return ((x < low - slack) | (x > high + slack)).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Raise an error if a point x is outside the domain.
+        """Raise an error if a point is outside the domain.
+
+        Args:
+            x: points (*b, n, d).
 
         Raises:
             ValueError: a point is outside the domain.
@@ -566,7 +623,7 @@ class LatticeDraw(GridDraw):
 
     @property
     def nonzero(self) -> Tensor:
-        """Which frequencies are not zero and thus have a sine, (D,)."""
+        """Whether each frequency is not zero and thus has a sine, (D,)."""
         return self.lattice.indices[self.position].any(-1)
 
     def nodes(self, spectra):
@@ -643,7 +700,15 @@ def remainder(
 ) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "*b m"]]:
     """Return frequencies ω of each leaf and weights w of a quadrature beyond the grid.
 
-    For even g, Σ w g(ω) ≈ E[g(ω); ω beyond the grid]. The cell around ω = 0 is part of the grid.
+    For even g, Σ_k w_k g(ω_k) is the part of E[g(ω)] from frequencies beyond the grid. The cell
+    around ω = 0 is part of the grid.
+
+    Args:
+        draw: the frequencies of a term on a grid.
+        spectra: the spectral density of each leaf, at its current hyperparameters.
+
+    Returns:
+        The frequencies (m, k) of each leaf with k inputs, and the weights (*b, m).
     """
     omegas, weights = _cells(draw)
     for spectrum, omega in zip(spectra, omegas, strict=True):

@@ -158,18 +158,25 @@ class Measure(ABC):
     """The density ∝ ‖z‖^{2t} p(z) from which D frequencies are drawn.
 
     Here p is the spectral density of z = ℓω. The frequencies have the weights
-    E‖z‖^{2t}/(D‖z‖^{2t}).
+    E‖z‖^{2t}/(D‖z‖^{2t}). Subclasses are `Trace` and `Base`.
     """
 
     @abstractmethod
     def order(self, leaf: LeafSpectrum) -> int:
-        """Return t for the frequencies of a leaf of the kernel tree."""
+        """Return the exponent t for the frequencies of one scalar kernel.
+
+        Args:
+            leaf: the spectrum of the scalar kernel.
+        """
 
     def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
-        """Return the object that draws the base variables of a leaf.
+        """Return the object that draws the base variables of one scalar kernel.
 
-        If its frequencies differ from those of the spectrum, it has an attribute `draw`, the class
-        of the drawn frequencies.
+        It is the spectral density of the kernel, or a `Proposal` if a `sampler` draws the
+        frequencies.
+
+        Args:
+            leaf: the spectrum of the scalar kernel.
         """
         return leaf.spectrum
 
@@ -179,7 +186,15 @@ class Trace(Measure):
     """The density ∝ tr A(ω) p(ω) with A = B Bᵀ, for which features are bounded.
 
     Here p is the spectral density of the scalar kernel, and A(ω) p(ω) is the spectral density of
-    the matrix-valued kernel. Source: Minh 2016, Corollary 10.
+    the matrix-valued kernel. This is the default of the random rules.
+
+    Source: Minh 2016, Corollary 10.
+
+    Example:
+        >>> import gp_orff
+        >>> rule = gp_orff.MonteCarlo(64, measure=gp_orff.features.Trace())
+        >>> rule == gp_orff.MonteCarlo(64, measure="trace")
+        True
     """
 
     def order(self, leaf: LeafSpectrum) -> int:
@@ -194,6 +209,12 @@ class Base(Measure):
     """The spectral density p of the scalar kernel, for which features of fields are unbounded.
 
     Source: Brault et al. 2016, Section 2.3.
+
+    Example:
+        >>> import gp_orff
+        >>> rule = gp_orff.MonteCarlo(64, measure=gp_orff.features.Base())
+        >>> rule == gp_orff.MonteCarlo(64, measure="base")
+        True
     """
 
     def order(self, leaf: LeafSpectrum) -> int:

@@ -280,7 +280,7 @@ class LearnedSpectrumKernel(RadialKernel):
         return self.shape.requires_grad
 
     def related(self) -> "RelatedSpectrumKernel":
-        """Return a kernel whose curve is this one plus a learned difference."""
+        """Return a kernel whose curve is the curve of this kernel plus a learned difference."""
         return RelatedSpectrumKernel(self)
 
     @property

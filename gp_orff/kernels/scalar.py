@@ -459,7 +459,7 @@ class GeneralMaternKernel(RadialKernel):
 
     @property
     def spectrum(self) -> StudentT:
-        """The spectral density at the present lengthscales."""
+        """The spectral density at the current lengthscales."""
         return StudentT(self.lengthscale, self.nu)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:

@@ -288,7 +288,14 @@ class VectorFieldSymbol(Symbol):
 
 @dataclass(frozen=True)
 class Identity(Symbol):
-    """The field itself: Q = I."""
+    """The field itself, with the multiplier (p, p) (see `Symbol`) Q(ω) = I.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.symbols.Identity()(torch.ones(1, 2), 2).real
+        tensor([[[1., 0.],
+                 [0., 1.]]])
+    """
 
     homogeneous = is_identity = True
 
@@ -298,7 +305,24 @@ class Identity(Symbol):
 
 @dataclass(frozen=True)
 class Composed(Symbol):
-    """The composition `outer @ inner` with the multiplier Q = Q_outer Q_inner."""
+    """The composition `outer @ inner` of two maps: first `inner`, then `outer`.
+
+    The multiplier (see `Symbol`) is Q(ω) = Q_outer(ω) Q_inner(ω).
+
+    Args:
+        outer: the symbol that is applied second.
+        inner: the symbol that is applied first.
+
+    Example:
+        The curl of a gradient is zero:
+
+        >>> import gp_orff, torch
+        >>> zero = gp_orff.Curl() @ gp_orff.CurlFreePart()
+        >>> type(zero).__name__
+        'Composed'
+        >>> zero(torch.tensor([[1.0, 2.0]]), 2).abs().max().item()
+        0.0
+    """
 
     outer: Symbol
     inner: Symbol

@@ -1,4 +1,4 @@
-"""Frequency grids against exact kernels and exact posteriors."""
+"""Frequency grids, compared with exact kernels and exact posteriors."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""Templates: against the exact RBF kernel, quadrature over templates, and dense algebra."""
+"""`Templates`, compared with the exact RBF kernel, quadrature over templates, and dense algebra."""
 
 import itertools
 import math

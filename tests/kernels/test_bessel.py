@@ -1,5 +1,4 @@
-"""`BesselKernel`: its covariance against mpmath and closed forms, its frequencies against sums of
-points in a ball."""
+"""`BesselKernel`: covariances against closed forms, and frequencies against sums of points."""
 
 import itertools
 import math

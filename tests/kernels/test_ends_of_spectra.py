@@ -1,4 +1,4 @@
-"""Learned spectra that go on beyond their knots as power laws."""
+"""Learned spectra that continue beyond their knots as power laws."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Exact field kernels against automatic differentiation, and the laws their fields obey."""
+"""Exact field kernels, compared with automatic differentiation, and constraints of their fields."""
 
 import gpytorch
 import pytest

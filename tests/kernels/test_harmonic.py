@@ -1,4 +1,4 @@
-"""`HarmonicKernel`: its covariance against derivatives of 1/R, its laws, its place in a model."""
+"""`HarmonicKernel`: covariances against derivatives of 1/R, constraints of its fields, models."""
 
 import gpytorch
 import magpylib

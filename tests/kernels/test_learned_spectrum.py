@@ -1,4 +1,4 @@
-"""LearnedSpectrumKernel: its covariance, its spectrum, grids of it, and fits."""
+"""LearnedSpectrumKernel: its covariance, its spectrum, its grids, and fits."""
 
 import math
 import pickle

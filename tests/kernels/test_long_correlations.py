@@ -1,4 +1,4 @@
-"""Spectral matrices whose kernels are correlated at long lags, against closed forms."""
+"""Spectral matrices whose kernels are correlated at long lags, compared with closed forms."""
 
 import math
 

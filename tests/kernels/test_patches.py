@@ -1,4 +1,4 @@
-"""Integrals of exact kernels: against closed forms, and one-dimensional quadrature by scipy."""
+"""Integrals of exact kernels, compared with closed forms and quadratures by scipy."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Separable kernels with a root of any rank: k ⊗ L Lᵀ written out, and what users do with them."""
+"""Separable kernels with a root of any rank, compared with dense k ⊗ L Lᵀ, and typical uses."""
 
 import gpytorch
 import pytest

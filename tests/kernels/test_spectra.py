@@ -1,4 +1,4 @@
-"""Spectral densities against the kernels they belong to, and samples against their laws."""
+"""Spectral densities against their kernels, and samples against their distributions."""
 
 import itertools
 import math

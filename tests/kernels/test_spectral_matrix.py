@@ -1,4 +1,4 @@
-"""Kernels of general spectral matrices, against known kernels, scipy quadrature and signatures."""
+"""Kernels of general spectral matrices: known kernels, scipy quadrature and signatures."""
 
 import math
 import warnings

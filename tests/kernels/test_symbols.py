@@ -1,4 +1,4 @@
-"""Symbols of posteriors: against autograd, the exact kernels, each other, and closed forms."""
+"""Symbols of posteriors, compared with autograd, exact kernels, each other, and closed forms."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""Bad input: every message names what was expected, what came and the remedy."""
+"""Bad input: every message names the expected input, the actual input and the remedy."""
 
 import gpytorch
 import pytest
@@ -99,12 +99,12 @@ CONSTRUCTION = {
     "features_in_an_unknown_dimension": (
         lambda: gp_orff.ORFFKernel(RBFKernel(), RULE),
         ValueError,
-        r"number of inputs of RBFKernel is not known.*pass num_dims=",
+        r"for RBFKernel, got none of them.*pass num_dims=",
     ),
     "terms_of_different_sizes": (
         lambda: gp_orff.ORFFKernel(AdditiveKernel(curl_free(), RBFKernel()), RULE, num_dims=2),
         ValueError,
-        r"one number of outputs, got \[1, 2\]; wrap scalar kernels in.*MultitaskKernel",
+        r"same number of outputs, got \[1, 2\]; wrap scalar kernels in.*MultitaskKernel",
     ),
 }
 
