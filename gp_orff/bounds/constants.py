@@ -20,7 +20,7 @@ from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
 from gp_orff.features.random import Measure, Proposal, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.spectra import Gaussian, GridSpectrum, SpectralMixture, Spectrum
+from gp_orff.kernels.spectra import Gaussian, SpectralMixture, Spectrum
 from gp_orff.kernels.tree import (
     Factor,
     Gradient,
@@ -560,7 +560,7 @@ class Nodes:
             log_probability = torch.full_like(v, -math.log(len(v)))
             b = v.sqrt()[:, None, None] * factor(omega)
             return cls(omega, log_probability, b @ b.mH, None)
-        if not isinstance(spectrum, GridSpectrum) or leaf.num_dims > 3:
+        if not spectrum.for_grids or leaf.num_dims > 3:
             raise NotImplementedError(
                 "bounds expect a SpectralMatrixKernel of at most 3 inputs with a GridSpectrum, got "
                 f"{leaf.num_dims} inputs and {type(spectrum).__name__}; measure the error with "

@@ -19,7 +19,6 @@ from gp_orff.bounds.constants import (
 from gp_orff.features.chunked import Box
 from gp_orff.features.phases import FastfoodProjection
 from gp_orff.features.random import Measure
-from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import leaf_dims
 
 # Theorems on the error of random features, for every kernel of the package.
@@ -516,7 +515,7 @@ def fastfood(
     (term, spectrum), *others = problem.terms
     leaves = [leaf.spectrum for leaf in spectrum.leaves]
     single = not others and len(leaves) == 1 and term.factor.is_constant
-    if not single or not isinstance(leaves[0], Gaussian):
+    if not single or not leaves[0].is_gaussian:
         raise ValueError(
             "fastfood expects one RBFKernel, scaled or not, or a SeparableKernel or "
             f"MultitaskKernel of it, got {_in_words(problem)}; bound each term of a sum separately "

@@ -17,7 +17,6 @@ from gp_orff.features.grid import MOST_DENSE, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.truncation import GridAccuracy, SampleAccuracy, accuracy, truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.spectra import Spectrum
 from gp_orff.kernels.tree import (
     checked_terms,
     infer_num_dims,
@@ -81,6 +80,8 @@ class ORFFKernel(WrapperKernel):
         True
     """
 
+    is_field = False
+
     def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
         super().__init__()
         example = "ORFFKernel(gpytorch.kernels.RBFKernel(), gp_orff.MonteCarlo(256), num_dims=2)"
@@ -102,7 +103,7 @@ class ORFFKernel(WrapperKernel):
     def is_stationary(self) -> bool:
         """Whether K(x, z) depends on x − z only, so that no term is a dot-product kernel."""
         spectra = (density for term in terms(self.base_kernel) for density in spectra_of(term))
-        return all(isinstance(density, Spectrum) for density in spectra)
+        return all(density.is_stationary for density in spectra)
 
     def _expansion(self, num_inputs: int) -> Expansion:
         return expand(self.base_kernel, self.frequencies, num_inputs)

@@ -41,12 +41,10 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
-from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
-from gp_orff.kernels.separable import SeparableKernel
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor, parts_of
+from gp_orff.kernels.fields import FieldProductKernel, require_field_products
 from gp_orff.kernels.tree import num_outputs
-from gp_orff.symbols.base import Identity
+from gp_orff.symbols.base import Identity, required
 
 # Predictions of an `ExactGP` with kernels of this package. They are exact, or follow from the
 # posterior of feature weights.
@@ -460,16 +458,9 @@ def _(kernel: AdditiveKernel) -> bool:
     return all(map(_is_features, kernel.kernels))
 
 
-def _is_field(kernel: object) -> bool:
-    """Return whether a kernel contains a kernel of vectors of this package."""
-    fields = (
-        FieldKernel,
-        PotentialKernel,
-        SeparableKernel,
-        SpectralMatrixKernel,
-        FieldProductKernel,
-    )
-    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+def _is_field(kernel: Kernel) -> bool:
+    """Return whether a kernel contains a field kernel."""
+    return any(part.is_field for part in parts_of(kernel, WrapperKernel, FieldKernel))
 
 
 def _prediction_strategy(
@@ -490,9 +481,10 @@ _gpytorch_product = Kernel.__mul__
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
     """Return the product of a field kernel and a scalar kernel, in either order."""
+    required(other, Kernel, "expected a kernel as the other factor", "use a ScaleKernel")
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
-    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+    if parts_of(self, ORFFKernel) or parts_of(other, ORFFKernel):
         warnings.warn(
             "a product with an ORFFKernel has no features, so that its matrices are dense, at a "
             "cost cubic in the number of points; use ORFFKernel(field * scalar, rule) instead",
@@ -528,13 +520,12 @@ _gpytorch_call = ExactGP.__call__
 def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
     """Return the distribution at some inputs, after checks that the parts fit each other."""
     check_noise(self.likelihood)
-    if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
+    if not parts_of(self, WrapperKernel, FieldKernel):
         return _gpytorch_call(self, *args, **kwargs)
     for part in self.modules():
         check_outputs(part)
-    for part in self.modules() if self.training else ():
-        if isinstance(part, ORFFKernel):
-            part.follow_lengthscales()
+    for part in parts_of(self, ORFFKernel) if self.training else ():
+        part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:

@@ -23,7 +23,6 @@ from gp_orff.features.expansion import (
     FeatureExpansion,
     GradientExpansion,
     KroneckerExpansion,
-    ScaledExpansion,
     side_by_side_scaled,
 )
 from gp_orff.kernels.base import positive_root, reduced_root
@@ -326,7 +325,7 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
         scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
-    if all(isinstance(part, ScaledExpansion) for part in parts):
+    if all(part.is_scaled for part in parts):
         return side_by_side_scaled(parts, phi, places)
     full = [part.general() for part in parts]
     directions = stack_rows([part.directions for part in full])

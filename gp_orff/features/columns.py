@@ -35,6 +35,11 @@ class Columns(ABC):
     tensors: tuple[Tensor, ...]
     on_lattice = False
 
+    @property
+    def families(self) -> "tuple[Columns, ...]":
+        """The families of a `SideBySide`; other columns are one family."""
+        return (self,)
+
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
         """Return these columns with `tensors` in place of `self.tensors`.
@@ -438,7 +443,11 @@ class PointwiseColumns(Columns):
 class SideBySide(Columns):
     """The columns of several families, one family after the other."""
 
-    families: tuple[Columns, ...]
+    parts: tuple[Columns, ...]
+
+    @property
+    def families(self) -> tuple[Columns, ...]:
+        return self.parts
 
     @property
     def counts(self) -> list[int]:
@@ -547,17 +556,12 @@ class SideBySide(Columns):
         return self._shift(partners), torch.cat(signs)
 
 
-def families_of(columns: Columns) -> tuple[Columns, ...]:
-    """Return the families of a `SideBySide`; other columns are one family."""
-    return columns.families if isinstance(columns, SideBySide) else (columns,)
-
-
 def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k"]]]:
     """Return the columns of all parts as one value, and the indices of each part's columns in it.
 
     All trigonometric columns with explicit frequencies become one family, which comes first.
     """
-    families = [families_of(part) for part in parts]
+    families = [part.families for part in parts]
     every = list(chain.from_iterable(families))
     # Explicit frequencies come first. The sort is stable, so the order of the parts does not change
     # within either kind. `place` maps the index of a family in `every` to its columns.
@@ -576,7 +580,7 @@ def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k
 
 
 def _has_explicit_frequencies(columns: Columns) -> bool:
-    return type(columns) is TrigColumns and isinstance(columns.phases, LinearPhases)
+    return type(columns) is TrigColumns and columns.phases.written_out
 
 
 def _join(parts: Sequence[TrigColumns]) -> tuple[TrigColumns, list[Int[Tensor, "k"]]]:

@@ -2,8 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +13,11 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.columns import Columns, TrigColumns, side_by_side
 from gp_orff.features.lattice import GramCache, LatticeColumns
-from gp_orff.kernels.base import is_integer
+from gp_orff.kernels.base import is_number
 from gp_orff.kernels.lattice_sums import lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, Spectrum, gauss_legendre
+from gp_orff.kernels.spectra import KernelSpectrum, Spectrum, gauss_legendre
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
@@ -252,13 +253,30 @@ def uniform(number: int, num_coordinates: int, rng: np.random.Generator) -> np.n
     return np.clip(rng.random((number, num_coordinates)), 2.0**-54, 1 - 2.0**-53)
 
 
+def sole_leaf(term: TermSpectrum, kind: type[KernelSpectrum], expected: str) -> LeafSpectrum | None:
+    """Return the leaf of a term whose spectrum is an instance of `kind`, or None if there is none.
+
+    Args:
+        term: the spectrum of a term.
+        kind: a class of spectra that cannot be factors of a product.
+        expected: the error message.
+
+    Raises:
+        NotImplementedError: the leaf is one of several factors of the term.
+    """
+    leaves = [leaf for leaf in term.leaves if isinstance(leaf.spectrum, kind)]
+    if leaves and len(term.leaves) > 1:
+        raise NotImplementedError(expected)
+    return leaves[0] if leaves else None
+
+
 def check_seed(seed: int, owner: str) -> None:
     """Raise an error if a seed is invalid.
 
     Raises:
         ValueError: the seed is not a non-negative integer.
     """
-    if not is_integer(seed) or seed < 0:
+    if not is_number(seed, Integral) or seed < 0:
         raise ValueError(f"{owner} expects seed to be a non-negative integer, got {seed!r}")
 
 
@@ -303,8 +321,8 @@ def summable(terms: Sequence[TermSpectrum], num_inputs: int) -> Bool[np.ndarray,
     for term in terms:
         for leaf in term.leaves:
             used[list(leaf.dims)] = True
-            on_grids = leaf.variance is None and isinstance(leaf.spectrum, GridSpectrum)
-            known[list(leaf.dims)] &= on_grids and leaf.spectrum.marginal((0,)) is not None
+            summed = leaf.variance is None and leaf.spectrum.marginal((0,)) is not None
+            known[list(leaf.dims)] &= summed
     return used & known
 
 
@@ -758,3 +776,66 @@ def _axis(edge: int, spacing: float, far: int) -> tuple[np.ndarray, np.ndarray]:
         np.concatenate([-beyond[::-1], inner, beyond]),
         np.concatenate([lengths[::-1], np.full(len(inner), spacing), lengths]),
     )
+
+
+# The frequencies of a sum of several families: a lattice, harmonic waves, and lines.
+
+
+class SharedFrequencies(nn.Module):
+    """The frequencies of several families, for example a lattice, harmonic waves and lines."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def columns(self) -> Columns:
+        """Return the columns of all parts, one part after the other."""
+        return side_by_side([part.columns() for part in self.parts])[0]
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Return for each of the points x whether it is outside the domain of any part."""
+        return torch.stack([part.outside(x) for part in self.parts]).any(0)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Raise a `ValueError` if a point of x is outside the domain of any part."""
+        for part in self.parts:
+            part.check(x)
+
+    @property
+    def tolerance(self) -> Float[Tensor, ""]:
+        """The largest fraction of the variance that a part may omit."""
+        return torch.stack([part.tolerance for part in self.parts]).max()
+
+    @property
+    def constant(self) -> Bool[Tensor, "d"]:
+        """Whether each input is constant, (d,); frequencies are summed along constant inputs."""
+        return torch.stack([part.constant for part in self.parts]).any(0)
+
+
+def joined(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    family: Sequence[Draw],
+    in_family: Callable[[TermSpectrum], bool],
+    most: int,
+) -> list[Draw]:
+    """Return the draws of all terms, in the order of the terms.
+
+    Args:
+        grid: a `Grid`, which draws the terms outside the family.
+        terms: the spectra of all terms.
+        family: the draws of the terms in the family, in order.
+        in_family: a function that returns whether a term is in the family.
+        most: the largest number of features. The family uses its features first; the other terms
+            have the rest.
+    """
+    others, rest = [term for term in terms if not in_family(term)], []
+    if others:
+        left = max(most - sum(draw.num_columns for draw in family), 1)
+        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
+    ours, remaining = iter(family), iter(rest)
+    draws = [next(ours if in_family(term) else remaining) for term in terms]
+    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
+    for draw in draws:
+        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
+    return draws

@@ -48,6 +48,7 @@ class Expansion(ABC):
     tensors: tuple[Tensor, ...]
     is_complex = False
     is_kronecker = False
+    is_scaled = False
 
     @property
     def num_columns(self) -> int:
@@ -434,6 +435,7 @@ class ScaledExpansion(FeatureExpansion):
 
     scales: Float[Tensor, "*b F"] = None
     units: Complex[Tensor, "F p"] = None
+    is_scaled = True
 
     @classmethod
     def of(

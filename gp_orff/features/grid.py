@@ -43,8 +43,9 @@ from gp_orff.features.lines import draw_with_lines
 from gp_orff.features.random import QuasiMonteCarlo
 from gp_orff.features.rings import draw_with_harmonic, is_harmonic
 from gp_orff.kernels.base import check_positive_integer
-from gp_orff.kernels.lines import has_lines, is_line
+from gp_orff.kernels.lines import has_lines
 from gp_orff.kernels.spectra import GRID_INPUTS
+from gp_orff.symbols.base import required
 
 # Frequency grids: quadrature of the spectral density on a lattice.
 #
@@ -287,11 +288,9 @@ class Grid:
             >>> gp_orff.Grid.for_tides(x, kernel).largest_index
             (6, 6, 1)
         """
-        if not isinstance(kernel, Kernel):
-            raise TypeError(
-                f"Grid.for_tides expects the kernel of the model, got {type(kernel).__name__}; "
-                "pass model.kernel"
-            )
+        required(
+            kernel, Kernel, "Grid.for_tides expects the kernel of the model", "pass model.kernel"
+        )
         data = box_of(x)
         spectra = term_spectra(kernel, len(data))
         least = _least_inputs(spectra)
@@ -302,7 +301,7 @@ class Grid:
                 f"kernel, got {len(data)} and {len(region)}"
             )
         box = union(data, region)
-        lines = [leaf for term in spectra for leaf in term.leaves if is_line(leaf.spectrum)]
+        lines = [leaf for term in spectra for leaf in term.leaves if leaf.spectrum.is_line]
         if not lines:
             raise ValueError(
                 "Grid.for_tides expects a kernel with lines, such as gp_orff.tides(…) + …, got "

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum, axis_lengthscales, in_plane
 from gp_orff.kernels.lattice_sums import first_nonzero, moments_near_zero
-from gp_orff.kernels.lines import is_line
 
 # The points of a lattice follow from a tolerance. A grid has two errors, each with one parameter:
 #
@@ -229,7 +228,7 @@ def axes_of(terms: Sequence[TermSpectrum]) -> Iterator[tuple[LeafSpectrum, int, 
     """Yield the leaf, the axis in the leaf and the input column of every axis with a density."""
     for term in terms:
         for leaf in term.leaves:
-            if is_line(leaf.spectrum):  # a lattice does not depend on lines
+            if leaf.spectrum.is_line:  # a lattice does not depend on lines
                 continue
             for axis, dim in enumerate(leaf.dims):
                 yield leaf, axis, dim

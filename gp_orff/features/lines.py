@@ -23,18 +23,18 @@ from gp_orff.features.draws import (
     LeafSpectrum,
     Rule,
     TermSpectrum,
+    joined,
 )
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import joined
 from gp_orff.features.truncation import (
     GridAccuracy,
     grid_accuracy,
     image_variance,
     truncated_variance_of,
 )
-from gp_orff.kernels.lines import LineSpectrum, has_lines, is_line
+from gp_orff.kernels.lines import LineSpectrum, has_lines
 from gp_orff.kernels.tree import Term, spectra_of
 from gp_orff.symbols.base import Symbol
 
@@ -262,7 +262,7 @@ class LineDraw(GridDraw):
     def weights(self, term: Term) -> Float[Tensor, "*b J"]:
         """Return the weight w_j of every line of the term."""
         weights = 0.5 ** self.halvings.double()
-        spectra = [s for s in spectra_of(term) if is_line(s)]
+        spectra = [s for s in spectra_of(term) if s.is_line]
         for density, order in zip(spectra, self.numbers.mT, strict=True):
             weights = weights * density.lines(int(order.max()) + 1)[1][..., order]
         return weights
@@ -318,7 +318,7 @@ class LineDraw(GridDraw):
 
         Otherwise return the ratio of lengthscales if it is outside its range, or None.
         """
-        others = [density for density in spectra if not is_line(density)]
+        others = [density for density in spectra if not density.is_line]
         # Rounding changes a period by less than 1e-9.
         return self._ratio_of_lines(spectra, 1e-9) or self.rest.ratio_outside_range(others)
 
@@ -328,7 +328,7 @@ class LineDraw(GridDraw):
         Otherwise return the ratio of the number of lines to the necessary number if there are too
         few lines, or None.
         """
-        lines = [density for density in spectra if is_line(density)]
+        lines = [density for density in spectra if density.is_line]
         counts = (self.numbers.amax(0) + 1).tolist()
         for density, count, built in zip(lines, counts, self.built, strict=True):
             present = density.lines(count)[0].detach().flatten()[-1].double()
@@ -358,7 +358,7 @@ _COARSER = 4.0  # the ratio of successive tolerances if the number of features i
 
 def _rest(term: Term | TermSpectrum) -> Term | TermSpectrum:
     """Return a term without its lines."""
-    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
+    leaves = tuple(leaf for leaf in term.leaves if not leaf.spectrum.is_line)
     return replace(term, leaves=leaves)
 
 
@@ -431,7 +431,7 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
 
 
 def _leaves(term: TermSpectrum) -> list[LeafSpectrum]:
-    return [leaf for leaf in term.leaves if is_line(leaf.spectrum)]
+    return [leaf for leaf in term.leaves if leaf.spectrum.is_line]
 
 
 def _lines(

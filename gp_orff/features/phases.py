@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
+
+from gp_orff.kernels.base import map_tensors, tensors_of
 
 # The protocol of phases θ_k(x) = ⟨ω_k, x⟩, and phases of frequencies that are stored as a matrix.
 
@@ -25,6 +27,7 @@ class Phases(ABC):
         zero: whether each frequency is zero, (*b, D).
         tensors: the differentiable tensors, (*b, m, n) each.
         num_arrays: the number of temporary arrays (*b, N, D) in one call.
+        written_out: whether the phases are `LinearPhases`.
     """
 
     num_frequencies: int
@@ -32,6 +35,7 @@ class Phases(ABC):
     zero: Bool[Tensor, "*b D"]
     tensors: tuple[Tensor, ...]
     num_arrays = 1
+    written_out = False
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
@@ -65,6 +69,7 @@ class LinearPhases(Phases):
     """The phases x ωᵀ of frequencies that are stored as a matrix ω."""
 
     omega: Float[Tensor, "*b D d"]
+    written_out = True
 
     @property
     def num_frequencies(self) -> int:
@@ -204,18 +209,11 @@ class Projection(ABC):
         """d′."""
         return self.padded(self.num_inputs)
 
-    @property
-    def arrays(self) -> dict[str, Tensor]:
-        """The tensors that determine the vectors, by name; none of them is differentiable."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
     def to(self, device: torch.device) -> "Projection":
         """Return these vectors on another device."""
-        arrays = self.arrays
-        if all(array.device == device for array in arrays.values()):
+        if all(array.device == device for array in tensors_of(self).values()):
             return self
-        return replace(self, **{name: array.to(device) for name, array in arrays.items()})
+        return map_tensors(self, lambda array: array.to(device))
 
 
 @dataclass(frozen=True)
@@ -420,7 +418,7 @@ class ProjectedPhases(Phases):
     def plain(self) -> dict[str, object]:
         projection = self.projection
         sizes = {"num_inputs": projection.num_inputs, "num_vectors": projection.num_vectors}
-        arrays = {name: array.cpu() for name, array in projection.arrays.items()}
+        arrays = {name: array.cpu() for name, array in tensors_of(projection).items()}
         return {
             "projection": {"class": type(projection).__name__, **sizes, **arrays},
             "radius": self.radius.detach().cpu(),

@@ -31,8 +31,13 @@ from gp_orff.features.phases import (
     as_range,
 )
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
-from gp_orff.kernels.spectra import Radial, Spectrum
+from gp_orff.kernels.base import (
+    as_real_tensor,
+    check_positive_integer,
+    name_constructor,
+    tensors_of,
+)
+from gp_orff.kernels.spectra import KernelSpectrum, Radial, Spectrum
 from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler, Term, spectra_of
 
@@ -70,7 +75,7 @@ def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(KernelSpectrum):
     """A spectrum S whose frequencies random rules draw from another density ρ.
 
     The base variables of a frequency are ω and log ρ(ω). Hyperparameters do not change ω. They
@@ -265,7 +270,7 @@ class TailedDraw(Draw):
 
 
 @dataclass(frozen=True)
-class TailedSpectrum:
+class TailedSpectrum(KernelSpectrum):
     """A radial spectrum from which random rules draw more high frequencies.
 
     Base variables are those of the spectrum, followed by the logarithm of the weight.
@@ -306,7 +311,7 @@ class LongTails(Measure):
 
 
 def _tailed(spectrum: Spectrum) -> Spectrum | TailedSpectrum:
-    return TailedSpectrum(spectrum) if isinstance(spectrum, Radial) else spectrum
+    return TailedSpectrum(spectrum) if spectrum.is_radial else spectrum
 
 
 # Random frequencies: independent, orthogonal or quasi-random.
@@ -394,7 +399,7 @@ class _RandomRule(DrawnRule):
             and len(term.leaves) == len(other.leaves) == 1
             and term.leaves[0].dims == other.leaves[0].dims
             and term.leaves[0].sampler is None is other.leaves[0].sampler
-            and all(isinstance(t.leaves[0].spectrum, Spectrum) for t in (term, other))
+            and all(t.leaves[0].spectrum.is_stationary for t in (term, other))
         )
 
     def _draw(
@@ -653,9 +658,11 @@ class StructuredDraw(Draw):
     ):
         super().__init__(bases, [0] * len(bases) if orders is None else orders)
         self.dims = tuple(map(as_range, dims))
-        self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
+        self._sizes = [
+            (type(p), p.num_inputs, p.num_vectors, tuple(tensors_of(p))) for p in projections
+        ]
         for index, projection in enumerate(projections):
-            for name, array in projection.arrays.items():
+            for name, array in tensors_of(projection).items():
                 self.register_buffer(f"{name}_{index}", array)
 
     @property
@@ -784,7 +791,7 @@ class _StructuredRule(DrawnRule):
                 f"{name} expects kernels whose spectral matrix is constant or quadratic in the "
                 "frequency, got a SpectralMatrixKernel; use gp_orff.QuasiMonteCarlo"
             )
-        if not isinstance(leaf.spectrum, Radial):
+        if not leaf.spectrum.is_radial:
             raise NotImplementedError(
                 f"{name} expects kernels of the scaled distance, such as RBFKernel, MaternKernel "
                 f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which is not "

@@ -1,7 +1,7 @@
 """The waves of harmonic kernels: decaying columns, their sums, and rings of frequencies."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -9,10 +9,10 @@ import numpy as np
 import scipy
 import torch
 from jaxtyping import Bool, Complex, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from gp_orff import nufft
-from gp_orff.features.columns import Columns, PointwiseColumns, exchanged_halves, side_by_side
+from gp_orff.features.columns import PointwiseColumns, exchanged_halves
 from gp_orff.features.draws import (
     Draw,
     FixedBuffers,
@@ -21,6 +21,8 @@ from gp_orff.features.draws import (
     Rule,
     TermSpectrum,
     check_domain,
+    joined,
+    sole_leaf,
 )
 from gp_orff.features.expansion import ScaledExpansion
 from gp_orff.features.grid_design import MOST_CUT, GridBudgetError, smallest_tolerance
@@ -771,13 +773,13 @@ def is_harmonic(term: TermSpectrum) -> bool:
     Raises:
         NotImplementedError: the term is a product of a `HarmonicKernel` and another kernel.
     """
-    kinds = [isinstance(leaf.spectrum, HarmonicSpectrum) for leaf in term.leaves]
-    if any(kinds) and len(kinds) > 1:
-        raise NotImplementedError(
-            "features of a HarmonicKernel expect a term without products, got a product with "
-            "another kernel; use a sum, or the exact kernel"
-        )
-    return any(kinds)
+    leaf = sole_leaf(
+        term,
+        HarmonicSpectrum,
+        "features of a HarmonicKernel expect a term without products, got a product with "
+        "another kernel; use a sum, or the exact kernel",
+    )
+    return leaf is not None
 
 
 def harmonic_draws(
@@ -846,40 +848,6 @@ def _rings(
     return (rings, present.cutoff(tolerance)) if 2 * len(rings.weights) <= most else None
 
 
-# The frequencies of sums of harmonic and other kernels.
-
-
-class SharedFrequencies(nn.Module):
-    """The frequencies of several families of terms, for example a lattice and harmonic waves."""
-
-    def __init__(self, parts: Sequence[nn.Module]):
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def columns(self) -> Columns:
-        """Return the columns of all parts, one part after the other."""
-        return side_by_side([part.columns() for part in self.parts])[0]
-
-    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Return for each of the points x whether it is outside the domain of any part."""
-        return torch.stack([part.outside(x) for part in self.parts]).any(0)
-
-    def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Raise a `ValueError` if a point of x is outside the domain of any part."""
-        for part in self.parts:
-            part.check(x)
-
-    @property
-    def tolerance(self) -> Float[Tensor, ""]:
-        """The largest fraction of the variance that a part may omit."""
-        return torch.stack([part.tolerance for part in self.parts]).max()
-
-    @property
-    def constant(self) -> Bool[Tensor, "d"]:
-        """Whether each input is constant, (d,); frequencies are summed along constant inputs."""
-        return torch.stack([part.constant for part in self.parts]).any(0)
-
-
 def draw_with_harmonic(
     grid: Rule,
     terms: Sequence[TermSpectrum],
@@ -919,35 +887,6 @@ def draw_with_harmonic(
             "larger max_features, a smaller domain, or a larger depth"
         )
     return joined(grid, terms, draws, is_harmonic, most)
-
-
-def joined(
-    grid: Rule,
-    terms: Sequence[TermSpectrum],
-    family: Sequence[Draw],
-    in_family: Callable[[TermSpectrum], bool],
-    most: int,
-) -> list[Draw]:
-    """Return the draws of all terms, in the order of the terms.
-
-    Args:
-        grid: a `Grid`, which draws the terms outside the family.
-        terms: the spectra of all terms.
-        family: the draws of the terms in the family, in order.
-        in_family: a function that says whether a term is in the family.
-        most: the largest number of features. The family uses its features first; the other terms
-            have the rest.
-    """
-    others, rest = [term for term in terms if not in_family(term)], []
-    if others:
-        left = max(most - sum(draw.num_columns for draw in family), 1)
-        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
-    ours, remaining = iter(family), iter(rest)
-    draws = [next(ours if in_family(term) else remaining) for term in terms]
-    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
-    for draw in draws:
-        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
-    return draws
 
 
 def _above_sources(

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from numbers import Real
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, sole_leaf, uniform
 from gp_orff.features.phases import LinearPhases, Phases
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_number
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
 from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
@@ -321,16 +321,15 @@ def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
     Raises:
         NotImplementedError: the term is a product with another kernel, or a field kernel.
     """
-    kinds = [isinstance(leaf.spectrum, DotProductSpectrum) for leaf in term.leaves]
-    if not any(kinds):
+    leaf = sole_leaf(
+        term,
+        DotProductSpectrum,
+        "features of dot-product kernels expect a term without products, got a product of a "
+        "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
+        "ScaleKernel, or a PolynomialKernel of a higher power",
+    )
+    if leaf is None:
         return None
-    if len(kinds) > 1:
-        raise NotImplementedError(
-            "features of dot-product kernels expect a term without products, got a product of a "
-            "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
-            "ScaleKernel, or a PolynomialKernel of a higher power"
-        )
-    (leaf,) = term.leaves
     if leaf.degree or leaf.variance is not None:
         raise NotImplementedError(
             "features of dot-product kernels expect scalar or separable kernels, such as "
@@ -433,7 +432,7 @@ class GaussHermite:
     nodes_per_dim: int
 
     def __post_init__(self):
-        if not is_integer(self.nodes_per_dim) or not 2 <= self.nodes_per_dim <= 200:
+        if not is_number(self.nodes_per_dim, Integral) or not 2 <= self.nodes_per_dim <= 200:
             raise ValueError(
                 "GaussHermite expects an integer nodes_per_dim from 2 to 200, got "
                 f"{self.nodes_per_dim!r}"
@@ -458,7 +457,7 @@ class HermiteDraw(Draw):
 
     def __init__(self, nodes_per_dim: int, term: TermSpectrum):
         for leaf in term.leaves:
-            if not isinstance(leaf.spectrum, Gaussian):
+            if not leaf.spectrum.is_gaussian:
                 raise NotImplementedError(
                     "GaussHermite expects RBF kernels, got the spectrum "
                     f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x), or a random "
@@ -771,7 +770,7 @@ class Templates:
                     f"got function={self.function!r}, sampler={self.sampler!r}, a={self.a!r} and "
                     f"weighted={self.weighted!r}; pass both, or a alone"
                 )
-        elif not isinstance(self.a, Real) or not 2 < self.a < math.inf:
+        elif not is_number(self.a) or not 2 < self.a < math.inf:
             raise ValueError(
                 f"Templates expects a > 2, got {self.a!r}; try a=2.5, or a smaller number if the "
                 "data are wider than a lengthscale"
@@ -870,7 +869,7 @@ def _check(term: TermSpectrum) -> None:
         NotImplementedError: the term has another kernel, a product, or a field kernel.
     """
     leaf, names = term.leaves[0], [type(leaf.spectrum).__name__ for leaf in term.leaves]
-    if len(names) > 1 or not isinstance(leaf.spectrum, Gaussian):
+    if len(names) > 1 or not leaf.spectrum.is_gaussian:
         raise NotImplementedError(
             f"Templates expects RBFKernel in every term, got spectra {' x '.join(names)}; use "
             "gp_orff.QuasiMonteCarlo, and one RBFKernel with ARD for a product of RBF kernels"

@@ -3,20 +3,25 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import fields, replace
 from inspect import Parameter, signature
+from itertools import chain
+from numbers import Integral, Real
 from types import FunctionType
+from typing import TypeVar
 
-import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from gp_orff.symbols.base import refuse_units
+from gp_orff.symbols.base import Value, refuse_units, required
+
+Part = TypeVar("Part", bound=nn.Module)
 
 # Base classes of kernels, and checks of their arguments and inputs.
 
@@ -84,6 +89,7 @@ class FieldKernel(Kernel):
 
     amplitude: str
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # False for an `ORFFKernel`
 
     def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
         """Return starting values of the parameters that are lengths, by name.
@@ -102,6 +108,7 @@ class WrapperKernel(Kernel):
     """
 
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # False for an `ORFFKernel`
 
     def __new__(cls, *args, **kwargs):
         """Create the kernel, and raise TypeError for arguments that it does not have."""
@@ -172,6 +179,33 @@ def _check_arguments(
         )
 
 
+def parts_of(module: nn.Module, *kinds: type[Part]) -> list[Part]:
+    """Return all instances of `kinds` in a tree of modules, including the module itself."""
+    return [part for part in module.modules() if isinstance(part, kinds)]
+
+
+def children_of(module: nn.Module) -> list[nn.Module]:
+    """Return the children of a module, including those in a `ModuleList`."""
+    lists = [child if isinstance(child, nn.ModuleList) else [child] for child in module.children()]
+    return list(chain.from_iterable(lists))
+
+
+def tensors_of(value: object) -> dict[str, Tensor]:
+    """Return the fields of a dataclass that are tensors, by name."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: value for name, value in values.items() if torch.is_tensor(value)}
+
+
+def map_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """Return a copy of a dataclass with `change` applied to each field that is a tensor."""
+    return replace(value, **{name: change(tensor) for name, tensor in tensors_of(value).items()})
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """Return a detached copy of a tensor on the CPU, for files."""
+    return tensor.detach().cpu().clone()
+
+
 def value_of(name: str, module: Module) -> Tensor:
     """Return the attribute `name`, for a prior. Unlike a closure of gpytorch, it can be pickled."""
     return getattr(module, name)
@@ -182,9 +216,9 @@ def set_value(name: str, module: Module, value: Tensor) -> None:
     module.initialize(**{name: value})
 
 
-def is_integer(value: object) -> bool:
-    """Return whether a value is an integer of Python or NumPy; True and False are not."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def is_number(value: object, kind: type[Real] = Real) -> bool:
+    """Return whether a value is a real number of Python or NumPy; True and False are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
@@ -198,7 +232,7 @@ def check_positive_integer(value: int, argument: str, owner: str) -> int:
     Raises:
         ValueError: the value is not a positive integer.
     """
-    if not is_integer(value) or value < 1:
+    if not is_number(value, Integral) or value < 1:
         raise ValueError(f"{owner} expects {argument} to be a positive integer, got {value!r}")
     return int(value)
 
@@ -225,8 +259,8 @@ def as_real_tensor(
         TypeError: the type of the values is complex, or the values have a unit.
     """
     refuse_units(values, what)
-    kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
-    if "complex" in str(kind):
+    kind = torch.as_tensor(values).dtype
+    if kind.is_complex:
         raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")
     return torch.as_tensor(values, dtype=dtype)
 
@@ -241,10 +275,7 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
             infinity.
     """
     name = type(kernel).__name__
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{name} expects a tensor of inputs, got {type(x).__name__}; pass torch.as_tensor(x)"
-        )
+    required(x, Tensor, f"{name} expects a tensor of inputs", "pass torch.as_tensor(x)")
     if x.dim() < 2:
         raise ValueError(
             f"{name} expects inputs of shape (n, d), got {tuple(x.shape)}; pass x.unsqueeze(-1) "
@@ -329,11 +360,12 @@ def check_base_kernel(name: str, base_kernel: object) -> None:
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, but for example a class.
     """
-    if not isinstance(base_kernel, Kernel):
-        raise TypeError(
-            f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
-            f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), ...)"
-        )
+    required(
+        base_kernel,
+        Kernel,
+        f"{name} expects an instance of a gpytorch kernel as base_kernel",
+        f"use, for instance, {name}(gpytorch.kernels.RBFKernel(), ...)",
+    )
 
 
 def check_scalar(name: str, num_outputs: int, kernel: str = "one") -> None:
@@ -363,7 +395,7 @@ def check_num_dims(
         TypeError: `num_dims` is not an integer.
         ValueError: `num_dims` is below `minimum`, or is not the number of `active_dims`.
     """
-    if not is_integer(num_dims):
+    if not is_number(num_dims, Integral):
         raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
     if num_dims < minimum:
         raise ValueError(f"{name} needs num_dims >= {minimum}, got {num_dims}")

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.lengths import shortest_lengths
-from gp_orff.kernels.spectra import RadialKernel, Spectrum, registered, spectrum
+from gp_orff.kernels.spectra import RadialKernel, registered, spectrum
 from gp_orff.kernels.tree import Leaf, Term, embedded, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.symbols.patches import Patch, Rule
 
 
@@ -63,9 +63,9 @@ def radial_derivatives(
         torch.Size([8, 8])
     """
     raise NotImplementedError(
-        f"no radial derivatives are known for {type(kernel).__name__}; known are "
-        f"{registered(radial_derivatives)}. Register another with "
-        "@gp_orff.radial_derivatives.register (see its docstring)."
+        "expected a kernel with registered radial derivatives, which is one of "
+        f"{registered(radial_derivatives)}, got {type(kernel).__name__}; use one of them, or "
+        "register the derivatives with @gp_orff.radial_derivatives.register (see its docstring)"
     )
 
 
@@ -86,7 +86,7 @@ def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     if kernel.nu == 2.5:  # κ = (1 + √5 r + 5/3 r²) exp(−√5 r)
         return -5 / 6 * (1 + math.sqrt(5) * r) * decay, 25 / 12 * decay
     raise NotImplementedError(
-        f"no radial derivatives are known for MaternKernel with nu={kernel.nu}; use nu=1.5 or 2.5"
+        f"expected a MaternKernel with nu=1.5 or 2.5, got nu={kernel.nu}; use one of these values"
     )
 
 
@@ -481,8 +481,7 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
         ValueError: the symbol does not exist, or needs a reference.
         NotImplementedError: the kernel is a field kernel times a kernel of the same inputs.
     """
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"expected a symbol, such as gp_orff.Curl(), got {symbol!r}")
+    required(symbol, Symbol, "expected a symbol, such as gp_orff.Curl()", "pass an instance")
     summands = terms(kernel)
     symbol.check(len(space), summands[0].num_outputs)
     for term in summands:
@@ -524,7 +523,7 @@ def _is_infinite(term: Term, order: int, num_dims: int) -> bool:
     For constants and polynomials, the result is False.
     """
     for measure in spectra_of(term)[:1]:
-        if not isinstance(measure, Spectrum):
+        if not measure.is_stationary:
             return False
         if term.factor.closed_form:
             moment = measure.moment(term.factor.degree + order, num_dims)

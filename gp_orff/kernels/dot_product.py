@@ -19,7 +19,7 @@ from gp_orff.kernels.base import (
     positive_root,
     require_covariance_of,
 )
-from gp_orff.kernels.spectra import spectrum
+from gp_orff.kernels.spectra import KernelSpectrum, spectrum
 
 # Legendre polynomials L_m of dimension d, and expansions of monomials in them.
 #
@@ -510,7 +510,7 @@ def _check_sphere(num_dims: int, active_dims: tuple[int, ...] | None) -> None:
 
 
 @dataclass(frozen=True)
-class DotProductSpectrum:
+class DotProductSpectrum(KernelSpectrum):
     """The eigenvalues of a dot-product kernel of the lifted inputs x̃ = (scale · x, offset).
 
     This is not a `Spectrum`, because the kernel is not stationary. The features are polynomials of

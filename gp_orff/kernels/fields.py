@@ -20,6 +20,7 @@ from gp_orff.kernels.base import (
     check_points,
     check_scalar,
     name_constructor,
+    parts_of,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
@@ -296,8 +297,6 @@ class HelmholtzKernel(AdditiveKernel):
     """
 
     lengthscale = INNER_LENGTHSCALE
-    # The name and the standard deviation of the prior of log(σ₂²/σ₁²), for learned spectra.
-    default_prior = "level_prior", 3.0
 
     def __init__(
         self,
@@ -319,8 +318,7 @@ class HelmholtzKernel(AdditiveKernel):
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
         if any(hasattr(part, "related") for part in first.modules()):
-            name, sd = self.default_prior
-            self.register_prior(name, NormalPrior(0.0, sd), _level, _set_level)
+            self.register_prior("level_prior", NormalPrior(0.0, 3.0), _level, _set_level)
 
     @classmethod
     def of_halves(cls, *halves: ScaleKernel) -> "HelmholtzKernel":
@@ -423,8 +421,8 @@ def require_field_products(kernel: Kernel) -> None:
     Raises:
         ValueError: `kernel` contains such a product; use `FieldProductKernel` instead.
     """
-    for part in kernel.modules():
-        if isinstance(part, ProductKernel) and inner_terms(part)[0].num_outputs > 1:
+    for part in parts_of(kernel, ProductKernel):
+        if inner_terms(part)[0].num_outputs > 1:
             names = " * ".join(type(factor).__name__ for factor in part.kernels)
             raise ValueError(
                 "expected gp_orff.FieldProductKernel for a product with a kernel of several "

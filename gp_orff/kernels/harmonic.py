@@ -38,7 +38,7 @@ from gp_orff.kernels.pairs import (
     multiplied,
     prepared_rows,
 )
-from gp_orff.kernels.spectra import Range
+from gp_orff.kernels.spectra import KernelSpectrum, Range
 from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
 from gp_orff.symbols.base import Symbol
 
@@ -431,7 +431,7 @@ def _heights(
 
 
 @dataclass(frozen=True)
-class HarmonicSpectrum:
+class HarmonicSpectrum(KernelSpectrum):
     """The spectrum of horizontal frequencies k, for sources on one side of the points.
 
     It is not a `Spectrum`, because the kernel is stationary in the horizontal inputs only.

@@ -9,7 +9,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -177,8 +176,7 @@ class LearnedSpectrumKernel(RadialKernel):
     """
 
     highest_order = 4
-    is_wide = True  # the spectrum contains many lengths for any lengthscale
-    default_prior = "shape_prior", 1.0  # the name and the standard deviation of the prior
+    is_learned = True
 
     def __init__(
         self,
@@ -383,6 +381,7 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
     """
 
     has_lengthscale = False  # so that gpytorch does not register a second lengthscale
+    has_recipe = False  # for files, because the kernel of both curves creates this kernel
 
     def __init__(self, other: LearnedSpectrumKernel):
         super().__init__(
@@ -453,17 +452,6 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         if own is not self:
             own._other = (self.other.expand_batch(*sizes),)
         return own
-
-
-def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
-    """Return the learned spectra in a kernel tree, or only the trained ones if `trained`."""
-    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
-    return [part for part in found if part.shape.requires_grad or not trained]
-
-
-def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
-    """Return whether a kernel tree has a learned spectrum, or a trained one if `trained`."""
-    return bool(learned_spectra(kernel, trained))
 
 
 # Finite mixtures of Gaussian spectra, the spectra of `LearnedSpectrumKernel`.

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 from gp_orff.kernels.spectra import Range, Spectrum, spectrum
 from gp_orff.kernels.tree import Leaf, Term, terms
 
@@ -53,6 +53,7 @@ class LineSpectrum(Spectrum):
         5
     """
 
+    is_line = True
     has_density = is_weighted = False
 
     @abstractmethod
@@ -115,14 +116,9 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
-def is_line(density: Spectrum) -> bool:
-    """Return whether a spectrum consists of lines."""
-    return isinstance(density, LineSpectrum)
-
-
 def has_lines(term: Term) -> bool:
     """Return whether a kernel with a line spectrum is a factor of a term."""
-    return any(is_line(leaf.spectrum) for leaf in term.leaves)
+    return any(leaf.spectrum.is_line for leaf in term.leaves)
 
 
 def inputs_of_lines(kernel: Kernel) -> list[int]:
@@ -130,7 +126,7 @@ def inputs_of_lines(kernel: Kernel) -> list[int]:
     lines, others = set(), set()
     for term in terms(kernel):
         for leaf in term.leaves:
-            (lines if is_line(leaf.spectrum) else others).update(leaf.active_dims or ())
+            (lines if leaf.spectrum.is_line else others).update(leaf.active_dims or ())
     return sorted(lines - others)
 
 
@@ -411,7 +407,7 @@ def tides(
         )
     if period_bound is not None and not 0 < period_bound < 1:
         raise ValueError(f"tides expects a period_bound between 0 and 1, got {period_bound}")
-    if not any(isinstance(part, ScaleKernel | MultitaskKernel) for part in kernel.modules()):
+    if not parts_of(kernel, ScaleKernel, MultitaskKernel):
         kernel = ScaleKernel(kernel)
     summands = []
     for name in constituents:
@@ -429,7 +425,7 @@ def tides(
 def tidal_leaves(kernel: Kernel) -> list[Leaf]:
     """Return the leaves of a kernel tree that are tidal constituents."""
     leaves = {leaf.kernel: leaf for term in terms(kernel) for leaf in term.leaves}
-    return [leaf for kind, leaf in leaves.items() if isinstance(kind, TidalKernel)]
+    return [leaves[part] for part in parts_of(kernel, TidalKernel)]
 
 
 def inseparable(kernel: Kernel, durations: Sequence[float]) -> list[tuple[str, str, float]]:

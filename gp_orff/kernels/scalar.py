@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Real
 
 import numpy as np
 import scipy
@@ -15,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import check_positive_integer, positive, refuse_tracing
+from gp_orff.kernels.base import check_positive_integer, is_number, positive, refuse_tracing
 from gp_orff.kernels.spectra import Radial, RadialKernel, StudentT
 
 # Powers of Bessel functions as kernels.
@@ -444,7 +443,7 @@ class GeneralMaternKernel(RadialKernel):
         lengthscale_prior: Prior | None = None,
         lengthscale_constraint: Interval | None = None,
     ):
-        if isinstance(nu, bool) or not isinstance(nu, Real):
+        if not is_number(nu):
             raise TypeError(f"GeneralMaternKernel expects nu as a number, got {nu!r}")
         if not nu > 0:
             raise ValueError(f"GeneralMaternKernel expects nu > 0, got {nu}")

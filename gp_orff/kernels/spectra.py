@@ -12,10 +12,10 @@ import scipy
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, SpectralMixtureKernel
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 
 # Spectral densities of gpytorch's stationary scalar kernels.
 #
@@ -49,7 +49,36 @@ class Range(NamedTuple):
     stretch: float = 1.0
 
 
-class Spectrum(ABC):
+class KernelSpectrum:
+    """The spectrum of a kernel: a `Spectrum`, or another class for kernels that are not stationary.
+
+    Attributes:
+        is_stationary: whether this is a `Spectrum`; False by default.
+        is_line: whether this is a `LineSpectrum`, which has no density; False by default.
+        for_grids: whether this is a `GridSpectrum`; False by default.
+        is_radial: whether this is a `Radial` spectrum; False by default.
+        is_gaussian: whether this is the spectrum of an RBF kernel; False by default.
+    """
+
+    is_stationary = False
+    is_line = False
+    for_grids = False
+    is_radial = False
+    is_gaussian = False
+
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
+        """Return the marginal distribution of some coordinates of ω, or None if it is unknown.
+
+        A grid uses it to sum over the frequencies along inputs that are constant in the data.
+
+        Args:
+            dims: the coordinates, at least one and not all.
+            order: t, the exponent of a weight ω_a^{2t}, where a is any coordinate not in `dims`.
+        """
+        return None
+
+
+class Spectrum(KernelSpectrum, ABC):
     """The spectral density of a stationary scalar kernel k with k(0) = 1.
 
     The spectral density S(ω) is the probability density with k(x, z) = E cos⟨ω, x − z⟩. Frequencies
@@ -84,6 +113,7 @@ class Spectrum(ABC):
         2.0
     """
 
+    is_stationary = True
     has_density = True
     is_weighted = True
 
@@ -200,6 +230,7 @@ class GridSpectrum(Spectrum):
         0.135335
     """
 
+    for_grids = True
     is_mixture = False
 
     @abstractmethod
@@ -237,17 +268,6 @@ class GridSpectrum(Spectrum):
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
         """Return the second moments E ω_i², (*b, d), for d = `num_dims` uncorrelated inputs."""
-
-    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
-        """Return the marginal distribution of some coordinates of ω, or None if it is unknown.
-
-        A grid uses it to sum over the frequencies along inputs that are constant in the data.
-
-        Args:
-            dims: the coordinates, at least one and not all.
-            order: t, the exponent of a weight ω_a^{2t}, where a is any coordinate not in `dims`.
-        """
-        return None
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
         """Return further lengths (m,) along the `num_dims` inputs that a grid must resolve.
@@ -302,10 +322,29 @@ def spectrum(kernel: Kernel) -> Spectrum:
         128
     """
     raise NotImplementedError(
-        f"no spectral density is known for {type(kernel).__name__}; known are "
-        f"{registered(spectrum)}. Register another with @gp_orff.spectrum.register (see its "
-        "docstring)."
+        "expected a kernel with a registered spectral density, which is one of "
+        f"{registered(spectrum)}, got {type(kernel).__name__}; use one of them, or register the "
+        "spectral density with @gp_orff.spectrum.register (see its docstring)"
     )
+
+
+class Law(KernelSpectrum):
+    """A registered spectrum that is not a subclass of `Spectrum`.
+
+    It has the methods and attributes that random rules need.
+    """
+
+    def __init__(self, registered: object):
+        self.registered = registered
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "registered"), name)
+
+
+def law_of(kernel: Kernel) -> KernelSpectrum:
+    """Return the spectrum of a kernel as a `KernelSpectrum`."""
+    law = spectrum(kernel)
+    return law if isinstance(law, KernelSpectrum) else Law(law)
 
 
 def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
@@ -318,8 +357,8 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
     Raises:
         NotImplementedError: the class of the kernel is not registered, or has no spectral density.
     """
-    density = spectrum(kernel)
-    if not isinstance(density, Spectrum):
+    density = law_of(kernel)
+    if not density.is_stationary:
         raise NotImplementedError(
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
             "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
@@ -352,6 +391,7 @@ class RadialKernel(Kernel):
     spectrum: Spectrum
     has_lengthscale = True
     highest_order = 2
+    is_learned = False
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
         """Return κ(s), or a derivative of κ with respect to s.
@@ -382,6 +422,12 @@ class RadialKernel(Kernel):
             s = (x1 - x2).square().sum(-1, keepdim=True)
             return self.correlation(s).squeeze(-1)
         return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[RadialKernel]:
+    """Return the learned spectra in a kernel tree, or only the trained ones if `trained`."""
+    found = [part for part in parts_of(kernel, RadialKernel) if part.is_learned]
+    return [part for part in found if part.shape.requires_grad or not trained]
 
 
 @spectrum.register
@@ -453,6 +499,7 @@ class Radial(Spectrum):
     """
 
     lengthscale: Float[Tensor, "*b 1 d"]
+    is_radial = True
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
@@ -634,6 +681,8 @@ class Gaussian(Elliptical):
         >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
+
+    is_gaussian = True
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)

@@ -22,9 +22,10 @@ from gp_orff.kernels.base import (
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, StudentT, spectral_density, spectrum
+from gp_orff.kernels.spectra import StudentT, spectral_density
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+from gp_orff.symbols.base import required
 
 # The amplitude B(ω) of a kernel with the signature K₀, by a Fourier transform.
 #
@@ -245,11 +246,12 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
     lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
     lags = torch.cat([torch.zeros_like(lags[:1]), lags])
     values, opposite = signature(lags), signature(-lags)
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
-            f"{type(values).__name__}; for instance torch.as_tensor(values)"
-        )
+    required(
+        values,
+        Tensor,
+        "from_signature expects a signature that returns a torch.Tensor (m, p, p)",
+        "use, for instance, torch.as_tensor(values)",
+    )
     values, opposite = _real(values), _real(opposite)
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(
@@ -728,8 +730,8 @@ class SpectralMatrixKernel(WrapperKernel):
         quadrature = variances if diag else covariance
         total = 0.0
         for term in inner_terms(self):
-            measure = spectrum(term.leaves[0].kernel)
-            if not isinstance(measure, GridSpectrum):
+            measure = term.leaves[0].spectrum
+            if not measure.for_grids:
                 raise NotImplementedError(
                     "SpectralMatrixKernel expects a base kernel with a GridSpectrum for a "
                     f"covariance without features, got {type(measure).__name__}; put it inside "
@@ -744,7 +746,7 @@ class SpectralMatrixKernel(WrapperKernel):
     @torch.no_grad()
     def _checked_rank(self) -> int:
         """Return r, after checks of B at zero, and at random frequencies and their negatives."""
-        density = spectrum(terms(self.base_kernel)[0].leaves[0].kernel)
+        density = terms(self.base_kernel)[0].leaves[0].spectrum
         rng = np.random.default_rng(0)
         directions = rng.standard_normal((64, self.num_dims))
         directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
@@ -773,8 +775,8 @@ class SpectralMatrixKernel(WrapperKernel):
 
     @torch.no_grad()
     def _require_finite_variance(self) -> None:
-        densities = [spectrum(term.leaves[0].kernel) for term in terms(self.base_kernel)]
-        if self.num_dims > 3 or not all(isinstance(density, GridSpectrum) for density in densities):
+        densities = [term.leaves[0].spectrum for term in terms(self.base_kernel)]
+        if self.num_dims > 3 or not all(d.for_grids for d in densities):
             return  # no quadrature
         if any(math.isinf(self.factor.variance_spectrum(d).moment(0)) for d in densities):
             raise ValueError(

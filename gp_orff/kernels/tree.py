@@ -20,8 +20,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.kernels.base import check_scalar, cholesky
-from gp_orff.kernels.spectra import Spectrum, spectrum
+from gp_orff.kernels.spectra import Spectrum, law_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+from gp_orff.symbols.base import required
 
 # Factors B(ω) of operator-valued spectral densities A(ω) = B(ω) B(ω)ᵀ.
 #
@@ -215,11 +216,12 @@ def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, 
     )
     floating = [t.dtype for t in tensors if t.is_floating_point()]
     b = amplitude(omega.to(floating[0]) if floating else omega)
-    if not isinstance(b, Tensor):
-        raise TypeError(
-            "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r), got "
-            f"{type(b).__name__}; use torch operations"
-        )
+    required(
+        b,
+        Tensor,
+        "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r)",
+        "use torch operations",
+    )
     dtype = omega.dtype.to_complex() if b.is_complex() else omega.dtype
     return b.to(omega.device, dtype)
 
@@ -258,7 +260,7 @@ class Leaf:
     @property
     def spectrum(self) -> Spectrum:
         """The spectrum of the kernel at its current hyperparameters."""
-        return spectrum(self.kernel)
+        return law_of(self.kernel)
 
     @property
     def is_elementary(self) -> bool:
@@ -419,11 +421,12 @@ def checked_terms(kernel: object, owner: str, example: str) -> list[Term]:
         TypeError: `kernel` is not an instance of a kernel.
         ValueError: the terms have different numbers of outputs.
     """
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"{owner} expects an instance of a gpytorch kernel first, got {kernel!r}; use, for "
-            f"instance, {example}"
-        )
+    required(
+        kernel,
+        Kernel,
+        f"{owner} expects an instance of a gpytorch kernel first",
+        f"use, for instance, {example}",
+    )
     summands = terms(kernel)
     outputs = sorted({term.num_outputs for term in summands})
     if len(outputs) != 1:

@@ -24,19 +24,21 @@ from torch import Tensor
 from gp_orff.data.checks import warn_of_sentinels
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.validation import without_tensor
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
+from gp_orff.kernels.base import is_number
 from gp_orff.regression.laplacian import (
     Matrix,
     check_laplacian,
     graph_laplacian,
-    without_tensor,
 )
-from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined, is_number
+from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined
+from gp_orff.symbols.base import required
 from gp_orff.threads import chosen_threads
 
 # Checks of the arguments of estimators, by scikit-learn's conventions.
@@ -266,11 +268,12 @@ def fixed_kernel(estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> Kernel:
         ValueError: the kernel is a batch of kernels.
     """
     kernel = median_kernel(x) if estimator.kernel is None else copy.deepcopy(estimator.kernel)
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"{type(estimator).__name__} expects a gpytorch kernel, such as "
-            f"gp_orff.CurlFreeKernel(num_dims=2), got {kernel!r}; pass an instance"
-        )
+    required(
+        kernel,
+        Kernel,
+        f"{type(estimator).__name__} expects a gpytorch kernel",
+        "use, for instance, gp_orff.CurlFreeKernel(num_dims=2)",
+    )
     if kernel.batch_shape:
         raise ValueError(
             f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; fit one "

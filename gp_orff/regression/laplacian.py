@@ -16,7 +16,7 @@ from scipy.sparse.linalg import eigsh
 from sklearn.neighbors import kneighbors_graph
 from torch import Tensor
 
-from gp_orff.data.validation import as_points
+from gp_orff.data.validation import as_points, without_tensor
 from gp_orff.features.columns import Columns
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
 from gp_orff.kernels.base import check_positive_integer
@@ -194,11 +194,6 @@ def check_laplacian(laplacian: object, num_points: int, num_outputs: int) -> Mat
             " pass diag(W1) − W with weights W ≥ 0, not its negative or the weights W"
         )
     return matrix
-
-
-def without_tensor(values: object) -> object:
-    """Return the values, as an array if they are a tensor."""
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def _as_matrix(values: object) -> Matrix:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.draws import Rule
+from gp_orff.kernels.base import is_number
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.regression.base import (
     CombinedRegressor,
@@ -41,7 +42,6 @@ from gp_orff.regression.solvers import (
     Solver,
     coefficients,
     design,
-    is_number,
 )
 from gp_orff.threads import chosen_threads
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.kernels.base import is_number
 from gp_orff.regression.laplacian import Matrix, penalty, scaled_column_penalty
 
 # The learning problem min_θ Σ ‖C f(x_i) − y_i‖² + α‖θ‖² + w fᵀMf.
@@ -71,11 +72,6 @@ def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> 
         return replace(expansion, mixing=combination @ expansion.mixing)
     full = expansion.general()
     return replace(full, directions=full.directions @ combination.mT)
-
-
-def is_number(value: object, kind: type[Real] = Real) -> bool:
-    """Return whether a value is a number of this kind, but not a boolean."""
-    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 # The protocol of solvers.
@@ -778,9 +774,8 @@ def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
 
 def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
     """Return the loss, after checks that it is one number and has a gradient."""
-    value = loss(prediction, y)
-    differentiable = isinstance(value, Tensor) and value.requires_grad
-    if torch.is_grad_enabled() and not differentiable:
+    value = torch.as_tensor(loss(prediction, y))
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise ValueError(
             "expected a loss that is a differentiable function of the prediction, got one without "
             "a gradient; compute it with torch functions, without item(), detach() or numpy"

@@ -17,6 +17,7 @@ the user sets `background=True`.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Complex, Float
@@ -25,6 +26,7 @@ from torch import Tensor
 from gp_orff.symbols.patches import Patch
 
 Multiplier = Complex[Tensor, "D q p"]
+Value = TypeVar("Value")
 
 
 class Symbol(ABC):
@@ -381,6 +383,24 @@ class Composed(Symbol):
 
 
 TINY = 1e-300
+
+
+def required(value: Value, kind: type[Value], expected: str, remedy: str) -> Value:
+    """Return `value` if it is an instance of `kind`.
+
+    Args:
+        value: any object.
+        kind: the class.
+        expected: the start of the error message, for example "expected a kernel".
+        remedy: the end of the error message.
+
+    Raises:
+        TypeError: `value` is not an instance of `kind`.
+    """
+    if not isinstance(value, kind):
+        given = repr(value) if isinstance(value, str | type) else type(value).__name__
+        raise TypeError(f"{expected}, got {given}; {remedy}")
+    return value
 
 
 def unit_of(values: object) -> str | None:

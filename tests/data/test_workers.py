@@ -397,7 +397,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 @pytest.mark.slow
 def test_bad_executors_and_chunks_are_refused_at_once(pool):
     held, parts = conditioned(), chunks(500)
-    with pytest.raises(TypeError, match="Executor, got str"):
+    with pytest.raises(TypeError, match="Executor, got 'pool'"):
         held.condition(parts, executor="pool")
     with pytest.raises(ValueError, match="retries >= 0"):
         held.condition(parts, executor=pool, retries=-1)
