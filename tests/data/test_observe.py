@@ -1,4 +1,4 @@
-"""Observations of symbols of the field: against dense algebra and the exact kernel."""
+"""Observations of symbols of the field, compared with dense algebra and the exact kernel."""
 
 import gpytorch
 import numpy as np

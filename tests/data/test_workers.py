@@ -1,6 +1,6 @@
-"""Passes over chunks on the workers of executors: the same sums, whatever happens to them.
+"""Passes over chunks on workers of executors: the sums are the same after any failure of a worker.
 
-Tests that need processes of their own are slow: each process imports PyTorch.
+Tests with several processes are slow, because each process imports PyTorch.
 """
 
 import copy

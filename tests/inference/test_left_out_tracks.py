@@ -1,4 +1,4 @@
-"""Observations along tracks that are left out, against dense covariances of all observations."""
+"""Held-out observations along tracks, compared with dense covariances of all observations."""
 
 from dataclasses import replace
 

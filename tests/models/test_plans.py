@@ -1,4 +1,4 @@
-"""Plans of a fit: their loss against evidence that is missing, and their order."""
+"""Plans of a fit: predicted and true losses of evidence, and the order of plans."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Files: a model as it was, written whole or not at all."""
+"""Files: a loaded model equals the saved model, and an interrupted save leaves a complete file."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Words that are no terms of the field: the list of those that still occur may only shrink."""
+"""Words that are not terms of the field: the number of their occurrences must not increase."""
 
 import ast
 import re
