@@ -393,7 +393,7 @@ def by_gcv(x, y):
     # with a wrong lengthscale, the best alpha is at an end of the range
     with warnings.catch_warnings():
         warnings.filterwarnings(
-            "ignore", message="the smallest error of generalised"
+            "ignore", message="the generalised cross-validation error"
         )
         models = [model.fit(x, y) for model in models]
     best = int(np.argmin([model.gcv_errors_.min() for model in models]))

@@ -247,7 +247,7 @@ def second_moment(
 ) -> Float[Tensor, "*b q q"]:
     """Return s Σ w C Cᴴ, where C = Q B are the `images` and s is the outputscale of the term."""
     weighted = weights[..., None, None] * images
-    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
+    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj().to(weighted))
     return term.outputscale[..., None, None] * outer.real
 
 

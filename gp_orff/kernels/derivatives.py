@@ -86,7 +86,8 @@ def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     if kernel.nu == 2.5:  # κ = (1 + √5 r + 5/3 r²) exp(−√5 r)
         return -5 / 6 * (1 + math.sqrt(5) * r) * decay, 25 / 12 * decay
     raise NotImplementedError(
-        f"expected a MaternKernel with nu=1.5 or 2.5, got nu={kernel.nu}; use one of these values"
+        f"expected a MaternKernel with nu=1.5 or 2.5, got nu={kernel.nu}; use one of these values, "
+        "or gp_orff.GeneralMaternKernel"
     )
 
 
@@ -200,7 +201,7 @@ def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Floa
     differentiable = s.requires_grad
     with torch.enable_grad():
         # At s = 0, derivatives of κ″ may be infinite. There they are multiplied by zero lags, so
-        # any finite number serves.
+        # any finite number is correct.
         s = s.clamp_min(1e-24) if differentiable else s.clamp_min(1e-24).requires_grad_()
         kappas = list(radial_derivatives(kernel, s))
         while len(kappas) < order:

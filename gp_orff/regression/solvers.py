@@ -361,7 +361,7 @@ class Equations:
     def residual_freedom(self, alpha: float, num_values: int) -> float:
         """Return tr(I − H) for the matrix H that maps `num_values` values y to predictions."""
         inverse = self._inverse(alpha)
-        # For an eigenvalue that is zero to rounding, the prediction is zero: its share is one.
+        # If an eigenvalue is zero up to rounding, the prediction is zero, and its share is one.
         share = torch.where(inverse > 0, alpha * inverse, 1.0)
         return num_values - share.numel() + share.sum().item()
 
@@ -524,11 +524,11 @@ def _dense(laplacian: Matrix, size: int) -> Float[np.ndarray, "n n"]:
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _BATCH = 64  # the largest number of points in a step
-_STEPS = 16  # the least number of steps of a pass, if there are as many points
+_STEPS = 16  # the smallest number of steps in a pass, if there are enough points
 _SAMPLE = 1024  # the largest number of rows of Φ for the principal directions,
 _SAMPLE_NUMBERS = 2**25  # and the largest number of their elements: 256 MB
 _ROUNDING = 1e-8  # the rounding of variances, relative to the largest one
-_HALVINGS = 20  # the first step is halved at most so many times
+_HALVINGS = 20  # the largest number of times that the first step is halved
 _DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
 
 

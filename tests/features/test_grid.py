@@ -392,6 +392,13 @@ def test_float32_models_keep_their_grid_exact():
     torch.testing.assert_close(found.double(), double(x).to_dense(), rtol=1e-5, atol=1e-5)
 
 
+def test_the_accuracy_of_scalar_kernels_in_float32():
+    grid = gp_orff.Grid(domain=BOX, tolerance=1e-4)
+    single, double = (gp_orff.ORFFKernel(RBFKernel(), grid, num_dims=1) for _ in range(2))
+    (found,), (expected,) = single.accuracy(), double.double().accuracy()
+    assert found.truncated == pytest.approx(expected.truncated, rel=1e-3, abs=1e-6)
+
+
 def test_a_training_step_costs_one_transform_of_each_type(monkeypatch):
     """The statistics C are kept; a trainable mean needs φᵀr and, for its gradient, φw."""
     monkeypatch.setattr(lattice_columns, "_FEW", 0)

@@ -69,7 +69,7 @@ CONSTRUCTION = {
     "class_instead_of_instance": (
         lambda: gp_orff.CurlFreeKernel(RBFKernel, num_dims=2),
         TypeError,
-        r"expects an instance.*got <class.*RBFKernel.*for instance CurlFreeKernel\(",
+        r"expects an instance.*got <class.*RBFKernel.*for instance, CurlFreeKernel\(",
     ),
     "vector_valued_potential": (
         lambda: gp_orff.CurlFreeKernel(MultitaskKernel(RBFKernel(), num_tasks=2), num_dims=2),

@@ -71,7 +71,7 @@ def test_codes_are_corners_of_a_regular_simplex(T):
 
 @pytest.mark.parametrize("wrong", [1, 0, -3, 2.0, "3", None])
 def test_codes_of_no_number_of_classes(wrong):
-    with pytest.raises(ValueError, match=r"at least 2 classes, got .*; for labels"):
+    with pytest.raises(ValueError, match=r"at least 2 classes, got .*; pass len"):
         simplex_codes(wrong)
 
 
@@ -213,7 +213,7 @@ BAD = {
     "coding": (
         {"coding": "binary"},
         Y,
-        r"a coding of \['one-hot', 'simplex'\], got 'binary'; use",
+        r"one of the codings \['one-hot', 'simplex'\], got 'binary'; use",
     ),
     "codings": ({"coding": ["simplex"]}, Y, r"'simplex'\], got \['simplex'\]; use"),
     "outputs": (

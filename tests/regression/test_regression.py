@@ -128,7 +128,7 @@ def test_no_penalty_is_least_squares_of_least_norm(solver):
         assert np.allclose(model.predict(x), features(model, x) @ theta, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:the smallest error of generalised")
+@pytest.mark.filterwarnings("ignore:the generalised cross-validation error")
 @pytest.mark.parametrize("rule", ["few", "many"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_generalised_cross_validation(kernel, rule):
@@ -361,7 +361,9 @@ def test_bad_alphas(alphas):
         ORFFRidgeCV(alphas=alphas).fit(*data())
 
 
-@pytest.mark.filterwarnings("ignore:the smallest error of generalised")  # their data have no noise
+@pytest.mark.filterwarnings(
+    "ignore:the generalised cross-validation error"
+)  # their data have no noise
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.parametrize(
     "estimator",
