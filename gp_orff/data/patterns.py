@@ -5,7 +5,7 @@ write H_nᵀH_n = Σ_k a_nk E_k with weights a_nk and fixed matrices E_k (q, q).
 the posterior then needs only the moments Σ_n a_nk φφᵀ for every k and Σ_n φ (H_nᵀy_n)ᵀ.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -174,3 +174,21 @@ class GroupKey(NamedTuple):
     label: str  # the name of the group's likelihood
     pattern: Pattern
     known: bool = False  # whether 1/w_n are noise variances that came with the observations
+
+    def plain(self) -> dict[str, object]:
+        """Plain values, for files."""
+        columns = None if self.pattern.along else list(self.pattern.columns)
+        outputs = self.pattern.num_outputs
+        return {
+            "label": self.label,
+            "columns": columns,
+            "num_outputs": outputs,
+            "known": self.known,
+        }
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "GroupKey":
+        """The key from what `plain` gave."""
+        columns, outputs = content["columns"], content["num_outputs"]
+        pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
+        return cls(content["label"], pattern, content.get("known", False))

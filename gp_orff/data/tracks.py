@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from itertools import accumulate
@@ -19,10 +19,11 @@ from gp_orff.data.noise import Noises, TrackNoise
 from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights, added
-from gp_orff.data.validation import are_missing, as_matrix, is_single
+from gp_orff.data.validation import are_missing, as_matrix, is_single, without_tensor
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.kernels.base import map_tensors, plain_tensor
 
 # The covariance of block means under noise along tracks.
 #
@@ -397,8 +398,7 @@ class Track:
 
     def to(self, device: torch.device) -> "Track":
         """This track on another device."""
-        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def tracks_in_blocks(
@@ -586,6 +586,7 @@ class TrackObservations(LinearObservations):
     timed: bool  # whether the clock is time, or the length of the path
     span: float  # of a block, along the clock
     nodes: Places | None = None  # instead of the observations
+    on_tracks = True
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
@@ -722,6 +723,28 @@ class TrackObservations(LinearObservations):
         # An even selection: a stretch is taken when the running share passes an integer.
         rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
+
+    def plain(self) -> dict[str, object]:
+        """Tensors and plain values, for files."""
+        tracks = [vars(map_tensors(track, plain_tensor)) for track in self.tracks]
+        return {**self.key.plain(), "tracks": tracks, "timed": self.timed, "span": self.span}
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "TrackObservations":
+        """The block means of a group from what `plain` gave."""
+        key = GroupKey.from_plain(content)
+        key = GroupKey(key.label, means_of(key.pattern))
+        tracks = tuple(Track(**track) for track in content["tracks"])
+        return cls(key, tracks, content["timed"], content["span"])
+
+    def check_repeated(self) -> None:
+        """Raise ValueError where every track has one observation only."""
+        if all(len(track.x) == 1 for track in self.tracks):
+            raise ValueError(
+                f"expected tracks of several observations, got {len(self.tracks)} of one "
+                "observation each, which do not determine noise along tracks; give the "
+                "observations of one track one label, or leave out track="
+            )
 
     def to(self, device: torch.device) -> "TrackObservations":
         """These observations on another device."""
@@ -887,19 +910,10 @@ def split(
 ) -> Iterator[Observations]:
     """The observations at single points; those along tracks are appended to the list."""
     for part in parts:
-        if isinstance(part, TrackObservations):
+        if part.on_tracks:
             tracks.append(part)
         else:
             yield part
-
-
-def require_none(tracks: Sequence[TrackObservations]) -> None:
-    """Raise NotImplementedError for tracks: they have no statistics."""
-    if tracks:
-        raise NotImplementedError(
-            "expected observations without track= for statistics, got tracks, whose noise is "
-            "correlated; keep the observations, or save the model"
-        )
 
 
 # Times along tracks, as numbers or as dates, in float64.
@@ -926,7 +940,7 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         ... )
         array([    0. , 86400.5])
     """
-    seconds = None if isinstance(time, Tensor) else _seconds(np.asarray(time))
+    seconds = _seconds(np.asarray(without_tensor(time)))
     if seconds is not None:
         time = np.where(np.ma.getmask(time), np.nan, seconds)
     try:
@@ -1054,7 +1068,7 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
     """
     if is_single(track):
         track = np.full(count, str(track))
-    labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
+    labels = np.asarray(without_tensor(track))
     if labels.shape != (count,):
         raise ValueError(
             f"expected a track label for each of the {count} observations, got shape "
@@ -1078,17 +1092,6 @@ def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[
     steps = np.linalg.norm(np.diff(x, axis=0), axis=-1) * (np.diff(of_track) == 0)
     length = np.concatenate([[0.0], np.cumsum(steps)])
     return length - length[np.searchsorted(of_track, of_track)]
-
-
-def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
-    """Raise ValueError where every track of a group has one observation only."""
-    for part in parts:
-        if all(len(track.x) == 1 for track in part.tracks):
-            raise ValueError(
-                f"expected tracks of several observations, got {len(part.tracks)} of one "
-                "observation each, which do not determine noise along tracks; give the "
-                "observations of one track one label, or leave out track="
-            )
 
 
 def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:

@@ -67,7 +67,8 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # numbers, of subsets on the way
+# numbers, of subsets on the way: each search costs `RATIO` times as much as the one before
+SUBSETS = 2 * SUBSET_VALUES, 4 * SUBSET_VALUES, 8 * SUBSET_VALUES
 
 
 @dataclass(eq=False)
@@ -111,8 +112,19 @@ class Plan(ABC):
         return {}
 
 
+class ByKernel(Plan):
+    """A plan whose columns are those of the exact kernel."""
+
+    @property
+    def operations(self) -> float:
+        return cubic(self.shape[0])
+
+    def inference(self) -> Inference:
+        return self.trainer.exact_inference(self.data)
+
+
 @dataclass(eq=False)
-class OfSubset(Plan):
+class OfSubset(ByKernel):
     """Some of the numbers, of points at all distances from each other, under the exact kernel."""
 
     numbers: int
@@ -124,10 +136,6 @@ class OfSubset(Plan):
         return self.numbers, None
 
     @property
-    def operations(self) -> float:
-        return cubic(self.numbers)
-
-    @property
     def loss(self) -> float:
         return loss_of_rows(self.trainer, self.numbers, self.of)
 
@@ -135,9 +143,6 @@ class OfSubset(Plan):
     def data(self) -> Data:
         """The subset; with weights after a search under Student-t noise."""
         return self.trainer.subset(self.numbers)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -147,7 +152,7 @@ class OfSubset(Plan):
 
 
 @dataclass(eq=False)
-class OfAll(Plan):
+class OfAll(ByKernel):
     """All numbers under the exact kernel."""
 
     data: Dataset
@@ -160,13 +165,6 @@ class OfAll(Plan):
     @property
     def shape(self) -> tuple[float, int | None]:
         return self.size, None
-
-    @property
-    def operations(self) -> float:
-        return cubic(self.size)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)  # the sites at present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -384,9 +382,12 @@ def next_plan(
     return min(on_the_way, key=price, default=target)
 
 
-def lost_at_first(trainer: Trainer, num_values: float) -> float:
-    """The loss of starting values, which are those of few numbers."""
-    return loss_of_rows(trainer, min(SUBSET_VALUES, num_values), num_values)
+def lost_at_first(plan: Plan, num_values: float) -> float:
+    """The loss of starting values, which are those of few numbers; unknown if they are those of
+    random features, for want of a covariance."""
+    if not has_covariance(plan.trainer.kernel, plan.data):
+        return math.inf
+    return loss_of_rows(plan.trainer, min(SUBSET_VALUES, num_values), num_values)
 
 
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
@@ -405,7 +406,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         return None
     trainer, budget, left = plans[0].trainer, BUDGET, list(plans)
     last, of_all, measured = None, False, 0.0
-    lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
+    lost, visited = lost_at_first(plans[0], num_values), [search.coordinates.get()]
     while not of_all or lost > aim(num_values):
         chosen = next_plan(left, lost, num_values, budget, of_all)
         if chosen is None:
@@ -466,7 +467,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
     if not plans:
         return []
     left, chosen, budget = list(plans), [], BUDGET
-    lost, of_all = lost_at_first(plans[0].trainer, num_values), False
+    lost, of_all = lost_at_first(plans[0], num_values), False
     while not of_all or lost > aim(num_values):
         planned = next_plan(left, lost, num_values, budget, of_all)
         if planned is None:
@@ -505,7 +506,8 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data and kernel permit, within the limits that the user has set."""
     data, rule = representation.data, representation.rule
     numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
-    sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
+    enough = exact and 2 * SUBSETS[0] <= numbers
+    sizes = sorted({min(size, numbers // 2) for size in SUBSETS}) if enough else []
     plans = [OfSubset(trainer, "exact kernel", size, numbers) for size in sizes]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]

@@ -44,7 +44,7 @@ from gp_orff.inference.robust import (
     total_elbo_correction,
     weights_at,
 )
-from gp_orff.kernels.base import FieldKernel
+from gp_orff.kernels.base import FieldKernel, parts_of
 
 # Sources that a search on few observations has lost.
 
@@ -56,12 +56,11 @@ def restore(kernel: Kernel) -> None:
     If few observations do not distinguish two depths, a variance goes to zero, and its logarithm so
     far that no gradient brings it back on more observations.
     """
-    for part in kernel.modules():
-        if isinstance(part, FieldKernel):
-            variances = getattr(part, part.amplitude)
-            least = NEGLIGIBLE**2 * variances.max()
-            if (variances < least).any():
-                set_trained(part, part.amplitude, variances.clamp_min(least))
+    for part in parts_of(kernel, FieldKernel):
+        variances = getattr(part, part.amplitude)
+        least = NEGLIGIBLE**2 * variances.max()
+        if (variances < least).any():
+            set_trained(part, part.amplitude, variances.clamp_min(least))
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.

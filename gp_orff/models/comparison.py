@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.reading import Options
-from gp_orff.data.validation import as_matrix, as_points, is_single
+from gp_orff.data.validation import as_matrix, as_points, entries_of, is_single
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
@@ -244,7 +244,7 @@ def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
     Options(**options)  # raises for an unknown name
     if y is None:
         x = next(iter(x))
-        x = x["x"] if isinstance(x, Mapping) else x[0]
+        x = entries_of(x)["x"]
     return as_points(x[:1]).shape[-1]
 
 

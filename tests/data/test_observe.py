@@ -1,4 +1,4 @@
-"""Observations of symbols of the field: against dense algebra and the exact kernel."""
+"""Observations of symbols of the field, compared with dense algebra and the exact kernel."""
 
 import gpytorch
 import numpy as np
@@ -252,7 +252,7 @@ def test_paths_pass_through_what_is_observed():
 
 
 BAD = {
-    "symbol": ({"symbol": "divergence"}, TypeError, r"such as gp_orff.Divergence\(\), got str"),
+    "symbol": ({"symbol": "divergence"}, TypeError, r"such as gp_orff.Curl\(\), got 'divergence'"),
     "shape": ({"y": torch.zeros(4)}, ValueError, r"of shape \(5, 1\), got shape \(4, 1\)"),
     "nan": ({"y": torch.full((5,), float("nan"))}, ValueError, "with NaN"),
     "noise": ({"noise": 0.0}, ValueError, "positive noise variance"),

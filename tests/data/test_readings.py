@@ -1,4 +1,4 @@
-"""Groups of readings, weights, gaps and directions against dense algebra on single numbers."""
+"""Groups of observations, weights, gaps and directions, compared with dense algebra of numbers."""
 
 import gpytorch
 import numpy as np

@@ -1,4 +1,4 @@
-"""Updates, statistics and streams: whatever way the data come, the posterior is the same."""
+"""Updates, statistics and streams: the posterior does not depend on how the data arrive."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""The rule that chooses: what it takes, and that it says why."""
+"""`Auto`: the rule that it chooses, and the reason that it prints."""
 
 import pytest
 import torch

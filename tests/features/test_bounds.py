@@ -1,4 +1,4 @@
-"""Bounds of random features: against the papers' formulas, brute force and 200 draws."""
+"""Bounds of random features, compared with the papers' formulas, brute force and 200 draws."""
 
 import itertools
 import math

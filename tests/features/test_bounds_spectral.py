@@ -1,4 +1,4 @@
-"""Bounds of a SpectralMatrixKernel: closed forms, the same kernel written otherwise, 200 draws."""
+"""Bounds of a SpectralMatrixKernel: closed forms, an equal kernel of another class, 200 draws."""
 
 import math
 from dataclasses import astuple

@@ -1,4 +1,4 @@
-"""Frequency grids against exact kernels and exact posteriors."""
+"""Frequency grids, compared with exact kernels and exact posteriors."""
 
 import copy
 import dataclasses
@@ -362,7 +362,7 @@ def test_a_lengthscale_that_leaves_its_range_warns_once():
         (lambda: grid_kernel(gp_orff.Grid(domain=BOX * 2), 1e-3), "max_features="),
         (
             lambda: grid_kernel(gp_orff.Grid(domain=BOX * 2, max_features=1)),
-            "represent almost nothing",
+            "represent almost none",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Frequency rules against the exact kernels: unbiased, with the rates they promise."""
+"""Frequency rules, compared with exact kernels: no bias, and the documented rates."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A distribution of feature weights inside gpytorch's training loops."""
+"""A distribution of feature weights in training loops of gpytorch."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Noise that is known for each vector inside an ExactGP, against dense algebra."""
+"""Known noise of each vector in an ExactGP, compared with dense algebra."""
 
 import gpytorch
 import pytest

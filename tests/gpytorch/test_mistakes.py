@@ -1,4 +1,4 @@
-"""Parts of an `ExactGP` that do not fit its kernel: each message has a remedy, which works."""
+"""Parts of an `ExactGP` that do not fit its kernel: each message names a remedy that works."""
 
 import pickle
 from functools import partial
@@ -73,10 +73,10 @@ MISTAKES = {  # arguments, and what the message has
     ),
     "order by output": (
         {"law": partial(MultitaskMultivariateNormal, interleaved=False)},
-        r"expected interleaved=True.* got interleaved=False; leave it out",
+        r"expected interleaved=True.* got interleaved=False; omit",
     ),
     "columns as rows": ({"y": Y.mT}, r"targets y of shape \(12, 2\).*, got \(2, 12\); give (y.mT)"),
-    "one component": ({"y": Y[:, 0]}, r"targets y of shape \(12, 2\).*, got \(12,\); give a row"),
+    "one component": ({"y": Y[:, 0]}, r"targets y of shape \(12, 2\).*, got \(12,\); pass a row"),
 }
 
 

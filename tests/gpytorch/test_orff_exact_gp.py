@@ -1,7 +1,7 @@
-"""ORFFKernel inside an unmodified ExactGP, against dense algebra from the definition of K.
+"""ORFFKernel in an unmodified ExactGP, compared with dense algebra from the definition of K.
 
-The dense covariance is Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k), with A(ω) written as in the papers: it
-shares with the code under test nothing but the drawn frequencies.
+The dense covariance is Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k), with A(ω) as in the papers. It shares only
+the drawn frequencies with the code under test.
 """
 
 import copy

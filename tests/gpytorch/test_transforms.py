@@ -1,4 +1,4 @@
-"""Posteriors under `torch.func`, `torch.compile` and `torch.export`, against finite differences."""
+"""Posteriors under `torch.func`, `torch.compile` and `torch.export`, and finite differences."""
 
 import pytest
 import torch

@@ -1,7 +1,8 @@
-"""A constant mean with a flat prior: values of any size, and what follows from a field.
+"""A constant mean with a flat prior: values of any size, and quantities that depend on a field.
 
-The dense formulas: with H the constants as the data see them, ĉ = (HᵀK⁻¹H)⁻¹HᵀK⁻¹y, and with h the
-quantity of a constant field and k its covariance with the data, R = h − kᵀK⁻¹H,
+The dense formulas are as follows. Let H be the constants at the data, and
+ĉ = (HᵀK⁻¹H)⁻¹HᵀK⁻¹y. Let h be the quantity of a constant field, k its covariance with the data, and
+R = h − kᵀK⁻¹H. Then
 
     mean  h ĉ + kᵀK⁻¹(y − H ĉ) ,    covariance  Cov − kᵀK⁻¹k + R (HᵀK⁻¹H)⁻¹ Rᵀ .
 """

@@ -1,4 +1,4 @@
-"""Dot-product kernels and their features, against quadratures, monomials and scikit-learn."""
+"""Dot-product kernels and features, compared with quadratures, monomials and scikit-learn."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Hermitian spectral matrices: outputs that are shifted against each other."""
+"""Hermitian spectral matrices: outputs with a shift between them."""
 
 import math
 

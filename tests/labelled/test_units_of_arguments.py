@@ -1,4 +1,4 @@
-"""Every argument that is a quantity with a unit is converted, or refused: none is ignored."""
+"""Every argument with a unit is converted or raises an error; no unit is ignored."""
 
 import re
 

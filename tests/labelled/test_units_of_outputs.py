@@ -1,4 +1,4 @@
-"""Outputs in very different units: each has its share in quadratures, grids and checks."""
+"""Outputs in very different units: each contributes to quadratures, grids and checks."""
 
 import numpy as np
 import pytest

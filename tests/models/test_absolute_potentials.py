@@ -1,4 +1,4 @@
-"""Potentials without a reference: observed, predicted and sampled, their constant included."""
+"""Potentials without a reference: observed, predicted and sampled, including their constant."""
 
 import gpytorch
 import pytest

@@ -1,4 +1,4 @@
-"""Sample paths: functions, of the posterior's law, near the data and far from them."""
+"""Sample paths are functions with the distribution of the posterior, near the data and far away."""
 
 import pickle
 

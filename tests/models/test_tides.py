@@ -1,4 +1,4 @@
-"""Tides in models: ellipses against closed forms and coverage, files, and short records."""
+"""Models of tides: ellipses against closed forms, coverage, files, and short records."""
 
 import math
 import warnings

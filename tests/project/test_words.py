@@ -1,4 +1,4 @@
-"""Words that are no terms of the field: the list of those that still occur may only shrink."""
+"""Words that are not terms of the field: the number of their occurrences must not increase."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "kept": 36,
     "known": 49,
     "mended": 1,
-    "own": 77,
+    "own": 76,
     "told": 3,
     "whole": 21,
 }

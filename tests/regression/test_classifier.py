@@ -1,8 +1,8 @@
-"""Simplex codes and the classifier that regresses on them, against scikit-learn's on the features.
+"""Simplex codes and their classifier, compared with the classifier of scikit-learn on the features.
 
-With one-hot ridge predictions g_t, whose sum g is the prediction of a constant 1, the scores are
-RidgeClassifier 2g_t − g; simplex codes (T g_t − g)/(T − 1). Both have the same differences between
-classes up to the factor T/(2(T − 1)), so the same labels, up to rounding (1e-9 here).
+Let g_t be one-hot ridge predictions, whose sum g is the prediction of a constant 1. The scores of
+RidgeClassifier are 2g_t − g, and those of simplex codes (T g_t − g)/(T − 1). Differences between
+classes are equal up to the factor T/(2(T − 1)), so the labels are equal up to rounding (1e-9 here).
 """
 
 import itertools

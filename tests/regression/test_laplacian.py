@@ -1,4 +1,4 @@
-"""The penalty fᵀMf against sums written out, and ΦᵀMΦ against the dense Φ."""
+"""The penalty fᵀMf, compared with direct sums, and ΦᵀMΦ, compared with the dense Φ."""
 
 import itertools
 

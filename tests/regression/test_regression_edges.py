@@ -1,4 +1,4 @@
-"""Regressions where tests of the algebra do not look: far from the data, weights, defaults."""
+"""Limiting cases of regression: points far from the data, weights, defaults."""
 
 import warnings
 
@@ -94,7 +94,7 @@ def test_chunks_after_a_fit_with_a_combination_are_combined_too():
 def test_one_row_that_is_nan_in_part_is_refused():
     x, y = data()
     y[3, 1] = np.nan
-    with pytest.raises(ValueError, match="got 1 rows that are NaN in part"):
+    with pytest.raises(ValueError, match="got 1 rows with numbers and NaN"):
         ORFFRidge(rbf(), gp_orff.MonteCarlo(5)).fit(x, y)
 
 

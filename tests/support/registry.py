@@ -1,4 +1,4 @@
-"""Every spectrum, kernel and rule once; the conformance tests cross them."""
+"""Every spectrum, kernel and rule once; the conformance tests combine them."""
 
 import math
 from collections.abc import Callable
