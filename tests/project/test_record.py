@@ -41,7 +41,6 @@ FITS = [
     "two lengths, a hundred apart",  # from a start that is far behind at first
 ]
 SHORT = {
-    "13 spectral matrix RBF": 1.1,
     "harmonic": 0.63,
     "32 Helmholtz RBF": 6.1,
 }
