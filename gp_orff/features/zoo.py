@@ -647,9 +647,9 @@ class TemplateDraw(FunctionDraw):
         if (far > self.reach).any():
             warnings.warn(
                 f"Templates(a={self.a:g}) with {self.num_frequencies} features expects inputs at "
-                f"most {self.reach:.2g} lengthscales from its center, got inputs whose mean, or "
-                "half of which, are farther away, so that features are nearly zero; pass the mean "
-                "of the inputs as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
+                f"most {self.reach:.2g} lengthscales from its center, but the mean of the inputs "
+                "or half of the inputs are farther away, so that features are nearly zero; pass "
+                "the mean of the inputs as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
                 stacklevel=2,
             )
 

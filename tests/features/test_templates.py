@@ -538,12 +538,12 @@ def test_warnings_of_too_many_inputs_and_distant_inputs():
     kernel = gp_orff.ORFFKernel(rbf(1), gp_orff.Templates(n, a=a))
     x = torch.linspace(-0.5, 0.5, 20, dtype=torch.float64).unsqueeze(-1)
     kernel(9 * torch.tensor([[-1.0], [1.0]]).double()).to_dense()  # corners of a box around it
-    with pytest.warns(UserWarning, match="or half of which, are farther away"):
+    with pytest.warns(UserWarning, match="or half of the inputs are farther away"):
         kernel(18 * x).to_dense()
     excess = math.log1p(n) - 0.5 * math.log(a * a / (a * a - 4))
     edge = 0.7 * math.sqrt(excess / (4 * (a - 2) / (a + 2)))
     kernel(x + 0.99 * edge).to_dense()
-    with pytest.warns(UserWarning, match="pass their mean as center="):
+    with pytest.warns(UserWarning, match="pass the mean of the inputs as center="):
         kernel(x + 1.01 * edge).to_dense()
     centered = gp_orff.Templates(n, a=a, center=[50.0])
     gp_orff.ORFFKernel(rbf(1), centered)(x + 50).to_dense()
