@@ -543,7 +543,7 @@ def test_warnings_of_too_many_inputs_and_distant_inputs():
     excess = math.log1p(n) - 0.5 * math.log(a * a / (a * a - 4))
     edge = 0.7 * math.sqrt(excess / (4 * (a - 2) / (a + 2)))
     kernel(x + 0.99 * edge).to_dense()
-    with pytest.warns(UserWarning, match="pass their mean as center="):
+    with pytest.warns(UserWarning, match="pass the mean of the inputs as center="):
         kernel(x + 1.01 * edge).to_dense()
     centered = gp_orff.Templates(n, a=a, center=[50.0])
     gp_orff.ORFFKernel(rbf(1), centered)(x + 50).to_dense()
