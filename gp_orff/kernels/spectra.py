@@ -1129,8 +1129,8 @@ class SpectralMixture(GridSpectrum):
         """
         if order:
             raise NotImplementedError(
-                "expected order 0 for a SpectralMixtureKernel, got a rule that draws from the "
-                'trace measure, which is not available; use measure="base"'
+                "expected a rule with the base measure for a SpectralMixtureKernel in a field "
+                'kernel, got the trace measure; use measure="base"'
             )
         d, components = directions.shape[-1], self.weights.shape[-1]
         z = directions * np.sqrt(chi2_quantile(u[:, :1], d))
