@@ -334,7 +334,7 @@ def test_random_features_without_data_keep_their_hyperparameters():
     for rows in torch.arange(500, 2000).split(500):
         model.update(x[rows], y[rows])
     compare(model, conditioned(curl_free(0.35), x, y, rule, noise=0.02))
-    with pytest.raises(RuntimeError, match=r"move with the hyperparameters.*Grid"):
+    with pytest.raises(RuntimeError, match=r"depend on the hyperparameters.*Grid"):
         model.fit(progress=False)
 
 

@@ -428,7 +428,7 @@ def test_statistics_travel_as_bytes():
     assert len(pickle.dumps(one)) < 2 * numbers + 20_000
     require_equal(pickle.loads(pickle.dumps(one)), one, 0)
     assert copy.deepcopy(one) is one
-    with pytest.raises(ValueError, match="or damaged ones"):
+    with pytest.raises(ValueError, match="or damaged bytes"):
         FieldStatistics.from_bytes(content[:200])
     with pytest.raises(RuntimeError, match="init_process_group"):
         one.all_reduce()
