@@ -157,7 +157,7 @@ def test_observations_that_do_not_fit(way):
     for message, wrong in {
         r"BernoulliLikelihood expects 0 or 1.*got -1\.0": 2 * y - 1,
         r"expects observations y of shape \(6, 2\), .* got \(2, 6\)": y.mT,
-        r"shape \(6, 2\), a row for each point, got \(6,\)": y[:, 0],
+        r"shape \(6, 2\), one row for each point, got \(6,\)": y[:, 0],
     }.items():
         with pytest.raises(ValueError, match=message):
             pass_on(wrong)

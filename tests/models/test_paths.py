@@ -227,7 +227,7 @@ def test_what_is_no_exact_gp():
     likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2)
     features = gp_orff.ORFFKernel(helmholtz(2), gp_orff.MonteCarlo(5))
     model = VectorGP(x, y, likelihood, gpytorch.kernels.ScaleKernel(features))
-    with pytest.raises(TypeError, match="kernels inside ORFFKernel"):
+    with pytest.raises(TypeError, match="kernels inside one ORFFKernel"):
         gp_orff.FieldPosterior.from_exact_gp(model)
     with pytest.raises(TypeError, match="ExactGP with training data, got VectorFieldGP"):
         gp_orff.FieldPosterior.from_exact_gp(gp_orff.VectorFieldGP(helmholtz(2)))

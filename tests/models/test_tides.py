@@ -241,7 +241,7 @@ def test_tides_beside_eddies():
         ({"x": torch.zeros(2, 3)}, "2"),
         ({"num_samples": 1}, "at least two samples, got 1"),
         ({"num_samples": 0}, "positive integer, got 0"),
-        ({"epoch": np.datetime64("2020-01-01")}, "epoch as a number.*got .*2020-01-01"),
+        ({"epoch": np.datetime64("2020-01-01")}, "a time as a number.*got .*2020-01-01"),
     ],
 )
 def test_wrong_ellipses(arguments, message):
