@@ -104,7 +104,7 @@ class KernelComparison:
 
     @property
     def _by_blocks(self) -> list[tuple[str, ...]]:
-        header = "kernel", "NLPD", "difference from best", "standard error", "RMSE"
+        header = "kernel", "NLPD", "difference", "standard error", "RMSE"
         rows = [(*header, "coverage of 95 % intervals")]
         best = next(iter(self.cross_validations.values()))
         for name, result in self.cross_validations.items():
@@ -117,7 +117,7 @@ class KernelComparison:
     def _by_evidence(self) -> list[tuple[str, ...]]:
         best = next(iter(self.models))
         points = self.num_values / self.models[best].num_outputs
-        header = "kernel", "log evidence, nats", "nats per point", "difference from best"
+        header = "kernel", "log evidence, nats", "nats per point", "difference"
         rows = [(*header, "standard error")]
         for name, nats in self.evidence.items():
             of_point = nats, nats - self.evidence[best], self._error(name)

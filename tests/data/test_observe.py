@@ -258,7 +258,11 @@ BAD = {
     "shape": ({"y": torch.zeros(4)}, ValueError, r"of shape \(5, 1\), got shape \(4, 1\)"),
     "nan": ({"y": torch.full((5,), float("nan"))}, ValueError, "with NaN"),
     "noise": ({"noise": 0.0}, ValueError, "positive noise variance"),
-    "matrix": ({"noise": torch.ones(2, 2)}, ValueError, "positive noise variance, 1 of them"),
+    "matrix": (
+        {"noise": torch.ones(2, 2)},
+        ValueError,
+        "positive noise variance, 1 positive variances",
+    ),
     "points": ({"x": torch.zeros(5, 3)}, ValueError, "2 columns"),
     "dims": ({"symbol": gp_orff.VectorPotential()}, ValueError, "exists in 3 dimensions"),
 }

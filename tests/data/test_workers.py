@@ -403,7 +403,7 @@ def test_bad_executors_and_chunks_are_refused_at_once(pool):
         held.condition(parts, executor=pool, retries=-1)
     closed = ThreadPoolExecutor(1)
     closed.shutdown()
-    with pytest.raises(RuntimeError, match="got one that does not"):
+    with pytest.raises(RuntimeError, match="got one that has been shut down"):
         held.condition(parts, executor=closed)
     with pytest.raises(TypeError, match=r"got chunk 1.*functools.partial\(load, path\)"):
         held.condition([parts[0], lambda: parts[1]()], executor=pool)

@@ -389,7 +389,7 @@ def test_noise_that_is_not_known():
     for bad in (np.nan, np.inf):
         dataset = table(a=("o", np.r_[np.ones(N - 1), bad]))
         with pytest.raises(
-            ValueError, match=r"in 'a', got 1 others of 12.*observation 11"
+            ValueError, match=r"in 'a', got 1 of 12 that are not.*observation 11"
         ) as error:
             read(dataset, noise="a")
         remedy = str(error.value).split("unknown noise: ")[1]
