@@ -1,4 +1,7 @@
-"""`FieldGP`: a field of vectors as a model of BoTorch, to choose where to measure next."""
+"""`FieldGP`: a Gaussian process of a vector field as a BoTorch model, for Bayesian optimisation.
+
+Install it by `pip install gp_orff[botorch]`.
+"""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -33,17 +36,18 @@ from botorch.sampling.base import MCSampler  # noqa: E402
 
 
 class Standardize(transforms.Standardize):
-    """Shift outcomes to mean zero, and divide all of them by the same number.
+    """Shift outcomes to mean zero, and divide all outputs by the same number.
 
-    BoTorch's transform divides each output by its standard deviation, so that a divergence-free or
-    curl-free field loses this property. This transform divides all outputs by the root of the mean
-    of their variances.
+    The transform of BoTorch divides each output by its own standard deviation, so that a field is
+    no longer divergence-free or curl-free. This transform divides all p outputs by √(Σ_j s_j²/p),
+    where s_j is the standard deviation of output j.
 
     Args:
-        m: the number of outputs p.
-        outputs: None. All components of a field must be scaled together.
+        m: the number p of outputs.
+        outputs: must be None, because all components of a field are scaled together.
         batch_shape: the batch shape of the observations.
-        min_stdv: if the divisor would be smaller, as for constant outcomes, it is 1.
+        min_stdv: the least divisor. If the divisor would be smaller, as for constant outcomes, it
+            is 1.
 
     Raises:
         ValueError: `outputs` is not None.
@@ -53,7 +57,7 @@ class Standardize(transforms.Standardize):
         >>> from gp_orff.botorch import Standardize
         >>> y = torch.tensor([[1.0, 30.0], [3.0, 10.0]], dtype=torch.float64)
         >>> standardized, _ = Standardize(2)(y)
-        >>> # as the deviations 10 and 1 are
+        >>> # the ratio of the deviations −10 and 1 from the means
         >>> (standardized[:, 1] / standardized[:, 0]).tolist()
         [-10.0, -10.0]
     """
@@ -78,8 +82,15 @@ class Standardize(transforms.Standardize):
         Yvar: Float[Tensor, "*b n p"] | None = None,
         X: Float[Tensor, "*b n d"] | None = None,
     ) -> tuple[Float[Tensor, "*b n p"], Float[Tensor, "*b n p"] | None]:
-        """Return the outcomes and their noise variances in the scale of the model. In training, the
-        means and the divisor are computed from these outcomes."""
+        """Return the transformed outcomes and noise variances.
+
+        In train mode, the means and the divisor are computed from these outcomes.
+
+        Args:
+            Y: outcomes (*b, n, p).
+            Yvar: noise variances (*b, n, p), or None.
+            X: points (*b, n, d). They are not used.
+        """
         if not self.training:
             return super().forward(Y, Yvar, X)
         super().forward(Y, Yvar, X)
@@ -97,33 +108,36 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     """A vector-valued Gaussian process with a kernel of this package, as a BoTorch model.
 
     It works with all acquisition functions. `posterior` is joint over points and components.
-    `condition_on_observations` and `fantasize` add observations, `subset_output` selects
-    components, and a `ModelListGP` may contain the model. Fit it with
-    `botorch.fit.fit_gpytorch_mll`. If there are more than some thousand observations, condition a
+    `condition_on_observations` and `fantasize` add observations, and `subset_output` selects
+    components. The model can be part of a `ModelListGP`. Fit it with
+    `botorch.fit.fit_gpytorch_mll`. With more than a few thousand observations, use a
     `gp_orff.VectorFieldGP` instead.
 
-    Pass positions unscaled, or scale all axes by the same factor: separate factors would break the
-    divergence-free constraint. There is therefore no `input_transform`.
+    Pass positions unscaled, or scale all axes by the same factor. Separate factors would break the
+    divergence-free constraint, so there is no `input_transform`.
 
     Args:
         train_X: points (n, d).
-        train_Y: vectors (n, p), p ≥ 2, before any transform.
-        kernel: any kernel that `ORFFKernel` accepts; it is wrapped in a `ScaleKernel` if it has no
-            amplitude.
-        train_Yvar: known variances (n, p) of the noise of train_Y, before any transform.
-        likelihood: a likelihood as for an `ExactGP`, in the scale of the outcome transform. If
-            None, a Gaussian likelihood with one learned noise variance, or with `train_Yvar`.
-        mean_module: a mean with p outputs; if None, a constant for each output.
-        frequencies: the rule that approximates the kernel, such as `Grid.for_data(box)` with the
-            complete search domain; None for the exact kernel.
-        outcome_transform: a transform of BoTorch, or "standardize" for `Standardize`, which divides
-            all components by the same number. No transform if None.
+        train_Y: vectors (n, p) with p ≥ 2, before any transform.
+        kernel: a gpytorch kernel that `ORFFKernel` accepts. If it has no amplitude, it is wrapped
+            in a `ScaleKernel`.
+        train_Yvar: known noise variances (n, p) of train_Y, before any transform.
+        likelihood: a likelihood for an `ExactGP`, in the scale of the outcome transform. The
+            default is Gaussian noise: with the variances `train_Yvar`, or else with one learned
+            variance.
+        mean_module: a gpytorch mean with p outputs. The default is a constant for each output.
+        frequencies: a rule for features that approximate the kernel. An example is
+            `Grid.for_data(box)`, where the box is the complete search domain. The default is the
+            exact kernel.
+        outcome_transform: a transform of BoTorch, or None for no transform. The default
+            "standardize" is `Standardize`, which divides all components by the same number.
 
     Raises:
-        ImportError: BoTorch is not installed; `pip install gp_orff[botorch]`.
-        ValueError: shapes that do not fit each other or the kernel; a single output; both
-            `train_Yvar` and a likelihood; noise in a likelihood with an outcome transform.
-        botorch.exceptions.InputDataError: NaN in train_X or train_Y.
+        ImportError: BoTorch is not installed. Run `pip install gp_orff[botorch]`.
+        ValueError: Shapes do not fit each other or the kernel, or there is only one output. Or both
+            `train_Yvar` and a likelihood are given, or the likelihood has known noise and there is
+            an outcome transform.
+        botorch.exceptions.InputDataError: train_X or train_Y contains NaN.
 
     Example:
         >>> import gp_orff, gpytorch, torch
@@ -143,7 +157,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         torch.Size([4, 2])
     """
 
-    _supports_cache_root = False  # of joint posteriors of several outputs
+    _supports_cache_root = False  # posteriors are joint over several outputs
 
     def __init__(
         self,
@@ -170,7 +184,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         if not isinstance(outcome_transform, OutcomeTransform | None):
             raise ValueError(
                 'expected outcome_transform="standardize", None, or an OutcomeTransform of '
-                f"BoTorch, got {outcome_transform!r}"
+                f"BoTorch, got {outcome_transform!r}; use the default for a vector field"
             )
         _check_noise(train_Yvar, likelihood, outcome_transform)
         validate_input_scaling(train_X, train_Y, train_Yvar, check_nans_only=True)
@@ -190,7 +204,8 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         self.to(train_X)
 
     def forward(self, x: Float[Tensor, "*b n d"]) -> MultitaskMultivariateNormal:
-        """The prior distribution at points x, in the scale of the outcome transform."""
+        """Return the prior distribution at points x (*b, n, d), in the scale of the outcome
+        transform. Its mean has the shape (*b, n, p)."""
         return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     @property
@@ -205,15 +220,27 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         observation_noise: bool | Tensor = False,
         posterior_transform: Any = None,
     ) -> Any:
-        """The joint posterior of all components, or of some, at q points.
+        """Return the joint posterior of all components, or of some, at q points.
 
         Args:
             X: points (*b, q, d).
-            output_indices: the components; all if None.
-            observation_noise: True for the distribution of observations. If the noise of the data
-                is known, its mean is used. Or variances (*b, q, p) in the scale of the outcome
-                transform, as for BoTorch's models.
+            output_indices: the indices of components. The default is all components.
+            observation_noise: False for the posterior of the field, True for that of observations.
+                If the noise of the data is known, its mean is used. You can also pass variances
+                (*b, q, p) in the scale of the outcome transform, as for BoTorch's models.
             posterior_transform: a posterior transform of BoTorch.
+
+        Returns:
+            A BoTorch posterior in the scale of train_Y, with a mean of shape (*b, q, p).
+
+        Example:
+            >>> import gp_orff, torch
+            >>> from gp_orff.botorch import FieldGP
+            >>> x = torch.rand(12, 2).double()
+            >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
+            >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), kernel)
+            >>> model.posterior(torch.rand(5, 2).double()).variance.shape
+            torch.Size([5, 2])
         """
         self.eval()
         with gpt_posterior_settings():
@@ -232,26 +259,44 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         noise: Tensor | None = None,
         **kwargs: Any,
     ) -> "FieldGP":
-        """Return this model with further observations of all components, and the same
-        hyperparameters.
+        """Return a model with further observations and the same hyperparameters.
 
         Args:
             X: points (*b, n, d).
             Y: vectors (*b, n, p), before any transform.
-            noise: their known variances (*b, n, p), the same in each batch, in the scale of the
-                outcome transform, as for BoTorch's models. Pass it only with `train_Yvar`.
+            noise: known noise variances (*b, n, p) in the scale of the outcome transform, as for
+                BoTorch's models. All batches must have the same variances. Pass them only if the
+                model has `train_Yvar`.
+
+        Raises:
+            NotImplementedError: `subset_output` has selected components of the model, or batches
+                have different noise.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> from gp_orff.botorch import FieldGP
+            >>> x = torch.rand(12, 2).double()
+            >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
+            >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), kernel)
+            >>> _ = model.posterior(x)
+            >>> new = torch.rand(3, 2).double()
+            >>> larger = model.condition_on_observations(
+            ...     new, torch.sin(6 * new.flip(-1))
+            ... )
+            >>> larger.posterior(x).mean.shape
+            torch.Size([12, 2])
         """
         if self._outputs is not None:
             raise NotImplementedError(
                 f"expected a model of all {self._num_outputs} components, got the components "
-                f"{list(self._outputs)} of subset_output; condition the whole model first"
+                f"{list(self._outputs)} of subset_output; condition the complete model first"
             )
-        if self.prediction_strategy is None:  # of the caches that the new ones extend
+        if self.prediction_strategy is None:  # its caches are extended by the new observations
             self.eval()
             self(self.train_inputs[0][..., :1, :])
         if noise is None:
             return super().condition_on_observations(X, Y, **kwargs)
-        if hasattr(self, "outcome_transform"):  # BoTorch passes no noise of several outputs on
+        if hasattr(self, "outcome_transform"):  # BoTorch does not pass noise of several outputs
             Y, _ = self.outcome_transform(Y, X=X)
         return self.get_fantasy_model(X, Y, noise=_of_one_batch(noise), **kwargs)
 
@@ -262,14 +307,33 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         observation_noise: Float[Tensor, "*b n p"] | None = None,
         **kwargs: Any,
     ) -> "FieldGP":
-        """Return models with further observations, which are drawn from the posterior at X. If the
-        noise of the data is known, new observations have its mean."""
+        """Return models with further observations, which are drawn from the posterior at X.
+
+        Args:
+            X: points (*b, n, d).
+            sampler: a sampler of BoTorch.
+            observation_noise: noise variances (*b, n, p) of the new observations. By default, they
+                have the learned noise, or the mean of the known noise of the data.
+        """
         if observation_noise is None and self._mean_noise is not None:
             observation_noise = self._mean_noise.expand(X.shape[-2], self._num_outputs)
         return super().fantasize(X, sampler, observation_noise, **kwargs)
 
     def subset_output(self, idcs: Sequence[int]) -> "FieldGP":
-        """Return a copy whose `posterior` has the selected components, in this order."""
+        """Return a copy whose `posterior` has only the selected components.
+
+        Args:
+            idcs: the indices of components, in the order of the posterior.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> from gp_orff.botorch import FieldGP
+            >>> x = torch.rand(12, 2).double()
+            >>> kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
+            >>> model = FieldGP(x, torch.sin(6 * x.flip(-1)), kernel)
+            >>> model.subset_output([1]).posterior(x).mean.shape
+            torch.Size([12, 1])
+        """
         chosen = self._chosen(idcs)
         subset = deepcopy(self)
         subset._outputs = chosen
@@ -277,7 +341,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     @property
     def _mean_noise(self) -> Float[Tensor, "p"] | None:
-        """The mean of the known variances of the data."""
+        """The mean (p,) of the known noise variances of the data; None if they are not known."""
         noise = _given_noise(self.likelihood)
         if noise is None:
             return None
@@ -288,7 +352,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
     def _with_noise(
         self, field: MultitaskMultivariateNormal, X: Tensor, noise: bool | Tensor
     ) -> MultitaskMultivariateNormal:
-        """The distribution of observations of a field at X."""
+        """The distribution of noisy observations of a field at X."""
         if noise is True:
             noise = self._mean_noise
             if noise is None:
@@ -300,16 +364,17 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
         return MultitaskMultivariateNormal(field.mean, covariance)
 
     def _chosen(self, indices: Sequence[int]) -> tuple[int, ...]:
-        """The components of these numbers, which count those that were chosen before."""
+        """The components with these indices among the components that were selected before."""
         present = range(self._num_outputs) if self._outputs is None else self._outputs
         if any(not -len(present) <= i < len(present) for i in indices):
             raise ValueError(
-                f"expected numbers of the {len(present)} components, got {list(indices)}"
+                f"expected indices of the {len(present)} components, got {list(indices)}; use "
+                f"0 to {len(present) - 1}"
             )
         return tuple(present[i] for i in indices)
 
     def _extract_targets_and_noise(self) -> tuple[Tensor, Tensor | None]:
-        """The observations (n, p) and their known variances, as `load_state_dict` transforms them
+        """The observations (n, p) and their known variances, which `load_state_dict` transforms
         again."""
         return self.train_targets, _given_noise(self.likelihood)
 
@@ -327,9 +392,9 @@ def _given_noise(likelihood: Likelihood | None) -> Tensor | None:
 def _check_noise(
     variances: Tensor | None, likelihood: Likelihood | None, transform: OutcomeTransform | None
 ) -> None:
-    """Raise unless the noise of the data has one source, in a scale that is known."""
+    """Raise an error unless the noise of the data has one source, in a known scale."""
     if variances is not None and likelihood is not None:
-        raise ValueError("expected train_Yvar or a likelihood, got both; leave one of them out")
+        raise ValueError("expected train_Yvar or a likelihood, got both; omit one of them")
     if _given_noise(likelihood) is not None and transform is not None:
         raise ValueError(
             "expected train_Yvar=, variances in the units of train_Y, which are transformed "
@@ -339,7 +404,7 @@ def _check_noise(
 
 
 def _of_one_batch(noise: Float[Tensor, "*b n p"]) -> Float[Tensor, "n p"]:
-    """The noise of one batch of observations, which is that of all of them."""
+    """The noise of one batch of observations. All batches must have the same noise."""
     first = noise.flatten(0, -3)[0] if noise.dim() > 2 else noise
     if not bool((noise == first).all()):
         raise NotImplementedError(
@@ -350,7 +415,7 @@ def _of_one_batch(noise: Float[Tensor, "*b n p"]) -> Float[Tensor, "n p"]:
 
 
 def _of_components(posterior: Any, chosen: Sequence[int]) -> MultivariateNormal:
-    """The distribution of some components."""
+    """The distribution of selected components."""
     joint = getattr(posterior, "distribution", None)
     if not isinstance(joint, MultitaskMultivariateNormal):
         raise NotImplementedError(
@@ -361,7 +426,10 @@ def _of_components(posterior: Any, chosen: Sequence[int]) -> MultivariateNormal:
     rows = torch.arange(n * p, device=joint.loc.device).reshape(n, p)[:, list(chosen)]
     covariance = joint.covariance_matrix
     if not joint._interleaved:
-        raise NotImplementedError("expected components next to each other in each point")
+        raise NotImplementedError(
+            "expected an interleaved distribution, with the components of each point next to each "
+            "other, got another order; use outcome_transform=None or Standardize"
+        )
     covariance = covariance[..., rows.flatten(), :][..., rows.flatten()]
     mean = joint.mean[..., list(chosen)]
     if len(chosen) == 1:

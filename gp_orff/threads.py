@@ -1,8 +1,8 @@
-"""Choose the number of threads of a fit by a short measurement, which later calls use as well.
+"""Choose the number of threads of a fit by a short measurement. Later calls use the same number.
 
-While another process occupies a core, two threads of one parallel region may share the other core.
-Each then spins for the other until the scheduler's next tick: a region of 0.1 ms takes 8 ms, and a
-fit has thousands of regions. A single thread never waits.
+If another process occupies a core, two threads of one parallel region may share the other core.
+Each of them then waits for the other until the next tick of the scheduler. A region of 0.1 ms takes
+8 ms, and a fit has thousands of regions. A single thread never waits.
 """
 
 import time
@@ -14,16 +14,16 @@ import torch
 
 from gp_orff.settings import num_threads
 
-# 1. A fit runs a small workload with 1, 2, 4, … threads and takes the largest number that is at
-#    most 1.2 times slower than the best. The old number is restored at its end.
-# 2. The load of a machine changes: a later fit measures again if the measurement is older than a
-#    hundred times its duration.
-# 3. Other calls measure nothing and use the number of the last fit.
+# 1. A fit runs a small workload with 1, 2, 4, … threads. It chooses the largest number that is at
+#    most 1.2 times slower than the best one. The old number is restored at the end of the fit.
+# 2. The load of a machine changes. A later fit therefore measures again if the measurement is older
+#    than a hundred times its duration.
+# 3. Other calls do not measure, and use the number of the last fit.
 
 
 _SECONDS = 0.03  # duration of a measurement on an idle machine
-_VALIDITY = 100.0  # in durations of the measurement: measuring takes 1 % of the time at most
-_TOLERANCE = 1.2  # more threads may be slower by this factor: large regions gain more from them
+_VALIDITY = 100.0  # durations after which a measurement expires, so that it takes 1 % of the time
+_TOLERANCE = 1.2  # largest ratio to the best time: large regions gain more from threads
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Threads:
     """The number of threads of a call."""
 
     number: int
-    most: int  # the number outside the call; a measurement tries no more
+    most: int  # the number outside the call, and the largest one that is measured
 
     def __str__(self) -> str:
         words = f"{self.number} thread{'s' * (self.number > 1)}"
@@ -39,13 +39,13 @@ class Threads:
 
     @property
     def busy(self) -> bool:
-        """Whether fewer were faster."""
+        """Whether fewer threads than `most` were faster."""
         return num_threads.value() is None and self.number < self.most
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The fastest number of threads of `most`, until the clock `time.perf_counter` expires it."""
+    """The fastest number of threads up to `most`. It expires at a time of `time.perf_counter`."""
 
     most: int
     number: int
@@ -57,13 +57,14 @@ last = Measurement(1, 1, 0.0)
 
 @contextmanager
 def chosen_threads(measure: bool = False) -> Iterator[Threads]:
-    """Set the number of threads of a call, and restore it; a context manager and a decorator.
+    """Set the number of threads of a call, and restore it. Use it as a context manager or
+    decorator.
 
-    It is the value of `gp_orff.settings.num_threads`, or else what was fastest in the last fit, or
-    as many as outside if there was none.
+    The number is the value of `gp_orff.settings.num_threads`. If this is None, it is the fastest
+    number of the last fit, or the number outside the call if there was no fit.
 
     Args:
-        measure: whether to measure which number is the fastest, as fits do.
+        measure: whether to measure the fastest number, as a fit does.
 
     Example:
         >>> import torch
@@ -83,13 +84,14 @@ def chosen_threads(measure: bool = False) -> Iterator[Threads]:
 
 
 def _fastest(most: int, measure: bool) -> int:
-    """The fastest number of threads up to `most`; the last one unless it is to be measured."""
+    """The fastest number of threads up to `most`. Without `measure`, it is that of the last
+    measurement."""
     global last
     current = last.most == most and time.perf_counter() < last.expires
     if measure and most > 1 and not current:
         start = time.perf_counter()
         numbers = _numbers(most)
-        mean_seconds(1, 0.0)  # the first run pays for initialisation
+        mean_seconds(1, 0.0)  # the first run includes initialisation
         seconds = {number: mean_seconds(number, _SECONDS / len(numbers)) for number in numbers}
         end = time.perf_counter()
         last = Measurement(most, _best(seconds), end + _VALIDITY * (end - start))
@@ -97,7 +99,7 @@ def _fastest(most: int, measure: bool) -> int:
 
 
 def _numbers(most: int) -> list[int]:
-    """1, 2, 4, … and `most`."""
+    """The numbers 1, 2, 4, … below `most`, and `most`."""
     return [*(2**k for k in range((most - 1).bit_length())), most]
 
 
@@ -107,7 +109,8 @@ def _best(seconds: dict[int, float]) -> int:
 
 
 def mean_seconds(number: int, budget: float) -> float:
-    """Mean seconds of a workload with `number` threads, run for `budget` seconds, at least once."""
+    """The mean time in seconds of a workload with `number` threads. It runs for `budget` seconds,
+    at least once."""
     torch.set_num_threads(number)
     start, count = time.perf_counter(), 0
     while count == 0 or time.perf_counter() < start + budget:
@@ -117,14 +120,15 @@ def mean_seconds(number: int, budget: float) -> float:
 
 
 def _workload() -> None:
-    """Cosines at a few points, and their Gram matrix."""
+    """Compute cosines at a few points, and their Gram matrix."""
     columns = torch.linspace(0, 9, 2**16, dtype=torch.float64).view(-1, 128).cos()
     columns.mT @ columns
 
 
 @contextmanager
 def fixed_threads(number: int | None) -> Iterator[None]:
-    """Use `number` threads inside the block, and as many as before after it; None: no change."""
+    """Use `number` threads inside the block, and restore the old number after it. None changes
+    nothing."""
     if number is None:
         yield
         return

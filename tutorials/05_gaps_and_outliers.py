@@ -206,22 +206,22 @@ assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]
 # %% [markdown]
 # - With Gaussian noise, the outliers increase the noise variance of all vectors. The map is too
 #   smooth, also in the gap, and the intervals are too wide.
-# - With Student-t noise, the map is as accurate as without outliers. The evidence is higher for
-#   this noise, and it does not need the held-out vectors.
+# - With Student-t noise, the map is as accurate as without outliers. The evidence is also higher
+#   for this noise, so you can choose the noise without held-out vectors.
 # - The column "all" includes the core, where many held-out vectors are wrong. Do not compare models
 #   by this error.
 #
 # ## The wrong vectors
 #
 # `leave_one_out` compares each vector with its prediction from all others, by a formula. Its
-# p-value is the probability of a difference at least as large if the vector is correct. For one
-# correct vector in a thousand, the p-value is below 0.001. If only one component was observed, an
+# p-value is the probability that a correct vector differs at least as much. For one correct vector
+# in a thousand, the p-value is below 0.001. If only one component was observed, an
 # error perpendicular to it cannot be detected.
 #
 # The first columns of the table are the fraction of the wrong vectors that is detected, and the
 # same fraction for single components. The last columns are for the detected vectors outside the
-# core: the fraction that has an artificial error, and the fraction that has one or had failed the
-# median test before.
+# core. The column "wrong" is the fraction that has an artificial error. The column "or wrong
+# before" also counts vectors that failed the median test before we added errors.
 
 
 # %%

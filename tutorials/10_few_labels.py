@@ -102,8 +102,9 @@ def curl_free(lengthscale):
 # Geologists describe folds by the gradient of a function that increases from layer to layer. Such a
 # field has no curl (Lajaunie, Courrioux & Manuel 1997, Math. Geol. 29). Our vertical section has
 # one layer. Its position is known at 1000 points, and the gradient is observed at 20 outcrops. The
-# gradient is normal to the layer. Its length is the compaction, which has no unit. On the next limb
-# of the fold, at a distance of 40 m, the gradient points in the other direction.
+# gradient is normal to the layer. Its length, which has no unit, describes how much the layer is
+# compacted. On the next limb of the fold, at a distance of 40 m, the gradient points in the other
+# direction.
 #
 # A kernel depends on distances in the section. For a kernel, the next limb is close, although it is
 # far away along the layer. The points without a label provide the distances along the layer.

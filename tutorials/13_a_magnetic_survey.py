@@ -219,8 +219,9 @@ for height in (top, top + 1.0):
 # ## Reduction to the pole
 #
 # If the main field is inclined, an anomaly is not directly above its rocks. `ReductionToPole`
-# computes the anomaly for a vertical main field, which is above the rocks. This requires that the
-# rocks are magnetised along the main field. The standard deviations are larger than before.
+# computes the anomaly that a vertical main field would cause. This anomaly is directly above the
+# rocks. The computation requires that the rocks are magnetised along the main field. The
+# standard deviations are larger than before.
 
 # %%
 points = torch.nn.functional.pad(places[::10], (0, 1), value=top)

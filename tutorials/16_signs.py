@@ -129,17 +129,18 @@ assert rmse["signs"] < 2 * rmse["values"]
 
 # %% [markdown]
 # Signs determine the direction and also the length of a vector. If a vector is long, the signs of
-# its neighbours are rarely wrong. Without noise, signs would not determine the length. The error
-# with values is three quarters of the error with signs, because the values have errors as large as
-# the flow.
+# its neighbours are rarely wrong. Without noise, signs would not determine the length. Values are
+# only slightly better than signs: the RMSE with values is three quarters of that with signs. The
+# reason is that the values have errors as large as the flow.
 #
-# The coverage of both models is too low, for the same reason. The flow in a plane section has some
-# divergence, which this kernel excludes. A `HelmholtzKernel` includes it, but its fit takes longer.
+# The coverage of both models is too low, because the flow in a plane section has some divergence,
+# which this kernel excludes. A `HelmholtzKernel` includes it, but its fit takes longer.
 #
 # ## Probabilities of held-out signs
 #
-# If the probabilities are right, a fraction q of the held-out signs with a predicted probability of
-# about q is positive. `model.likelihood(field(x))` integrates over the uncertainty of the flow.
+# Consider the held-out signs that are predicted to be positive with a probability of about 0.7. If
+# the probabilities are right, 70 % of these signs are positive. `model.likelihood(field(x))`
+# integrates over the uncertainty of the flow.
 
 # %%
 model, unit, _ = fits["signs"]

@@ -1,6 +1,6 @@
-"""Checks of data, one function each, which all readers of data call.
+"""Checks of data. Each check is one function, which all functions that read data call.
 
-A check raises an error where results would be wrong, and gives a `DataWarning` where they may be.
+A check raises an error if results would be wrong, and gives a `DataWarning` if they may be wrong.
 CONTRIBUTING.md has the list.
 """
 
@@ -36,21 +36,21 @@ Attributes = Mapping[str, Any]
 def common_units(
     attributes: Mapping[str, Attributes], vectors: Sequence[Sequence[str]] = ()
 ) -> dict[str, str]:
-    """The unit that numbers of each name are to be in: among those of one kind, such as lengths,
-    the unit of the first. Names without a unit are left out.
+    """The unit to which the values of each name are converted: the unit of the first name with a
+    unit of the same kind, such as a length. Names without a unit are omitted.
 
     Args:
-        attributes: those of variables or of coordinates, by name and in order.
-        vectors: names of the components of each vector, which need one unit.
+        attributes: the attributes of variables or coordinates, by name and in order.
+        vectors: the names of the components of each vector, which need one unit.
 
     Raises:
-        ValueError: components of one vector whose units are not of one kind.
+        ValueError: The units of the components of one vector are not of one kind.
     """
     given = {name: str(entry["units"]) for name, entry in attributes.items() if entry.get("units")}
     wanted: dict[str, str] = {}
     for name, unit in given.items():
         alike = [first for first in wanted.values() if change(unit, first) is not None]
-        same = not alike or change(unit, alike[0]) == (1.0, 0.0)  # as of degrees east and north
+        same = not alike or change(unit, alike[0]) == (1.0, 0.0)  # such as degrees east and north
         wanted[name] = unit if same else alike[0]
     for names in vectors:
         for name in names:
@@ -68,15 +68,15 @@ def common_units(
 def variance_unit(
     name: str, unit: object, pair: tuple[str, str], units: tuple[str, str]
 ) -> str | None:
-    """The unit of a noise variance or covariance: the product of those of two variables. None where
-    one of the units is not known.
+    """The unit of a noise variance or covariance: the product of the units of two variables. None
+    if one of the units is unknown.
 
     Args:
         name, unit: the name and the unit of the variance.
-        pair, units: the names and the units of the variables that it belongs to.
+        pair, units: the names and the units of the two variables.
 
     Raises:
-        ValueError: another unit, such as that of a standard error.
+        ValueError: The unit is another one, for example that of a standard error.
     """
     parsed = [Unit.parse(entry) for entry in units]
     if not unit or None in parsed:
@@ -100,8 +100,8 @@ def variance_unit(
 
 @dataclass(frozen=True)
 class ColumnUnits:
-    """The units of points, observations and times of tracks that a model was given, column by
-    column; empty where they are not known."""
+    """The units of points, observations and times of tracks in a model, column by column. They are
+    empty if they are unknown."""
 
     x: tuple[str | None, ...] = ()
     y: tuple[str | None, ...] = ()
@@ -109,7 +109,7 @@ class ColumnUnits:
 
     @classmethod
     def of(cls, x: object, y: object, time: object = None) -> "ColumnUnits":
-        """Those of arrays; of chunks x without y, those of the first."""
+        """The units of arrays. If x are chunks and y is None, the units of the first chunk."""
         if y is not None:
             return cls(*map(units_of_columns, (x, y, time)))
         first = x[0] if isinstance(x, list | tuple) and len(x) else x
@@ -128,12 +128,12 @@ class ColumnUnits:
     def convert(
         self, x: object, y: object, noise: object, time: object
     ) -> tuple[object, object, object, object]:
-        """Arrays brought to these units, where theirs are known and are others; noise, of each
-        observation, as by `variances`.
+        """Arrays, converted to these units if they have other ones. Noise is converted as by
+        `variances`.
 
         Raises:
-            ValueError: a unit that cannot be converted, or one noise variance for components that
-                are multiplied by different factors.
+            ValueError: A unit cannot be converted, or there is one noise variance for components
+                with different factors.
         """
         return (
             in_column_units(x, self.x, "x"),
@@ -143,16 +143,16 @@ class ColumnUnits:
         )
 
     def variances(self, noise: object, y: object = None, leading: int = 0) -> object:
-        """Noise variances or covariances in products of the units of y; noise without a unit is in
-        those of the array `y`.
+        """Noise variances or covariances, converted to products of the units of y. Noise without a
+        unit is in products of the units of the array `y`.
 
         Args:
-            noise: variances or covariances, after as many axes of observations as `leading`.
-            y: the observations that it belongs to.
+            noise: variances or covariances, with `leading` axes of observations before.
+            y: the observations with this noise.
 
         Raises:
-            ValueError: another unit, such as that of a standard error, or one variance for
-                components that are multiplied by different factors.
+            ValueError: The unit is another one, for example that of a standard error, or there is
+                one variance for components with different factors.
         """
         given = None if noise is None else next(iter(units_of_columns(noise)), None)
         if given is None:
@@ -168,15 +168,16 @@ class ColumnUnits:
         if axes < 1 or values.shape[-1] != len(factors):
             count = (*values.shape[:leading], len(factors))
             raise ValueError(
-                f"expected noise of shape {count}, got {tuple(values.shape)}: to the units of the "
-                "fit, the components are converted by different factors; give a variance for each "
+                f"expected noise of shape {count}, got {tuple(values.shape)}: the components are "
+                "converted to the units of the fit by different factors; give a variance for each "
                 "component"
             )
         return values * (factors if axes == 2 else factors.diagonal())
 
     def of_symbol(self, power: int | None, space: Sequence[int]) -> "ColumnUnits":
-        """Those of observations of a symbol, whose numbers are of the unit of y times that of x to
-        a power; not known where components, or directions of space, have different ones."""
+        """The units for observations of a symbol, whose values have the unit of y times a power of
+        the unit of x. They are unknown if components, or directions of space, have different
+        units."""
         lengths = {plain_unit(self.x[column]) for column in space} if self.x else set()
         if power is None or len(set(self.y)) != 1 or len(lengths) != 1:
             return ColumnUnits(self.x)
@@ -194,8 +195,8 @@ def plain_unit(unit: str | None) -> str | None:
 def _factors(
     values: object, wanted: tuple[str | None, ...], name: str
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-    """Factors and offsets that bring columns to units; components along directions to that of all
-    components, if they have one. Columns without a unit stay as they are."""
+    """Factors and offsets that convert columns to the wanted units. Components along directions are
+    converted to the common unit of all components. Columns without a unit do not change."""
     given, pairs = units_of_columns(values), []
     if not any(given):
         return np.ones(1), np.zeros(1)
@@ -208,7 +209,7 @@ def _factors(
             "which cannot be converted; give plain numbers in the units of the data"
         )
     for column, (old, new) in enumerate(zip(given, wanted, strict=True)):
-        if None not in (old, new) and " in " not in old:  # positions that do not say their plane
+        if None not in (old, new) and " in " not in old:  # not positions in a known plane
             new = plain_unit(new)
         pairs.append((1.0, 0.0) if old is None else change(old, new))
         if pairs[-1] is None:
@@ -223,11 +224,11 @@ def _factors(
 
 
 def _factors_of_products(given: str, units: tuple[str | None, ...]) -> Float[np.ndarray, "p p"]:
-    """Factors that bring covariances in a unit to the products of those of components."""
+    """Factors that convert covariances in a unit to products of the units of components."""
     parsed = [None if unit is None else Unit.parse(unit) for unit in units]
     if not parsed or None in parsed:
         raise ValueError(
-            f"expected noise= without a unit, since the unit of y is not known, got variances in "
+            f"expected noise= without a unit, because the unit of y is unknown, got variances in "
             f"{given!r}; give y with its unit, or noise= as plain numbers in squared units of y"
         )
     factors = np.empty((len(parsed), len(parsed)))
@@ -247,7 +248,8 @@ def _factors_of_products(given: str, units: tuple[str | None, ...]) -> Float[np.
 
 
 def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -> object:
-    """Values with columns in other units; the values themselves where they are in these."""
+    """Values with their columns converted to the wanted units. They are returned unchanged if they
+    have these units."""
     factor, offset = _factors(values, wanted, name)
     if (factor == 1.0).all() and (offset == 0.0).all():
         return values
@@ -258,7 +260,7 @@ def in_column_units(values: object, wanted: tuple[str | None, ...], name: str) -
 def entries_in_units(
     values: object, wanted: tuple[str | None, ...], name: str
 ) -> list[Float[np.ndarray, "*k"]]:
-    """The entries of a place, or the sides of a box, each in the unit of its column."""
+    """The entries of a place, or the sides of a box, each converted to the unit of its column."""
     shared = units_of_columns(values)
     if len(set(shared)) > 1:
         raise ValueError(f"expected {name} in one unit, got {list(shared)}; give a list of entries")
@@ -272,7 +274,7 @@ def entries_in_units(
     ]
 
 
-# Which component of a vector a variable is, and along which direction a coordinate runs.
+# The component of a vector that a variable is, and the direction of a coordinate.
 
 
 _COMPONENTS = (
@@ -293,8 +295,8 @@ _BY_NAME = {
 
 
 def component_of(attributes: Attributes) -> tuple[str, str] | None:
-    """The direction, X, Y or Z, of the component that a standard name says, and the rest of the
-    name, which the components of one vector share; None if it says none."""
+    """The direction X, Y or Z of a component according to its standard name, and the rest of the
+    name, which is common to the components of one vector. None if the name has no direction."""
     name = str(attributes.get("standard_name", ""))
     for direction, pattern in _COMPONENTS:
         if pattern.search(name):
@@ -323,8 +325,8 @@ def vectors_of(variables: Mapping[str, Attributes]) -> list[list[str]]:
 
 
 def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, Attributes]) -> None:
-    """Raise ValueError where standard names say that the components of a vector are in another
-    order than the coordinates that they point along."""
+    """Raise a ValueError if, by their standard names, the components of a vector are in another
+    order than the coordinates."""
     along = [_direction_of(name, entry) for name, entry in coordinates.items()]
     for names in vectors_of(variables):
         letters = [component_of(variables[name])[0] for name in names]
@@ -336,13 +338,13 @@ def check_order(variables: Mapping[str, Attributes], coordinates: Mapping[str, A
             right = [names[letters.index(letter)] for letter in expected]
             raise ValueError(
                 f"expected the components of a vector in the order of the coordinates "
-                f"{list(coordinates)} that they point along, got {names}, whose standard names are "
+                f"{list(coordinates)} along which they point, got {names} with the standard names "
                 f"{standard}; give them in the order {right}"
             )
 
 
 def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, Attributes]) -> None:
-    """Raise ValueError where standard names say that noise belongs to another component."""
+    """Raise a ValueError if, by its standard name, noise belongs to another component."""
     if len(noise) != len(variables):
         return
     for (name, entry), (of, field) in zip(noise.items(), variables.items(), strict=True):
@@ -355,18 +357,18 @@ def check_noise_order(variables: Mapping[str, Attributes], noise: Mapping[str, A
 
 
 def check_noise(name: str, values: Float[np.ndarray, "n"]) -> None:
-    """Raise ValueError for noise of observed values that is not finite."""
+    """Raise a ValueError if noise of observed values is not finite."""
     wrong = ~np.isfinite(values)
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
         raise ValueError(
-            f"expected finite noise in {name!r}, got {int(wrong.sum())} others of {len(values)}, "
-            f"such as {values[first]:.6g} of observation {first}; drop the observations of unknown "
-            f'noise: dataset.where(np.isfinite(dataset["{name}"]))'
+            f"expected finite noise in {name!r}, got {int(wrong.sum())} of {len(values)} that are "
+            f"not, such as {values[first]:.6g} of observation {first}; drop the observations with "
+            f'unknown noise: dataset.where(np.isfinite(dataset["{name}"]))'
         )
 
 
-# Values that mean "missing".
+# Values that mark missing observations.
 
 
 _FILLS = ("_FillValue", "missing_value")
@@ -375,10 +377,10 @@ _PACKED = (*_FILLS, "scale_factor", "add_offset")
 
 def decoded(dataset: "xarray.Dataset", names: Sequence[str]) -> "xarray.Dataset":
     """The Dataset with packed numbers, missing values and times of some variables decoded, if
-    attributes say that they are not; values that the encoding calls missing become NaN too.
+    attributes show that they are not yet decoded. Missing values of the encoding become NaN too.
 
-    Numbers stay as they are where they are floats with a `scale_factor`, which usually have been
-    scaled already, and times whose unit or calendar xarray does not decode to datetimes.
+    Floats with a `scale_factor` do not change, because they usually have been scaled already. Times
+    do not change if xarray cannot decode their unit or calendar.
     """
     changed = {}
     for name in names:
@@ -397,7 +399,7 @@ def decoded(dataset: "xarray.Dataset", names: Sequence[str]) -> "xarray.Dataset"
 
 
 def _as_times(name: str, variable: "xarray.Variable") -> "xarray.Variable":
-    """Numbers since a date as datetimes, if xarray has these for their unit and calendar."""
+    """Numbers since a date as datetimes, if xarray can decode their unit and calendar."""
     try:
         result = _decoded_variable(name, variable)
     except (ValueError, OverflowError):  # months, or another unit
@@ -406,7 +408,7 @@ def _as_times(name: str, variable: "xarray.Variable") -> "xarray.Variable":
 
 
 def _decoded_variable(name: str, variable: "xarray.Variable") -> "xarray.Variable":
-    """A variable decoded by xarray; fill values are compared in the type of the numbers."""
+    """A variable decoded by xarray. Fill values are compared in the type of the numbers."""
     xr = optional("xarray", "xarray")
     variable = variable.copy(deep=False)
     for key in _FILLS:
@@ -430,7 +432,7 @@ def _finite(values: Sequence[object]) -> list[float]:
 
 
 def _without(variable: "xarray.Variable", fills: Sequence[float]) -> "xarray.Variable":
-    """A variable of floats with NaN instead of some values."""
+    """A variable of floats in which fill values are NaN."""
     valid = np.ones((), dtype=bool)
     for fill in fills:
         valid = valid & (variable != np.asarray(fill).astype(variable.dtype))
@@ -439,29 +441,30 @@ def _without(variable: "xarray.Variable", fills: Sequence[float]) -> "xarray.Var
     return result
 
 
-_CORE = 0.9  # the share of the other values, in the middle, whose extent counts
-_LEAST_VALUES = 10  # different ones: of fewer, a value is not far from the others by mistake
+_CORE = 0.9  # share of the other values, in the middle, whose extent is used
+_LEAST_VALUES = 10  # least number of different values for this check
 
 
 def warn_of_sentinels(parts: Sequence[Observations]) -> None:
-    """Warn of a value that repeats, and is farther from all others than the extent of these, as
-    999 among velocities: it may mean that nothing was observed.
+    """Warn of a value that repeats, and whose distance from all others exceeds their extent, such
+    as 999 among velocities. It may mark missing observations.
 
-    The extent is that of the middle 90 % of the other values, which one of them does not change.
+    The extent is that of the middle 90 % of the other values, so that a single value does not
+    change it.
     """
     columns: dict[object, list[np.ndarray]] = {}
     for (_, name), values in _by_component(parts).items():
         columns.setdefault(name, []).append(values)
     counts: Counter[float] = Counter()
     for values in map(np.concatenate, columns.values()):
-        for value in _isolated(values):  # in another component it may be one of many
+        for value in _isolated(values):  # other components may have it as a usual value
             counts[value] += int((values == value).sum())
     for value, count in counts.items():
         if count > 1:
             warnings.warn(
                 f"the value {value:.12g} is in the observations {count} times, far from all "
-                "others: it may stand for missing values. If so, replace it by NaN, by "
-                f"y[y == {value:.12g}] = nan, and pass missing='mask', or drop these "
+                "others: it may mark missing values. If so, replace it by NaN with "
+                f"y[y == {value:.12g}] = nan and pass missing='mask', or drop these "
                 "observations. In a Dataset, set the attribute _FillValue",
                 DataWarning,
                 stacklevel=3,
@@ -470,12 +473,12 @@ def warn_of_sentinels(parts: Sequence[Observations]) -> None:
 
 
 def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
-    """The smallest and largest values whose distance from all others is larger than the extent of
-    the middle of these."""
+    """The smallest and largest values whose distance from all others exceeds the extent of the
+    middle of the others."""
     distinct = np.unique(values[np.isfinite(values)])
     if len(distinct) <= _LEAST_VALUES:
         return
-    # Several such values may be there: those that are known do not count among the others.
+    # There may be several such values. Those that were found do not count among the others.
     low, high = 0, len(distinct)
     while high - low > _LEAST_VALUES:
         inner = distinct[low:high]
@@ -492,22 +495,23 @@ def _isolated(values: Float[np.ndarray, "n"]) -> Iterator[float]:
 
 
 def warn_of_values(parts: Sequence[Observations]) -> None:
-    """Warn of observed values that may be none: repeated extremes, and values that never change."""
+    """Warn of values that may not be observations: repeated extremes, and values that never
+    change."""
     warn_of_sentinels(parts)
     warn_of_stuck(parts)
 
 
-_REPEATED = 5  # observations: so many equal ones are no chance
+_REPEATED = 5  # equal observations that chance does not explain
 
 
 def warn_of_stuck(parts: Sequence[Observations]) -> None:
-    """Warn of an instrument whose values never change: a component that has one value in at least 5
-    observations of a group, while others vary. Zeros do not count: they may be conditions at a wall
-    or shore, and a constant height."""
+    """Warn of an instrument whose values never change: a component that has the same value in at
+    least 5 observations of a group, if other values vary. Zeros are allowed, because they may be
+    conditions at a wall or coast, or a constant height."""
     columns = _by_component(parts)
     same = {key: bool((values == values[0]).all()) for key, values in columns.items()}
     if all(same.values()):
-        return  # all observations are equal, which has another warning
+        return  # if all observations are equal, there is another warning
     for (label, name), values in columns.items():
         if len(values) < _REPEATED or not same[label, name] or values[0] == 0:
             continue
@@ -526,7 +530,8 @@ def warn_of_stuck(parts: Sequence[Observations]) -> None:
 def _by_component(
     parts: Sequence[Observations],
 ) -> dict[tuple[str, object], Float[np.ndarray, "n"]]:
-    """The values of observations by group and component; of those along directions, as one."""
+    """The values of observations by group and component. Values along directions are one
+    component."""
     columns: dict[tuple[str, object], list[Tensor]] = {}
     for part in parts:
         names = ("along",) if part.pattern.along else part.pattern.columns
@@ -536,25 +541,25 @@ def _by_component(
 
 
 def warn_of_close_tides(kernel: Kernel, box: Sequence[tuple[float, float]]) -> None:
-    """Warn of tidal constituents that a record, of this box, is too short to separate."""
+    """Warn of tidal constituents that a record with this box is too short to separate."""
     close = inseparable(kernel, [high - low for low, high in box])
     if close:
         names = ", ".join(f"{one} and {other} ({t:.4g})" for one, other, t in close)
         warnings.warn(
-            f"the record is too short to separate {names}. By Rayleigh's criterion, it has to be "
-            "as long as the duration in parentheses, in the unit of time. Error bars include this "
-            "uncertainty, given the prior variances of the kernel. Omit one of the constituents, "
-            "or add data",
+            f"the record is too short to separate {names}. By Rayleigh's criterion, it must be at "
+            "least as long as the duration in parentheses, in the unit of time. Error bars include "
+            "this uncertainty, for the prior variances of the kernel. Omit one of the "
+            "constituents, or add data",
             DataWarning,
             stacklevel=3,
         )
 
 
 def check_units_of_tides(kernel: Kernel, units: ColumnUnits) -> None:
-    """Check that tidal constituents count time in the unit of its column, where that is known.
+    """Check that tidal constituents have the unit of the column of time, if this is known.
 
     Raises:
-        ValueError: another unit.
+        ValueError: The unit is another one.
     """
     for leaf in tidal_leaves(kernel):
         (column,) = leaf.columns(len(units.x)) if units.x else (0,)
@@ -573,12 +578,12 @@ def check_units_of_tides(kernel: Kernel, units: ColumnUnits) -> None:
 # Positions that do not determine derivatives.
 
 
-_FLAT = 1e-3  # the extent along a direction over the largest: less is none
+_FLAT = 1e-3  # extent along a direction over the largest extent, below which it is zero
 
 
 def directions_across(x: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
-    """Orthonormal directions in which points do not extend: across a line or a plane that all lie
-    on, or all directions for a single place."""
+    """Orthonormal directions in which points do not extend: across a line or plane on which all
+    points lie, or all directions for a single place."""
     centred = (x - x.mean(0)).double().cpu()
     _, sizes, axes = torch.linalg.svd(centred, full_matrices=len(centred) < centred.shape[-1])
     sizes = torch.nn.functional.pad(sizes, (0, len(axes) - len(sizes)))
@@ -588,7 +593,7 @@ def directions_across(x: Float[Tensor, "n k"]) -> Float[Tensor, "m k"]:
 
 
 def place_in_words(across: int, dims: int) -> str:
-    """Where all points lie, if they do not extend in some directions."""
+    """A text on the place where all points lie, if they do not extend in some directions."""
     return {0: "at one place", 1: "on one line", 2: "on one plane"}.get(
         dims - across, f"on a set of {dims - across} dimensions"
     )

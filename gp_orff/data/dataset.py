@@ -1,4 +1,4 @@
-"""Observations that can be visited again (arrays, chunks, memory), or their statistics alone."""
+"""Observations that can be visited repeatedly (arrays, chunks, memory), or their statistics."""
 
 import math
 import warnings
@@ -44,12 +44,12 @@ from gp_orff.kernels.tree import infer_num_dims, input_columns, terms
 
 Parts = Iterator[Observations | TrackObservations]
 Summary = "FirstLook | StatisticsUnder | SummaryWithin"
-"""What is made of observations and the number of their chunk. Values of different observations add
-up. A summary has a `name` of plain values, which no other summary of the same data has."""
+"""A function of observations and the index of their chunk, whose values for different observations
+can be added. It has a unique `name` of plain values."""
 
 
 class Source(ABC):
-    """Observations that can be visited any number of times."""
+    """Observations that can be visited repeatedly."""
 
     in_memory = False
     at_hand = False  # in memory, or in arrays
@@ -63,7 +63,8 @@ class Source(ABC):
         return summary(self(), 0)
 
     def mapped(self, change: Callable[[Observations], Observations]) -> "Source":
-        """The source with other observations in memory; what is read elsewhere stays."""
+        """The source with changed observations in memory. A source that is not in memory does not
+        change."""
         return self
 
     def within(self, box: Box) -> "Source":
@@ -73,7 +74,8 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads data for a model: validated observations on its device, less a varying mean."""
+    """Reads data for a model: validated observations on its device, less a mean that is not
+    constant."""
 
     kernel: Kernel
     mean: Mean
@@ -94,9 +96,9 @@ class Reader:
                 yield observations_along(part, options.track, options.time, len(x))
 
     def read_chunk(self, options: Options, units: ColumnUnits, chunk: object) -> Parts:
-        """The observations of a chunk that is loaded, in this process or another."""
+        """The observations of a loaded chunk. It may be called in another process."""
         for part in chunks(*in_units(units, *unpack(chunk, options))):
-            if len(part[0]):  # a block of land has no observations
+            if len(part[0]):  # a block of land, for example, has no observations
                 warn_of_positions(part[0])
                 yield from self.read(*part)
 
@@ -115,7 +117,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Arrays(Source):
-    """Tensors, arrays or memory maps, held by reference."""
+    """Tensors, arrays or memory maps, stored by reference."""
 
     reader: Reader
     x: object
@@ -123,7 +125,8 @@ class Arrays(Source):
     options: Options
     at_hand = True
     checked: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The first rows of slices whose positions were looked at: a second visit does not warn."""
+    """The first rows of slices whose positions were checked, so that a second visit does not
+    warn."""
 
     def __call__(self) -> Parts:
         offset = 0
@@ -138,7 +141,7 @@ class Arrays(Source):
 
 @dataclass(frozen=True)
 class Chunks(Source):
-    """An iterable of chunks, held by reference; a chunk may be a callable that loads it."""
+    """An iterable of chunks, stored by reference. A chunk may be a callable that loads it."""
 
     reader: Reader
     chunks: Iterable
@@ -161,13 +164,13 @@ class Chunks(Source):
             ) from error
         if once:
             raise TypeError(
-                "expected chunks that can be visited again and again, got an iterator, which ends "
+                "expected chunks that can be iterated repeatedly, got an iterator, which ends "
                 "after one visit; give a list, or an object whose __iter__ starts again"
             )
         if not all(is_single(getattr(self.options, name)) for name in PER_OBSERVATION):
             raise ValueError(
-                "expected variances, noise, directions, groups, tracks and times inside the "
-                "chunks, got them as arguments; give chunks as mappings with keys x, y, noise, ..."
+                "expected variances, noise, directions, groups, tracks and times in the chunks, "
+                "got them as arguments; give chunks as mappings with keys x, y, noise, ..."
             )
         if hasattr(self.chunks, "__array__"):
             raise TypeError("expected observations y with x, got x alone: fit(x, y)")
@@ -245,7 +248,7 @@ def _within(parts: Iterator[Observations], box: Box) -> Iterator[Observations]:
 
 
 def is_constant(mean: Mean) -> bool:
-    """Whether a mean is a constant for each output."""
+    """Whether a mean is constant for each output."""
     return all(isinstance(base_mean, ConstantMean | ZeroMean) for base_mean in base_means(mean))
 
 
@@ -256,7 +259,7 @@ def base_means(mean: Mean) -> list[Mean]:
 
 @torch.no_grad()
 def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float[Tensor, "n p"]:
-    """The values of a mean that is not learned here; zero where it is constant."""
+    """The values of a mean that is not constant; zero for constant means."""
     if is_constant(mean):
         return x.new_zeros(*x.shape[:-1], num_outputs)
     values = mean(x).detach()
@@ -273,11 +276,12 @@ def varying_mean(mean: Mean, x: Float[Tensor, "n d"], num_outputs: int) -> Float
 
 @dataclass(frozen=True)
 class Seen:
-    """The survey of observations at single points, if there are any, and those along tracks."""
+    """The survey of observations at single points, if there are any, and the observations along
+    tracks."""
 
     survey: Survey | None
     tracks: list[TrackObservations]
-    skipped: int = 0  # chunks without observations
+    skipped: int = 0  # the number of chunks without observations
 
     def __add__(self, other: "Seen") -> "Seen":
         surveys = [seen.survey for seen in (self, other) if seen.survey is not None]
@@ -287,7 +291,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class FirstLook:
-    """The first look at observations; `seed` selects the sample."""
+    """The summary of a first pass over observations. `seed` determines the sample."""
 
     seed: int
 
@@ -307,7 +311,7 @@ class FirstLook:
 
 @dataclass(frozen=True)
 class StatisticsUnder:
-    """The statistics of observations at single points, under columns φ."""
+    """The statistics of observations at single points, for the columns φ."""
 
     phi: Columns
 
@@ -329,50 +333,51 @@ def fold_sources(sources: Iterable[Source], summary: Summary) -> "Seen | FieldSt
     return total
 
 
-# Two kinds of data have one interface. A `Dataset` can visit its observations again: it refers to
-# arrays or chunks and stores only a survey of them, small data also as a copy. `StatisticsOnly` has
-# the sums over observations that are gone; on a lattice they serve any hyperparameters,
-# but no exact kernel. Learned weights of Student-t noise belong to the data, in the order of a
-# visit, since sums and posteriors depend on them.
+# Two kinds of data have a common interface. A `Dataset` can visit its observations repeatedly: it
+# refers to arrays or chunks, and stores a survey of them and a copy of small data. `StatisticsOnly`
+# has sums over observations that are no longer stored. On a lattice, the sums are valid for any
+# hyperparameters, but not for the exact kernel. Learned weights of Student-t noise belong to the
+# data, in the order of a visit, because sums and posteriors depend on them.
 
 
-MOST_KEPT = 4 * 2**20  # numbers: data up to this size are copied and held in memory
-_MORE = 1.5  # times as many blocks as are wanted: fewer stay as they are
+MOST_KEPT = 4 * 2**20  # numbers of data that are copied to memory, at most
+_MORE = 1.5  # ratio of the number of blocks to the wanted number, above which they are sampled
 
 
 class Data(ABC):
-    """The interface of data, however they are held."""
+    """The interface of all data."""
 
     revisitable: bool  # whether the observations can be visited again
     survey: "Survey"
-    elbo_correction: float  # the term of the ELBO that comes from learned weights
+    elbo_correction: float  # the term of the ELBO from learned weights
     symbol_data: tuple[SymbolObservations, ...]  # observations of symbols of the field, in memory
-    repeats = BY_THE_PRIOR  # what is done about repeated positions
+    repeats = BY_THE_PRIOR  # the treatment of repeated positions
     tracks: tuple[TrackObservations, ...] = ()  # block means along tracks, in memory
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        """The statistics of all observations under the columns `phi`, differentiable in their ω."""
+        """The statistics of all observations for the columns `phi`, differentiable with respect to
+        their ω."""
 
     @property
     def varies(self) -> bool:
-        """Whether the observed values differ from each other, or may do so."""
+        """Whether the observed values differ from each other, or may differ."""
         return True
 
     def stored_weights(self, data: "Dataset") -> Sequence[Float[Tensor, "n"]] | None:
-        """The stored weights of the observations in `data`, an entry for each part of a visit, NaN
-        where not stored; None without any."""
+        """The stored weights of the observations in `data`, one tensor for each part of a visit.
+        Weights that are not stored are NaN. None without stored weights."""
         return None
 
     @property
     def box(self) -> Box:
-        """The bounding box of all points at which the field is evaluated."""
+        """The box of all points at which the field is evaluated."""
         boxes = (observations.box for observations in self.symbol_data)
         return reduce(union, boxes, self.survey.box)
 
     @property
     def num_values(self) -> float:
-        """M, the number of observed values."""
+        """The number M of observed values."""
         return self.survey.num_values + self._num_symbol_values
 
     @property
@@ -380,20 +385,20 @@ class Data(ABC):
         return sum(observations.num_values for observations in self.symbol_data)
 
     def observing(self, symbol_data: SymbolObservations) -> "Data":
-        """These data and the observations `symbol_data`."""
+        """These data with the additional observations `symbol_data`."""
         self.require(symbol_data.box)
         return replace(self, symbol_data=(*self.symbol_data, symbol_data))
 
     def require(self, box: Box) -> None:
-        """Raise ValueError if observations inside `box` cannot be added."""
+        """Raise a ValueError if observations inside `box` cannot be added."""
         return
 
     def require_no_tracks(self) -> None:
-        """Raise NotImplementedError for observations along tracks: they have no statistics."""
+        """Raise a NotImplementedError for tracks, because they have no statistics."""
         if self.tracks:
             raise NotImplementedError(
                 "expected observations without track= for statistics, got tracks, whose noise is "
-                "correlated; keep the observations, or save the model"
+                "correlated; use the observations themselves, or save the model"
             )
 
     def restrict(self, grid: Grid) -> Grid:
@@ -414,13 +419,13 @@ class Data(ABC):
 
     @property
     def weights_of(self) -> Mapping[GroupKey, Weights]:
-        """Sums over the weights of every group."""
+        """Sums over the weights of each group."""
         return self.survey.weights
 
     def local_noises(
         self, noises: Noises, num_observations: float = math.inf
     ) -> dict[GroupKey, float]:
-        """The noise variance by group, at the `Weights.local_mean` of so many observations."""
+        """The noise variance by group, for the `Weights.local_mean` of `num_observations`."""
         return {
             key: noises[key.label].diagonal().mean().item() / weights.local_mean(num_observations)
             for key, weights in self.weights_of.items()
@@ -428,11 +433,11 @@ class Data(ABC):
 
     @property
     def num_inputs(self) -> int:
-        """d, the number of input columns."""
+        """The number d of inputs."""
         return len(self.survey.box)
 
     def sampled(self, most: int) -> "Data":
-        """The data with about `most` blocks of the tracks of each group that has many more."""
+        """The data, with about `most` blocks of the tracks of each group that has many more."""
         if all(len(part.y) <= _MORE * most for part in self.tracks):
             return self
         tracks, weights = [], dict(self.survey.weights)
@@ -441,8 +446,8 @@ class Data(ABC):
             chosen = part.sample(most) if len(part.y) > _MORE * most else part
             fewer, count = len(part.y) - len(chosen.y), len(chosen.y)
             num_points, num_values = num_points - fewer, num_values - fewer * part.y.shape[-1]
-            # The survey has to describe the sample: mean weights and counts of values enter
-            # starting values.
+            # The survey must describe the sample, because starting values depend on its mean
+            # weights and counts.
             weights[part.key] = Weights.of(None, count)
             tracks.append(chosen)
         survey = replace(self.survey, num_points=num_points, num_values=num_values, weights=weights)
@@ -451,22 +456,22 @@ class Data(ABC):
 
 @dataclass(frozen=True)
 class Dataset(Data):
-    """Observations that can be visited any number of times."""
+    """Observations that can be visited repeatedly."""
 
     revisitable = True
 
     sources: tuple[Source, ...]
     survey: Survey
-    weights: tuple[Float[Tensor, "n"], ...] | None = None  # learned weights of each part of a visit
+    weights: tuple[Float[Tensor, "n"], ...] | None = None  # learned weights for parts of a visit
     elbo_correction: float = 0.0
-    numbers_in_memory: int = 0  # that this dataset holds
+    numbers_in_memory: int = 0  # the size of the arrays that this dataset stores
     symbol_data: tuple[SymbolObservations, ...] = ()
     repeats: Repeats = BY_THE_PRIOR
     tracks: tuple[TrackObservations, ...] = ()
 
     @property
     def is_small(self) -> bool:
-        """Whether the data are small enough to be copied and held in memory."""
+        """Whether the data are small enough to be copied to memory."""
         return self.size <= MOST_KEPT
 
     @property
@@ -478,17 +483,23 @@ class Dataset(Data):
     def of(
         cls, source: Source, seed: int = 0, spans: Mapping[str, float] | None = None
     ) -> "Dataset":
-        """The data of a source, visited once; raises where they are not valid.
+        """The data of a source, which is visited once. An error is raised for data that are not
+        valid.
 
         In the survey, the block means of tracks are observations at their mean positions.
 
         Args:
-            spans: the time of a block of the tracks of a group, by its label; chosen from the data
-                where there is none. If None, the tracks are in blocks.
+            source: the source.
+            seed: the seed of the sample.
+            spans: the duration of the blocks of tracks, by the label of the group. For groups
+                without an entry, it is chosen from the data. If None, the tracks already are in
+                blocks.
         """
         seen = source.fold(FirstLook(seed)) or Seen(None, [])
         if seen.survey is None and not seen.tracks and seen.skipped:
-            raise NoObservations("expected observations, got nothing but NaN, or no rows")
+            raise NoObservations(
+                "expected observations, got nothing but NaN, or no rows; check the data"
+            )
         tracks = joined(seen.tracks)
         if spans is not None:
             tracks = tuple(part.in_blocks(spans.get(part.key.label)) for part in tracks)
@@ -506,29 +517,33 @@ class Dataset(Data):
 
     @property
     def size(self) -> int:
-        """The count of numbers in x and y."""
+        """The number of entries of x and y."""
         return self.survey.num_points * self.num_inputs + self.survey.num_values
 
     def copied(self) -> "Dataset":
-        """A copy in memory that no one else can change."""
+        """A copy in memory, which later changes of the user's arrays do not affect."""
         copies = InMemory([part.copied() for part in self.visit()])
         return replace(self, sources=(copies,), numbers_in_memory=self.size)
 
     def without_copies(self) -> "Dataset":
-        """These data, in memory, of which records with equal values at one place count once.
+        """These data in memory, without copies of records.
 
-        One place is what lies within `repeats.distance`; if that is None, within 10⁻⁵ of the
-        extent of most points along each axis. If it is 0, nothing changes.
+        Copies are records with equal values at one place. Continuous noise never gives equal
+        values, so copies would suggest that there is no noise. Of each group of copies, the record
+        with the largest weight remains. A `DataWarning` gives the number of dropped records.
 
-        Continuous noise never gives equal values: such records are copies, and would suggest that
-        there is no noise. Values are equal that differ by less than their unit, which is the
-        smallest difference between values of that column, or 10⁻⁵ of the range between their 5 %
-        and 95 % quantiles if that is more; values of a copy that was rounded differently differ by
-        one unit. Rounding gives equal values to independent records too, such as the observations
-        of a platform at rest. Records are copies only if 95 % of the pairs that agree cannot be
-        explained in this way, by the number of pairs that differ by a few units, or that are equal
-        at different places. Of copies, the record of largest weight remains. A `DataWarning` gives
-        the number of records that were left out.
+        Positions are at one place if they are within `repeats.distance` of each other. If this is
+        None, they must be within 10⁻⁵ of the extent of most points along each axis. If it is 0,
+        nothing changes.
+
+        Values are equal if they differ by less than their unit. The unit of a column is the
+        smallest difference between its values, but at least 10⁻⁵ of the range between their 5 % and
+        95 % quantiles. Values of a copy that was rounded differently differ by one unit.
+
+        Rounding can also give equal values to independent records, for example of a platform at
+        rest. Records are copies only if this explains at most 5 % of the pairs with equal values.
+        Its effect is estimated from pairs that differ by a few units, and from equal values at
+        different places.
 
         Example:
             >>> import torch, warnings
@@ -558,8 +573,7 @@ class Dataset(Data):
         return self._from((InMemory(remaining),), repeats=repeats)
 
     def counting_memory(self) -> "Dataset":
-        """These data, with `numbers_in_memory` set: all numbers of arrays, none of iterables of
-        chunks."""
+        """These data with `numbers_in_memory` set. Iterables of chunks count as zero."""
         arrays = not any(hasattr(source, "chunks") for source in self.sources)
         return replace(self, numbers_in_memory=self.size if arrays else 0)
 
@@ -581,7 +595,7 @@ class Dataset(Data):
         return total.in_one_piece() if in_memory and len(total.sources) > MOST_PIECES else total
 
     def in_one_piece(self) -> "Dataset":
-        """These data in memory, with one piece for each group, in the order of `observations`."""
+        """These data in memory, one piece for each group, in the order of `observations`."""
         pieces = [part for source in self.sources for part in source()]
         parts, weights = merge_pieces(pieces, self.all_weights(), most=0)
         weights = None if self.weights is None else tuple(weights)
@@ -613,13 +627,13 @@ class Dataset(Data):
         return selected.split([len(part) for part in wanted])
 
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], elbo_correction: float) -> "Dataset":
-        """These observations with learned weights, one tensor for each part of a visit, and the
-        ELBO correction of these weights."""
+        """These observations with learned weights, one tensor for each part of a visit, and with
+        the ELBO correction of these weights."""
         return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
     def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":
-        """These data with other observations at their points, in memory, and the ELBO correction of
-        these."""
+        """These data with other observations in memory at the same points, and with their ELBO
+        correction."""
         return self._from((InMemory(parts),), elbo_correction=elbo_correction)
 
     def _from(self, sources: tuple[Source, ...], **changes: object) -> "Dataset":
@@ -628,8 +642,8 @@ class Dataset(Data):
         return replace(self, sources=sources, survey=survey, **changes)
 
     def less(self, trend: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]) -> "Dataset":
-        """These data, those in memory less a trend; arrays and chunks are read with the present
-        mean of their reader."""
+        """These data less a trend. The trend is subtracted from observations in memory. Arrays and
+        chunks are read with the present mean of their reader."""
 
         def minus(part: Observations) -> Observations:
             return part.minus(trend(part.x))
@@ -637,7 +651,7 @@ class Dataset(Data):
         return self._from(tuple(source.mapped(minus) for source in self.sources))
 
     def within(self, box: Box) -> "Dataset":
-        """The observations inside a box with their weights; visits the data once."""
+        """The observations inside a box with their weights. The data are visited once."""
         weights = None
         if self.weights is not None:
             inside = [within_box(part.x, box) for part in self.unweighted().visit()]
@@ -650,14 +664,14 @@ class Dataset(Data):
         return replace(self, weights=None, elbo_correction=0.0)
 
     def to(self, device: torch.device) -> "Dataset":
-        """These data on another device; chunks move to it when they are visited."""
+        """These data on another device. Chunks are moved to it in each visit."""
         sources = tuple(source.mapped(lambda part: part.to(device)) for source in self.sources)
         weights = self.weights and tuple(weight.to(device) for weight in self.weights)
         tracks = tuple(part.to(device) for part in self.tracks)
         return replace(super().to(device), sources=sources, weights=weights, tracks=tracks)
 
     def all_weights(self) -> Sequence[Float[Tensor, "n"]]:
-        """The weights of each part of a visit; ones where none were learned."""
+        """The weights of each part of a visit. They are ones if none were learned."""
         if self.weights is not None:
             return self.weights
         return [torch.ones_like(part.y[:, 0]) for part in self.visit()]
@@ -683,14 +697,14 @@ class Dataset(Data):
 class StatisticsOnly(Data):
     """Sufficient statistics without the data.
 
-    The lattice is wider and finer than a posterior needs, so that the statistics serve other
-    lengthscales and a larger domain. Observations can be added, but none can be visited again.
+    The lattice is wider and finer than a posterior needs, so that the statistics are also valid for
+    other lengthscales and a larger domain. Observations can be added, but not visited again.
     """
 
     revisitable = False
 
     field_statistics: FieldStatistics
-    domain: Box | None  # that the lattice serves; None if it serves every point
+    domain: Box | None  # where the lattice is valid; None if it is valid everywhere
     survey: Survey
     symbol_data: tuple[SymbolObservations, ...] = ()
 
@@ -704,9 +718,9 @@ class StatisticsOnly(Data):
         differentiable = any(tensor.requires_grad for tensor in phi.tensors)
         if differentiable or not self.field_statistics.phi.same(phi):
             raise RuntimeError(
-                "expected the data, since these random frequencies move with the hyperparameters, "
-                "got statistics: the data are no longer stored. Call fit or condition on the data, "
-                "or use gp_orff.Grid, whose statistics are valid for others"
+                "expected the data, because these random frequencies depend on the hyperparameters,"
+                " got statistics: the data are no longer stored. Call fit or condition with the "
+                "data, or use gp_orff.Grid, whose statistics are valid for other hyperparameters"
             )
         return self.field_statistics
 
@@ -733,7 +747,7 @@ class StatisticsOnly(Data):
             raise ValueError(
                 f"expected observations in the domain {in_words(self.domain)} of the statistics, "
                 f"got some in {in_words(box)}, and the data are no longer stored; condition on all "
-                "data, or give the region of interest beforehand, as Auto(domain=...)"
+                "data, or give the region of interest before the fit by Auto(domain=...)"
             )
 
     def restrict(self, grid: Grid) -> Grid:

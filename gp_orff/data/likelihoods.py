@@ -1,4 +1,4 @@
-"""Likelihoods that gpytorch lacks: Student-t noise, noise along tracks, known noise."""
+"""Likelihoods beyond those of gpytorch: Student-t noise, noise along tracks, known noise."""
 
 import math
 import warnings
@@ -49,15 +49,15 @@ from gp_orff.kernels.base import as_real_tensor, set_value, value_of
 # Densities of observations of an uncertain field, by point: E[log p(y | f)], log E[p(y | f)].
 
 
-_NODES = 64  # of the trapezoidal rule in a logarithm
-_WEIGHTS = 128  # of a mixture of normal densities
-_LATEST = 25.0  # e⁻²⁵ = 1e-11
-_LEAST = 1e-5  # of an integrand that begins with a square
-_TAIL = 36.0  # e⁻³⁶ = 2e-16
+_NODES = 64  # nodes of the trapezoidal rule in a logarithm
+_WEIGHTS = 128  # nodes of a mixture of normal densities
+_LATEST = 25.0  # upper end of an integral: e⁻²⁵ = 1e-11
+_LEAST = 1e-5  # lower end of an integral whose integrand begins with a square
+_TAIL = 36.0  # logarithm at which a mixture ends: e⁻³⁶ = 2e-16
 
 
 def point_covariances(field: MultivariateNormal) -> Float[Tensor, "*b n p p"]:
-    """The covariance of the outputs of each point, of a distribution at n points.
+    """Return the covariances (n, p, p) between the outputs at each of n points.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def point_covariances(field: MultivariateNormal) -> Float[Tensor, "*b n p p"]:
     if not field._interleaved:
         blocks = to_dense(covariance).unflatten(-1, (p, n)).unflatten(-3, (p, n))
         return blocks.diagonal(dim1=-3, dim2=-1).movedim(-1, -3)
-    # Entries of a structured matrix cost more, one by one, than blocks that are small.
+    # Small blocks of a structured matrix cost less than single entries.
     size = p * max(1, max_cholesky_size.value() // p)
     rows = [slice(start, start + size) for start in range(0, n * p, size)]
     parts = [to_dense(covariance[..., part, part] if n * p > size else covariance) for part in rows]
@@ -83,13 +83,13 @@ def point_covariances(field: MultivariateNormal) -> Float[Tensor, "*b n p p"]:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors e = L⁻¹(y − f) of observations y under a distribution of the field f, in units of the
-    noise, whose scale is L Lᵀ: they are normal, point by point. Components that were not observed
-    are errors of zero."""
+    """The distribution of the errors e = L⁻¹(y − f), point by point. Here y are observations, f is
+    the field with a normal distribution, and L Lᵀ is the scale of the noise. Components that were
+    not observed have errors of zero."""
 
     mean: Float[Tensor, "*b n p"]
     covariance: Float[Tensor, "*b n p p"]
-    values: Float[Tensor, "*b n"]  # v, the number of observed components
+    values: Float[Tensor, "*b n"]  # the number v of observed components
     logdet: Float[Tensor, "*b n"]  # log|L Lᵀ|
 
     @classmethod
@@ -99,10 +99,10 @@ class Errors:
         field: MultivariateNormal,
         scale: Float[Tensor, "*b #n p p"],
     ) -> "Errors":
-        """The errors, in float64; NaN in y is a component that was not observed.
+        """The errors, in float64. NaN in y is a component that was not observed.
 
         Raises:
-            ValueError: NaN in y while gpytorch's `observation_nan_policy` is "ignore".
+            ValueError: y contains NaN, and gpytorch's `observation_nan_policy` is "ignore".
         """
         residual = (y - field.mean).double()
         residual = residual.unsqueeze(-1) if len(field.event_shape) == 1 else residual
@@ -159,8 +159,9 @@ class Errors:
         #
         #     E log(1 + z) = log(1 + E z) + ∫ (e^{−t E z} − E e^{−t z}) e^{−t} dt/t ,  t > 0 .
         #
-        # In log t the integrand is analytic in a strip of half-width π/2 and decays at both ends,
-        # so that the error of the trapezoidal rule is e^{−π²/h} for the step h, at most 1e-9 here.
+        # In log t the integrand is analytic in a strip of half-width π/2 and decays at both ends.
+        # The error of the trapezoidal rule is therefore e^{−π²/h} for the step h, at most 1e-9
+        # here.
         mean = self.distance / nu
         first = math.log(_LEAST) - mean.detach().log1p()
         step = (math.log(_LATEST) - first) / (_NODES - 1)
@@ -173,8 +174,8 @@ class Errors:
     def log_mean_student_t(self, nu: Float[Tensor, "1"]) -> Float[Tensor, "*b n"]:
         """log E[t_ν(y; f, L Lᵀ)]."""
         # The mean over w ~ Gamma(ν/2, ν/2) of N(y; f, L Lᵀ/w), by the trapezoidal rule in log w.
-        # The largest value of the integrand is between ν/(ν + |m|²) and (ν + v)/ν; around it its
-        # logarithm falls at least as a(e^u − 1 − u), with a = ½(ν + v), towards larger w.
+        # The maximum of the integrand is between ν/(ν + |m|²) and (ν + v)/ν. Towards larger w, its
+        # logarithm decreases at least as a(e^u − 1 − u), with a = ½(ν + v).
         shape = 0.5 * (nu + self.values)
         spread = (2 * _TAIL / shape).sqrt()
         low = -(self.mean.square().sum(-1) / nu).log1p() - spread - _TAIL / shape
@@ -189,13 +190,20 @@ class Errors:
 
 
 def _log_constant(nu: Tensor, count: Tensor | int, logdet: Tensor) -> Tensor:
-    """log t_ν(0; 0, L Lᵀ) of some components, with log|L Lᵀ|."""
+    """log t_ν(0; 0, L Lᵀ) for `count` components, from `logdet` = log|L Lᵀ|."""
     gammas = (0.5 * (nu + count)).lgamma() - (0.5 * nu).lgamma()
     return gammas - 0.5 * (count * (math.pi * nu).log() + logdet)
 
 
 class MultivariateStudentT(Distribution):
-    """Student's t distribution of vectors, t_ν(m, L Lᵀ): m + L ε/√w, w ~ Gamma(ν/2, ν/2).
+    """Student's t distribution of vectors, t_ν(m, L Lᵀ).
+
+    It is the distribution of m + L ε/√w with ε ~ N(0, I) and w ~ Gamma(ν/2, ν/2).
+
+    Args:
+        df: the degrees of freedom ν > 0.
+        loc: the centre m, (*b, p).
+        scale_tril: the lower triangular factor L, (*b, p, p).
 
     Example:
         >>> import torch
@@ -261,31 +269,31 @@ class MultivariateStudentT(Distribution):
 # Noise that comes with the observations: an absolute variance or covariance of each.
 #
 # An observation y = f + ε, ε ~ N(0, R), has the same information as its components along the axes
-# u_k of R = Σ_k λ_k u_k u_kᵀ: the numbers u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance
+# u_k of R = Σ_k λ_k u_k u_kᵀ. These are u_kᵀ y = u_kᵀ f + ε_k, with independent noise of variance
 # λ_k.
 
 
-_ASYMMETRY = 1e-5  # over √(R_ii R_jj): beyond rounding in single precision
-_SINGULAR = 100 * torch.finfo(torch.float64).eps  # the least eigenvalue, over the largest
+_ASYMMETRY = 1e-5  # largest asymmetry over √(R_ii R_jj), above rounding in single precision
+_SINGULAR = 100 * torch.finfo(torch.float64).eps  # least ratio of eigenvalues
 
 
 def given_noise(
     noise: object, count: int, num_values: int, observed: Bool[Tensor, "N v"] | None = None
 ) -> Float[Tensor, "N ..."]:
-    """The noise of N observations of v values: variances (N,) or (N, v), or covariances (N, v, v).
+    """Check the noise of N observations with v values each, and return it as a tensor.
 
-    What belongs to values that were not observed is neither checked nor used.
+    Entries of values that were not observed are neither checked nor used.
 
     Args:
-        noise: (N,), (N, v) or (N, v, v), in squared units of y.
-        count: N.
-        num_values: v, the components of an observation; 1 for observations along directions.
-        observed: whether each value was observed; None if all were.
+        noise: variances (N,) or (N, v), or covariances (N, v, v), in squared units of y.
+        count: the number N of observations.
+        num_values: the number v of values of an observation; 1 for observations along directions.
+        observed: whether each value was observed, (N, v). None if all were.
 
     Raises:
-        TypeError: values that are not real numbers.
-        ValueError: another shape; variances that are not positive and finite; a covariance that is
-            not symmetric or not positive definite.
+        TypeError: Values are not real numbers.
+        ValueError: The shape is another one, a variance is not positive and finite, or a covariance
+            is not symmetric and positive definite.
 
     Example:
         >>> from gp_orff.data.likelihoods import given_noise
@@ -298,7 +306,7 @@ def given_noise(
     if values.shape not in shapes:
         raise ValueError(
             f"expected noise of shape {shapes[0]}, a variance for each observation, {shapes[1]}, "
-            f"one for each number, or {shapes[2]}, covariances, got {tuple(values.shape)}"
+            f"one for each component, or {shapes[2]}, covariances, got {tuple(values.shape)}"
         )
     if observed is None:
         observed = torch.ones(components, dtype=torch.bool)
@@ -318,10 +326,10 @@ def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[O
 
     Args:
         part: observations of some components of vectors.
-        covariance: their noise, as `given_noise` returns it.
+        covariance: the noise covariances (n, p, p) that `given_noise` returned.
     """
-    # The columns of `axes` are the directions u_k. In these coordinates the noise is independent,
-    # so that every number is an observation along a line of sight with its own variance.
+    # The columns of `axes` are the directions u_k. In these coordinates the noise is independent.
+    # Every component is an observation along a line of sight, with a separate variance.
     variances, axes = _principal_axes(part.apply_to_covariance(covariance))
     directions = part.pattern.embed(axes.mT)  # (n, v, p): the rows are axes
     y = (axes.mT @ part.y.unsqueeze(-1)).squeeze(-1)
@@ -335,10 +343,10 @@ def along_axes(part: Observations, covariance: Float[Tensor, "n p p"]) -> list[O
 def _principal_axes(
     covariance: Float[Tensor, "n v v"],
 ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
-    """Eigenvalues and eigenvectors that rounding does not change: copies of a record, whose
-    covariance was rotated with it, have to have the same axes."""
-    # Of equal variances any axes are eigenvectors. Rounding to nine digits makes variances equal
-    # that are equal but for rounding, and `eigh` then returns the axes of the components.
+    """Eigenvalues and eigenvectors that do not depend on rounding errors. Copies of a record whose
+    covariances were rotated with it must have equal axes."""
+    # If variances are equal, any axes are eigenvectors. Rounding to nine digits removes differences
+    # that come from rounding errors, and `eigh` then returns the axes of the components.
     size = covariance.diagonal(dim1=-1, dim2=-2).mean(-1)[..., None, None]
     _, axes = torch.linalg.eigh((covariance / size).round(decimals=9))
     largest = axes.gather(-2, axes.abs().argmax(-2, keepdim=True))
@@ -348,11 +356,11 @@ def _principal_axes(
 def _covariances(
     values: Float[Tensor, "N v v"], observed: Bool[Tensor, "N v"]
 ) -> Float[Tensor, "N v v"]:
-    """The covariances, symmetric to the last digit; the identity where nothing was observed."""
+    """The covariances, exactly symmetric, with the identity for values that were not observed."""
     both = observed.unsqueeze(-1) & observed.unsqueeze(-2)
     eye = torch.eye(values.shape[-1]).to(values)
-    # Rows and columns of values that were not observed become those of the identity: the checks
-    # below pass for them whatever the user gave, NaN included.
+    # Rows and columns of values that were not observed become those of the identity. The checks
+    # below then pass for them, even if the user gave NaN.
     values = torch.where(both, values, eye)
     _require(torch.isfinite(values).all(-1).all(-1), values, "finite noise covariances")
     size = values.diagonal(dim1=-1, dim2=-2).abs().sqrt()
@@ -366,29 +374,29 @@ def _covariances(
 
 
 def _require(valid: Bool[Tensor, "N *v"], values: Float[Tensor, "N *b"], what: str) -> None:
-    """Raise ValueError unless all values are valid; those that are not observed are."""
+    """Raise a ValueError unless all values are valid. Values that were not observed are valid."""
     if not valid.all():
         first = int(torch.nonzero(~valid)[0, 0])
         raise ValueError(
-            f"expected {what}, got {int((~valid).sum())} of {valid.numel()} that are not, first "
-            f"that of observation {first}: {values[first].tolist()}; drop observations of unknown "
-            "noise"
+            f"expected {what}, got {int((~valid).sum())} of {valid.numel()} that are not, the "
+            f"first for observation {first}: {values[first].tolist()}; drop observations with "
+            "unknown noise"
         )
 
 
 # The degrees of freedom of Student-t noise, as a parameter of a likelihood.
 
 
-_LIKELIEST, _WIDTH = 2.0, 1.0  # of the prior of ν − 2: its mode, and the spread of its logarithm
+_LIKELIEST, _WIDTH = 2.0, 1.0  # mode of the prior of ν − 2, and standard deviation of log(ν − 2)
 
 
 class Constrained(Likelihood):
-    """The part of a likelihood that has parameters by name, each with a constraint."""
+    """A likelihood with parameters by name, each with a constraint."""
 
     def _add_parameter(
         self, name: str, raw: nn.Parameter, constraint: Interval | None, prior: Prior | None
     ) -> None:
-        """Register a parameter with its raw value, positive by default."""
+        """Register a parameter with its raw value. It is positive by default."""
         self.register_parameter(f"raw_{name}", raw)
         self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
         if prior is not None:
@@ -396,7 +404,7 @@ class Constrained(Likelihood):
             self.register_prior(f"{name}_prior", prior, *closures)
 
     def _value_of(self, name: str) -> Tensor:
-        """The value of a parameter, inside its constraint."""
+        """The value of a parameter, transformed by its constraint."""
         raw, constraint = getattr(self, f"raw_{name}"), getattr(self, f"raw_{name}_constraint")
         return constraint.transform(raw)
 
@@ -407,7 +415,7 @@ class Constrained(Likelihood):
 
 
 def _parameter(name: str, doc: str) -> property:
-    """A property with the value of a parameter, which can be set."""
+    """A property that returns and sets the value of a parameter."""
 
     def value(self: Constrained) -> Float[Tensor, "1"]:
         return self._value_of(name)
@@ -417,9 +425,9 @@ def _parameter(name: str, doc: str) -> property:
 
 
 class HeavyTails(Constrained):
-    """The part of a likelihood that has the degrees of freedom ν > 2 of Student-t noise.
+    """A likelihood whose noise may be Student-t with ν > 2 degrees of freedom.
 
-    They are a parameter `raw_deg_free` (1,) in float64, as that of
+    The raw parameter is `raw_deg_free` (1,) in float64, as in
     `gpytorch.likelihoods.StudentTLikelihood`.
     """
 
@@ -430,35 +438,43 @@ class HeavyTails(Constrained):
         constraint: Interval | None = None,
         prior: Prior | None = None,
     ) -> None:
-        """Register ν, its constraint and its prior, by default a log-normal one of ν − 2 with its
-        mode at 2: It keeps ν near 4 if observations do not determine it, above 2, where the noise
-        has no variance, and finite if the noise is Gaussian.
+        """Register ν, its constraint and its prior.
+
+        By default, ν − 2 has a log-normal prior with its mode at 2. The prior keeps ν near 4 if
+        observations do not determine it. It also keeps ν above 2, below which the noise has no
+        variance, and finite if the noise is Gaussian.
+
+        Args:
+            deg_free: the value of ν.
+            learned: whether a fit learns ν.
+            constraint: the constraint of ν. By default, ν > 2.
+            prior: the prior of ν. The default is the log-normal prior.
 
         Raises:
-            ValueError: ν of at most 2, or one that the constraint does not allow.
+            ValueError: ν is at most 2, or the constraint does not allow it.
         """
         constraint = constraint or GreaterThan(2.0)
         if not deg_free > 2:
             raise ValueError(
-                f"{type(self).__name__} expects deg_free > 2, got {float(deg_free)}, with which "
-                "the noise has no variance; use 4, for instance"
+                f"{type(self).__name__} expects deg_free > 2, got {float(deg_free)}, for which "
+                "the noise has no variance; use 4, for example"
             )
         if not constraint.check(torch.as_tensor(deg_free)):
             raise ValueError(
                 f"{type(self).__name__} expects deg_free inside its constraint, {constraint}, got "
-                f"{float(deg_free)}; give both"
+                f"{float(deg_free)}; give deg_free= and deg_free_constraint= that agree"
             )
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=learned)
         self._add_parameter("deg_free", raw, constraint, prior)
         if prior is None:
-            # A log-normal distribution has its mode at exp(m − s²), so that its location m is
+            # The mode of a log-normal distribution is exp(m − s²), so its location m is
             # log 2 + s².
             log_normal = LogNormalPrior(math.log(_LIKELIEST) + _WIDTH**2, _WIDTH)
             self.register_prior("deg_free_prior", log_normal, _excess, _set_excess)
         self.deg_free = deg_free
 
     def copy_deg_free(self, other: Likelihood) -> None:
-        """Register the ν of another likelihood, with its constraint and prior, if it has one."""
+        """Register the ν of another likelihood with its constraint and prior, if it has ν."""
         nu = getattr(other, "deg_free", None)
         if isinstance(other, HeavyTails) and other.has_deg_free:
             constraint, learned = other.raw_deg_free_constraint, other.raw_deg_free.requires_grad
@@ -475,7 +491,7 @@ class HeavyTails(Constrained):
 
     @property
     def deg_free(self) -> Float[Tensor, "1"] | None:
-        """The degrees of freedom ν, a tensor (1,); None for Gaussian noise."""
+        """The degrees of freedom ν, a tensor (1,). None for Gaussian noise."""
         return self._value_of("deg_free") if self.has_deg_free else None
 
     @deg_free.setter
@@ -489,14 +505,15 @@ class HeavyTails(Constrained):
 
     @property
     def heavier(self) -> float:
-        """The variance of the noise over its squared scale, ν/(ν − 2); 1 for Gaussian noise."""
+        """The variance of the noise divided by its squared scale: ν/(ν − 2), or 1 for Gaussian
+        noise."""
         if not self.has_deg_free:
             return 1.0
         nu = self.deg_free.item()
         return nu / (nu - 2)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        """States from before ν was a parameter keep the ν of the constructor."""
+        """Load a state. A state without ν, of an older version, does not change ν."""
         for name, value in self.state_dict().items():
             if name.startswith(("raw_deg_free", "deg_free_prior")):
                 state_dict.setdefault(prefix + name, value.clone())
@@ -512,8 +529,8 @@ def _set_excess(likelihood: HeavyTails, value: Tensor) -> None:
 
 
 def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
-    """The parameters that the evidence under given weights or pseudo-observations does not depend
-    on: the degrees of freedom of a likelihood and of its parts, and all of a `Pointwise` one."""
+    """The parameters that have no effect on the evidence under given weights or
+    pseudo-observations: the degrees of freedom, and all parameters of `Pointwise` likelihoods."""
     if isinstance(module, Pointwise):
         return set(module.parameters())
     parameters = module.named_parameters()
@@ -526,34 +543,41 @@ def raw_deg_frees(module: nn.Module) -> set[nn.Parameter]:
 class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
     r"""Noise with a known covariance for each observation: y_n = f(x_n) + ε_n, ε_n ~ N(0, s R_n).
 
-    `VectorFieldGP.fit(x, y, noise=R)` creates this likelihood for each group of such observations.
-    By default s = 1. With `scale_noise=True`, s is learned by evidence.
+    Here R_n is the known covariance (p, p), and s is a factor. `VectorFieldGP.fit(x, y, noise=R)`
+    creates this likelihood for each group of observations with noise. By default s = 1. With
+    `scale_noise=True`, a fit learns s by evidence.
 
     In an `ExactGP`, `KnownNoiseLikelihood(num_tasks=p, noise=R)` extends
-    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` to several outputs: it has the noise of the
-    training data. Call `likelihood.raw_noise_scale.requires_grad_(True)` to learn s. Pass the noise
-    of new data to `get_fantasy_model` as `noise=`. With the F features of an `ORFFKernel`, a step
-    for N points costs N·F².
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood` to several outputs. Call
+    `likelihood.raw_noise_scale.requires_grad_(True)` to learn s. Pass the noise of new data to
+    `get_fantasy_model` as `noise=`. With the F features of an `ORFFKernel`, a training step for N
+    points costs N·F² operations.
 
-    With `deg_free=ν` the noise is Student-t with the scale matrix s R_n: ε_n ~ N(0, s R_n / w_n),
-    w_n ~ Gamma(ν/2, ν/2). Use it if some observations are worse than their stated errors. Variances
-    (N,) have one w_n for all components of an observation. Variances (N, p), and the axes of
-    covariances (N, p, p), have one for each value. A fit with `noise=` replaces a
+    With `deg_free=ν` the noise is Student-t with the scale matrix s R_n: ε_n ~ N(0, s R_n / w_n)
+    with w_n ~ Gamma(ν/2, ν/2). Use it if some observations are worse than their stated errors. With
+    variances (N,), all components of an observation have the same w_n. With variances (N, p) or
+    covariances (N, p, p), each component or axis has a separate w_n. A fit with `noise=` replaces a
     `MultitaskStudentTLikelihood` by such a likelihood.
 
     For the distribution of new observations, call `likelihood(field(xs), noise=R)` with R of shape
-    (n,), (n, p) or (n, p, p). This adds s R to the covariance of the field, and s R ν/(ν − 2) under
-    Student-t noise. Without `noise=`, it adds the noise that it was given for these points. If it
-    has none, it warns and adds nothing, like `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`.
+    (n,), (n, p) or (n, p, p). This adds s R to the covariance of the field, or s R ν/(ν − 2) for
+    Student-t noise. Without `noise=`, it adds the noise of the training data if the points are the
+    training points. Otherwise, it gives a warning and adds nothing, like
+    `gpytorch.likelihoods.FixedNoiseGaussianLikelihood`.
 
     Args:
-        num_tasks: p, the number of outputs.
-        noise: for an `ExactGP`, the noise R of its training data: variances (N,) or (N, p), or
-            covariances (N, p, p), in squared units of y. For `VectorFieldGP`, pass it to `fit`.
-        deg_free: the degrees of freedom ν > 2 of Student-t noise; None for Gaussian noise.
-        learn_deg_free, deg_free_constraint, deg_free_prior: as for `MultitaskStudentTLikelihood`.
-        noise_scale_constraint, noise_scale_prior: constraint and prior of s; positive by default,
-            without a prior.
+        num_tasks: the number p of outputs.
+        noise: the noise R of the training data of an `ExactGP`: variances (N,) or (N, p), or
+            covariances (N, p, p), in squared units of y. For a `VectorFieldGP`, pass it to `fit`.
+        deg_free: the degrees of freedom ν > 2 of Student-t noise. The default is Gaussian noise.
+        learn_deg_free: whether fits learn ν, as for `MultitaskStudentTLikelihood`.
+        deg_free_constraint: the constraint of ν, as for `MultitaskStudentTLikelihood`.
+        deg_free_prior: the prior of ν, as for `MultitaskStudentTLikelihood`.
+        noise_scale_constraint: the constraint of s. By default, s is positive.
+        noise_scale_prior: the prior of s. By default, there is none.
+
+    Raises:
+        ValueError: `noise` is not valid, or `deg_free` is at most 2.
 
     Example:
         >>> import gp_orff, torch
@@ -615,8 +639,13 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> torch.distributions.Distribution:
-        """Return the distribution of new observations with the noise `noise`, given values of the
-        field, `function_samples` (*b, n, p), or (*b, n) if p = 1."""
+        """Return the distribution of new observations, given values of the field.
+
+        Args:
+            function_samples: values of the field (*b, n, p), or (*b, n) if p = 1.
+            noise: the noise of the observations: variances (n,) or (n, p), or covariances
+                (n, p, p).
+        """
         count = function_samples.shape[-1 if self.num_tasks == 1 else -2]
         blocks = self._given(count, args, noise).to(function_samples)
         if self.num_tasks == 1:
@@ -630,12 +659,19 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> MultivariateNormal:
-        """Return the distribution of observations with the noise `noise`, if `function_dist` is the
-        distribution of the field at n points."""
+        """Return the distribution of new observations at n points. Calling the likelihood with a
+        distribution of the field calls this method.
+
+        Args:
+            function_dist: the distribution of the field at n points.
+            noise: the noise of the observations: variances (n,) or (n, p), or covariances
+                (n, p, p). Without it, the noise of the training data is added if the points are
+                the training points.
+        """
         if noise is None and not self._has_noise_of(function_dist.event_shape[0], args):
             warnings.warn(
                 "expected noise=, the noise of new observations, (n,), (n, p) or (n, p, p), got "
-                "none: the result is the distribution of the field",
+                "none: the result is the distribution of the field without noise; pass noise=",
                 GPInputWarning,
                 stacklevel=3,
             )
@@ -646,7 +682,7 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         blocks = to_linear_operator(blocks.expand(*function_dist.batch_shape, -1, -1, -1))
         if len(function_dist.event_shape) == 1:
             return function_dist.__class__(mean, covariance + BlockDiagLinearOperator(blocks))
-        interleaved = function_dist._interleaved  # point by point, not component by component
+        interleaved = function_dist._interleaved  # whether the order is point by point
         kind = BlockDiagLinearOperator if interleaved else BlockInterleavedLinearOperator
         return function_dist.__class__(mean, covariance + kind(blocks), interleaved=interleaved)
 
@@ -658,8 +694,13 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> Float[Tensor, "*b n"]:
-        """Return E[log p(y_n | f)] (n,) of `observations` y (n, p) under `function_dist`, the
-        distribution of the field at their points; `noise` as for `marginal`."""
+        """Return E[log p(y_n | f)], (n,), for `VariationalELBO` of gpytorch.
+
+        Args:
+            observations: observations y (n, p).
+            function_dist: the distribution of the field f at their points.
+            noise: the noise of the observations, as for `marginal`.
+        """
         errors = self._errors(observations, function_dist, args, noise)
         return errors.expected_log_normal().to(observations)
 
@@ -671,19 +712,28 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> Float[Tensor, "*b n"]:
-        """Return log E[p(y_n | f)] (n,) of `observations` y (n, p) under `function_dist`, the
-        distribution of the field at their points; `noise` as for `marginal`."""
+        """Return log E[p(y_n | f)], (n,), for `PredictiveLogLikelihood` of gpytorch.
+
+        Args:
+            observations: observations y (n, p).
+            function_dist: the distribution of the field f at their points.
+            noise: the noise of the observations, as for `marginal`.
+        """
         errors = self._errors(observations, function_dist, args, noise)
         return errors.log_mean_normal().to(observations)
 
     def get_fantasy_likelihood(
         self, *, noise: Float[Tensor, "m ..."] | None = None, **kwargs
     ) -> "KnownNoiseLikelihood":
-        """Return the likelihood of the training data together with new observations, whose noise
-        is `noise`, for `get_fantasy_model`.
+        """Return the likelihood of the training data and m new observations. `get_fantasy_model`
+        calls it.
+
+        Args:
+            noise: the noise of the new observations: variances (m,) or (m, p), or covariances
+                (m, p, p).
 
         Raises:
-            ValueError: no noise of the training data or of the new observations.
+            ValueError: The noise of the training data or of the new observations is missing.
         """
         if self.noise is None or noise is None:
             raise ValueError(
@@ -701,19 +751,19 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         if self.has_deg_free:
             raise NotImplementedError(
                 "expected Gaussian noise in a KnownNoiseLikelihood outside VectorFieldGP, got "
-                "deg_free; use MultitaskStudentTLikelihood(num_tasks), whose noise is learned"
+                "deg_free=; use MultitaskStudentTLikelihood(num_tasks), which learns the noise"
             )
         blocks = self._given(function_dist.event_shape[0], params, noise)
         return Errors.of(observations, function_dist, blocks)
 
     def _has_noise_of(self, count: int, params: tuple) -> bool:
-        """Whether `noise` is that of the data: those of training, or those with these inputs."""
+        """Whether the stored noise belongs to `count` observations with these parameters."""
         return self.noise is not None and len(self.noise) == count and (self.training or params)
 
     def _given(
         self, count: int, params: tuple, noise: Float[Tensor, "n ..."] | None
     ) -> Float[Tensor, "n p p"]:
-        """s R of the observations, given or that of the data."""
+        """s R of the observations, from the given noise, or else from the stored noise."""
         if noise is not None:
             noise = given_noise(noise, count, self.num_tasks)
         elif self._has_noise_of(count, params):
@@ -721,14 +771,14 @@ class KnownNoiseLikelihood(HeavyTails, _GaussianLikelihoodBase):
         else:
             raise ValueError(
                 f"expected noise=, the noise of {count} observations, (n,), (n, p) or (n, p, p), "
-                "got none"
+                "got none; pass noise="
             )
         blocks = _as_blocks(noise, self.num_tasks)
         return self.heavier * self.noise_scale * blocks.to(self.noise_scale.device)
 
 
 def _as_blocks(noise: Float[Tensor, "n ..."], num_tasks: int) -> Float[Tensor, "n p p"]:
-    """Noise as `given_noise` returns it, as covariances."""
+    """The noise that `given_noise` returned, as covariances."""
     if noise.dim() == 1:
         noise = noise.unsqueeze(-1).expand(-1, num_tasks)
     return noise if noise.dim() == 3 else torch.diag_embed(noise)
@@ -739,68 +789,66 @@ def _(likelihood: KnownNoiseLikelihood, num_outputs: int) -> Tensor:
     check_num_tasks(likelihood, num_outputs)
     if likelihood.noise is not None:
         raise ValueError(
-            "expected the noise of observations with them, VectorFieldGP(kernel).fit(x, y, "
-            "noise=noise), got KnownNoiseLikelihood(noise=), which is for an ExactGP"
+            "expected noise= in a call of fit, got it in KnownNoiseLikelihood(noise=), which is "
+            "for an ExactGP; call VectorFieldGP(kernel).fit(x, y, noise=noise)"
         )
     scale = likelihood.noise_scale.unsqueeze(-1)
     return scale * torch.eye(num_outputs, dtype=scale.dtype, device=scale.device)
 
 
-# Likelihoods beyond those of gpytorch, and a container of likelihoods by name.
+# `MultitaskStudentTLikelihood`, and a container of likelihoods by name.
 
 
 class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     r"""Student-t noise for vectors with outliers: ε ~ t_ν(0, Σ) in p dimensions.
 
-    The noise of each point is N(0, Σ/w) with w ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor 1989,
-    *Robust statistical modeling using the t distribution*). All components of a vector have the
-    same weight w. `VectorFieldGP` computes the field, the weights and the hyperparameters by
-    variational EM with the E-step
+    The noise of observation n is N(0, Σ/w_n) with w_n ~ Gamma(ν/2, ν/2) (Lange, Little & Taylor
+    1989, *Robust statistical modeling using the t distribution*). All components of a vector have
+    the same weight w_n. `VectorFieldGP` computes the field f, the weights and the hyperparameters
+    by variational EM. The E-step is
 
         E[w_n] = (ν + v) / (ν + d_n) ,    d_n = E_f[(y_n − f(x_n))ᵀ Σ⁻¹ (y_n − f(x_n))] ,
 
-    where v is the number of observed values of the vector: p, unless some are missing. Its log
-    marginal likelihood is the ELBO. With `learn_deg_free=True`, a fit also maximises
-    Σ_n log t_ν(d_n) + log p(ν) over ν, with the Student-t density
+    where v is the number of observed components of the vector. The log marginal likelihood of the
+    model is the evidence lower bound (ELBO).
+
+    With `learn_deg_free=True`, a fit also maximises Σ_n log t_ν(d_n) + log p(ν) over ν, where p(ν)
+    is the prior, and
 
         t_ν(d) ∝ Γ((ν + v)/2) / Γ(ν/2) ν^(−v/2) (1 + d/ν)^(−(ν + v)/2) .
 
-    This sum is the ELBO under the best weights for that ν (ECME: Liu & Rubin 1995, *ML estimation
-    of the t distribution using EM and its extensions, ECM and ECME*). `condition` and `update` do
-    not change ν. A fit learns a ν of at least 2.5, or of at least its starting value if that is
-    smaller. With gross outliers, the evidence is largest near ν = 2, but the predictions are then
-    worse and their error bars too small.
+    The sum is the ELBO under the best weights for ν (ECME: Liu & Rubin 1995, *ML estimation of the
+    t distribution using EM and its extensions, ECM and ECME*). A learned ν is at least 2.5, or at
+    least its starting value if this is smaller. With gross outliers, the evidence is largest near
+    ν = 2, but predictions are then worse and error bars too small. `condition` and `update` do not
+    change ν.
 
-    In variational models of gpytorch, `expected_log_prob` (for `VariationalELBO`) and
-    `log_marginal` (for `PredictiveLogLikelihood`) average t_ν(y − f; 0, Σ) over the joint
-    distribution of all outputs of a point. They use quadrature in one dimension, to ten digits. If
-    you call this likelihood on a distribution of the field, it adds Gaussian noise with the
-    covariance νΣ/(ν−2) of the Student-t noise. If you call it on values of the field, it returns
-    the Student-t distribution of observations. An `ExactGP` does not accept this likelihood.
+    If you call the likelihood on a distribution of the field, it adds Gaussian noise with the
+    covariance νΣ/(ν − 2) of the Student-t noise. If you call it on values of the field, it returns
+    the Student-t distribution of observations. In variational models of gpytorch, use it with
+    `VariationalELBO` or `PredictiveLogLikelihood`. An `ExactGP` does not accept it.
 
     Args:
-        num_tasks: p, the number of outputs.
-        deg_free: the degrees of freedom ν > 2, or the start of a fit that learns them. With 4,
-            residuals of many standard deviations get small weights, and predictions lose little
-            accuracy if the noise is Gaussian.
-        learn_deg_free: whether fits learn ν, as with `raw_deg_free.requires_grad_(True)`. A learned
-            ν describes the distribution of observations best. ν = 4 gives better predictions if
-            there are few observations, or few and gross outliers.
-        deg_free_constraint: the constraint of ν; greater than 2 by default.
-        deg_free_prior: the prior of ν; by default log p(ν) = −½ log²((ν − 2)/2) + const, with its
-            mode at 4. This prior keeps ν above 2, near 4 if the data do not determine it, and
-            finite if the noise is Gaussian.
-        has_task_noise: False for Σ = σ² I. True adds a learned covariance (p, p) to σ² I; it is
+        num_tasks: the number p of outputs.
+        deg_free: the degrees of freedom ν > 2, or their starting value if fits learn them. With
+            ν = 4, residuals of many standard deviations get small weights, and predictions lose
+            little accuracy if the noise is Gaussian.
+        learn_deg_free: whether fits learn ν. A learned ν describes the distribution of observations
+            best. With few observations, or few and gross outliers, ν = 4 gives better predictions.
+        deg_free_constraint: the constraint of ν. By default, ν > 2.
+        deg_free_prior: the prior of ν. The default is log p(ν) = −½ log²((ν − 2)/2) + const, with
+            its mode at 4. It keeps ν near 4 if the data do not determine it.
+        has_task_noise: False for Σ = σ² I. True adds a learned covariance (p, p) to σ² I, which is
             diagonal for the default `rank` of 0.
         kwargs: other arguments of `gpytorch.likelihoods.MultitaskGaussianLikelihood`, such as
             `rank`. The noise covariance of that class is the scale matrix Σ here, in squared units
             of y.
 
     Raises:
-        ValueError: `deg_free` is at most 2, so that the noise has no variance.
+        ValueError: `deg_free` is at most 2, for which the noise has no variance.
 
     Attributes:
-        deg_free: ν, a tensor (1,), which can be set.
+        deg_free: ν, a tensor (1,). You can set it.
 
     Example:
         >>> import gp_orff, torch
@@ -835,7 +883,11 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
     def forward(
         self, function_samples: Float[Tensor, "*b n p"], *args, **kwargs
     ) -> MultivariateStudentT:
-        """Observations given values of the field, `function_samples` (*b, n, p)."""
+        """Return the Student-t distribution of observations, given values of the field.
+
+        Args:
+            function_samples: values of the field (*b, n, p).
+        """
         scale = self._scale.to(function_samples)
         return MultivariateStudentT(
             self.deg_free.to(scale), function_samples, torch.linalg.cholesky(scale)
@@ -848,8 +900,15 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         *args,
         **kwargs,
     ) -> Float[Tensor, "*b n"]:
-        """Return E[log t_ν(y_n; f, Σ)] (n,) of the observations y = `target` (n, p) under `input`,
-        the distribution of the field at their points."""
+        """Return E[log t_ν(y_n; f, Σ)], (n,), for `VariationalELBO` of gpytorch.
+
+        The expectation is over the joint distribution of all outputs at a point, by quadrature in
+        one dimension, to ten digits.
+
+        Args:
+            target: observations y (n, p).
+            input: the distribution of the field f at their points.
+        """
         errors = Errors.of(target, input, self._scale)
         return errors.expected_log_student_t(self.deg_free).to(target)
 
@@ -860,14 +919,21 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
         *args,
         **kwargs,
     ) -> Float[Tensor, "*b n"]:
-        """Return log E[t_ν(y_n; f, Σ)] (n,) of `observations` y (n, p) under `function_dist`, the
-        distribution of the field at their points."""
+        """Return log E[t_ν(y_n; f, Σ)], (n,), for `PredictiveLogLikelihood` of gpytorch.
+
+        The expectation is over the joint distribution of all outputs at a point, by quadrature in
+        one dimension, to ten digits.
+
+        Args:
+            observations: observations y (n, p).
+            function_dist: the distribution of the field f at their points.
+        """
         errors = Errors.of(observations, function_dist, self._scale)
         return errors.log_mean_student_t(self.deg_free).to(observations)
 
     @property
     def _scale(self) -> Float[Tensor, "*b 1 p p"]:
-        """Σ, for all points."""
+        """The scale matrix Σ, common to all points."""
         return noise_of(self, self.num_tasks).unsqueeze(-3)
 
     def _shaped_noise_covar(self, *args, **kwargs) -> LinearOperator:
@@ -876,7 +942,8 @@ class MultitaskStudentTLikelihood(HeavyTails, MultitaskGaussianLikelihood):
 
 
 class NamedLikelihoods(nn.Module, MutableMapping):
-    """Likelihoods by name; any string is a valid name, unlike in `torch.nn.ModuleDict`."""
+    """Likelihoods by the names of groups. Any string is a valid name, unlike in
+    `torch.nn.ModuleDict`."""
 
     def __init__(self):
         super().__init__()
@@ -886,8 +953,9 @@ class NamedLikelihoods(nn.Module, MutableMapping):
     def __getitem__(self, name: str) -> Likelihood:
         if name not in self.names:
             raise KeyError(
-                f"expected one of the groups {self.names}, got {name!r}; to set its noise before "
-                "its data, assign GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
+                f"expected one of the groups {self.names}, got {name!r}; to set the noise of a "
+                "group before its data, assign a likelihood, such as "
+                "GaussianLikelihood(noise_constraint=GreaterThan(0.0))"
             )
         return self.members[self.names.index(name)]
 
@@ -924,7 +992,7 @@ def default_likelihood(num_outputs: int) -> Likelihood:
     )
 
 
-# `TrackLikelihood`: noise that observations of one track share.
+# `TrackLikelihood`: noise that is common to observations of one track.
 
 
 _NAMES = (
@@ -935,65 +1003,71 @@ _NAMES = (
     "block_variance",
 )
 NUM_VALUES = 64
-"""Values of the variance of new tracks over which predictions integrate."""
+"""The number of values of the variance of new tracks over which predictions integrate."""
 
 
 class TrackLikelihood(Constrained):
-    r"""Noise of observations along tracks: an offset, correlated and white noise, by component.
+    r"""Noise of observations along tracks: an offset, correlated noise and white noise.
 
-    Observations y_i of a track, at the times t_i along it, are
+    The observations y_i of a track at the times t_i are
 
         y_i = f(x_i) + b + r(t_i) + e_i + ε_i ,
         b ~ N(0, σ_b²) , Cov[r(t), r(s)] = σ_r² exp(−|t − s| / τ) , ε_i ~ N(0, σ²) ,
 
-    independently for every component and every track (r: Uhlenbeck & Ornstein 1930, *On the theory
+    independently for each component and each track (r: Uhlenbeck & Ornstein 1930, *On the theory
     of the Brownian motion*). Dense observations are averaged over blocks that are short compared
-    with τ. All observations of a block have the same error e_i ~ N(0, σ_e²), which is independent
-    between blocks.
+    with τ. The observations of a block share the error e_i ~ N(0, σ_e²), which is independent
+    between blocks. In the mean of a block, all observations have equal weights.
 
-    With `noise=`, the known variance of an observation is added to σ², which is then the variance
-    in excess of the stated errors. In the mean of a block, all observations have equal
-    weights.
+    `VectorFieldGP.fit(x, y, track=..., time=...)` creates this likelihood for each group of
+    observations along tracks and learns its parameters by evidence. Without times, t is the length
+    of the path. With `noise=`, the known variance of an observation is added to σ². Then σ² is the
+    variance in excess of the stated errors.
 
-    `VectorFieldGP.fit(x, y, track=, time=)` creates this likelihood for each group of observations
-    along tracks and learns its parameters by evidence. Without times, t is the length of the path.
-
-    Called on the distribution of a field, it returns the distribution of new observations, each on
-    a new track. With parameters that you set, this adds the variance v + σ_e² + σ² to the variance
-    of the field, where v = σ_b² + σ_r².
+    If you call the likelihood on the distribution of a field, it returns the distribution of new
+    observations, each on a new track. For parameters that you set, it adds the variance
+    v + σ_e² + σ² to the variance of the field, where v = σ_b² + σ_r².
 
     A small number of tracks leaves v uncertain: three tracks give two independent differences of
     offsets in each component. After `fit`, predictions therefore integrate over v, given all data
-    and the other parameters, under Jeffreys' prior for the restricted evidence p(y | v),
+    and the other parameters. The posterior of v follows from the restricted evidence p(y | v) with
+    the Fisher information I(v) and Jeffreys' prior √I(v):
 
         p(v | y) ∝ p(y | v) √I(v) ,    I(v) = ½ tr[(BᵀPB)²] ,
         P = K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ ,
 
-    where B assigns observations to tracks, and H is the effect of the constant mean. The
+    where K is the covariance of y, the matrix B assigns observations to tracks, and H is the effect
+    of the constant mean (Box & Tiao 1973, *Bayesian inference in statistical analysis*). The
     distribution of a new observation is then a mixture of Gaussians. If the offsets of T tracks are
-    known precisely, it is a Student-t distribution with p (T − 1) degrees of freedom (Box & Tiao
-    1973, *Bayesian inference in statistical analysis*). `quantile` returns its quantiles. The
-    likelihood returns the Gaussian distribution with the same central 95 % interval.
+    known precisely, it is a Student-t distribution with p (T − 1) degrees of freedom. `quantile`
+    returns its quantiles. A call of the likelihood returns the Gaussian distribution with the same
+    central 95 % interval.
 
     If `offset_variance` has a prior, it replaces Jeffreys' prior. Predictions use the present value
-    of v in four cases. The parameter `raw_offset_variance` is frozen; you set a parameter; the
-    group has more than 400 offsets; or the data contain no difference of offsets, because a single
-    track does not determine the offset of another.
+    of v, without integration, in four cases:
+
+    - `raw_offset_variance` is frozen.
+    - You set a parameter after the fit.
+    - The group has more than 400 offsets.
+    - The data contain no difference of offsets, for example with a single track.
 
     Args:
-        num_tasks: p, the number of outputs.
-        noise_constraint, noise_prior: constraint and prior of σ², in squared units of y. All
-            parameters are positive by default, without a prior.
-        offset_variance_constraint, offset_variance_prior: constraint and prior of σ_b².
-        correlated_variance_constraint, correlated_variance_prior: constraint and prior of σ_r².
-        correlation_time_constraint, correlation_time_prior: constraint and prior of τ, in units of
-            time or length.
-        block_variance_constraint, block_variance_prior: constraint and prior of σ_e².
+        num_tasks: the number p of outputs.
+        noise_constraint, noise_prior: the constraint and the prior of σ², in squared units of y. By
+            default, each parameter of this class is positive and has no prior.
+        offset_variance_constraint, offset_variance_prior: the constraint and the prior of σ_b², in
+            squared units of y.
+        correlated_variance_constraint, correlated_variance_prior: the constraint and the prior of
+            σ_r², in squared units of y.
+        correlation_time_constraint, correlation_time_prior: the constraint and the prior of τ, in
+            units of time or length.
+        block_variance_constraint, block_variance_prior: the constraint and the prior of σ_e², in
+            squared units of y.
 
     Attributes:
-        span: the duration of one block, whose mean is one observation; 0 if blocks are single
-            observations. A fit chooses it.
-        duration: the median duration (or length) of the tracks of the last fit; 0 before.
+        span: the duration of one block, whose mean is one observation. A fit chooses it. It is 0 if
+            blocks are single observations.
+        duration: the median duration (or length) of the tracks of the last fit. 0 before a fit.
 
     Example:
         >>> import gp_orff, torch
@@ -1012,16 +1086,15 @@ class TrackLikelihood(Constrained):
         >>> type(model.likelihood).__name__
         'TrackLikelihood'
         >>> field = model.posterior()
-        >>> reading = model.likelihood(field(x[:1]))  # of a new track
+        >>> new = model.likelihood(field(x[:1]))  # an observation on a new track
         >>> bool(
         ...     (
-        ...         reading.variance
-        ...         > field.variance(x[:1]) + model.likelihood.noise
+        ...         new.variance > field.variance(x[:1]) + model.likelihood.noise
         ...     ).all()
         ... )
         True
         >>> upper = model.likelihood.quantile(field(x[:1]), 0.975)
-        >>> torch.allclose(upper, reading.mean + 1.96 * reading.stddev, rtol=1e-4)
+        >>> torch.allclose(upper, new.mean + 1.96 * new.stddev, rtol=1e-4)
         True
     """
 
@@ -1045,7 +1118,7 @@ class TrackLikelihood(Constrained):
         self.register_buffer("span", torch.zeros(()))
         self.register_buffer("duration", torch.zeros(()))
         self.register_buffer("slow_values", torch.zeros(NUM_VALUES))
-        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros: nothing learned
+        self.register_buffer("slow_weights", torch.zeros(NUM_VALUES))  # zeros before a fit
         constraints = (
             noise_constraint,
             offset_variance_constraint,
@@ -1092,11 +1165,10 @@ class TrackLikelihood(Constrained):
 
     @property
     def slow_variance(self) -> SlowVariance | None:
-        """The posterior distribution of v = σ_b² + σ_r² from the last fit, for predictions on new
-        tracks: values (64,) in squared units of y, and their probabilities (64,).
+        """The posterior distribution of v = σ_b² + σ_r² from the last fit, for new tracks.
 
-        It is None if predictions use the present value of v. The docstring of the class lists the
-        cases; one of them is that you set a parameter of the likelihood.
+        It has 64 values of v in squared units of y, and their probabilities. It is None if
+        predictions use the present value of v; the docstring of the class lists these cases.
         """
         if not self.slow_weights.any():
             return None
@@ -1117,15 +1189,26 @@ class TrackLikelihood(Constrained):
         *,
         noise: Float[Tensor, "n ..."] | None = None,
     ) -> Float[Tensor, "n p"]:
-        """Return the quantiles (n, p) of new observations, each on a new track; (n,) for p = 1.
+        """Return quantiles of new observations, each on a new track.
 
         Args:
             function_dist: the distribution of the field at n points, such as `field(xs)`.
             level: the probability of a smaller value, between 0 and 1.
-            noise: the known noise of the new observations, as for calling the likelihood.
+            noise: known variances (n,) of the new observations, in squared units of y. By default,
+                there is no known noise.
+
+        Returns:
+            The quantiles (n, p), or (n,) for p = 1, in units of y.
 
         Raises:
-            ValueError: a level that is not between 0 and 1.
+            ValueError: The level is not between 0 and 1.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> from gpytorch.distributions import MultitaskMultivariateNormal
+            >>> field = MultitaskMultivariateNormal(torch.zeros(3, 2), torch.eye(6))
+            >>> gp_orff.TrackLikelihood(num_tasks=2).quantile(field, 0.975).shape
+            torch.Size([3, 2])
         """
         if not 0 < level < 1:
             raise ValueError(
@@ -1138,8 +1221,11 @@ class TrackLikelihood(Constrained):
         return field.mean + z
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> torch.distributions.Normal:
-        """Return the distribution of new observations on new tracks, given values of the field,
-        `function_samples` (n, p)."""
+        """Return the distribution of new observations on new tracks, given values of the field.
+
+        Args:
+            function_samples: values of the field (n, p).
+        """
         slow, fast = self._slow_and_fast(function_samples)
         deviation = slow.matched(fast).sqrt()
         return torch.distributions.Independent(
@@ -1153,8 +1239,14 @@ class TrackLikelihood(Constrained):
         noise: Float[Tensor, "n ..."] | None = None,
         **kwargs,
     ) -> MultivariateNormal:
-        """Return the distribution of new observations, each on a new track, if `function_dist` is
-        the distribution of the field at n points. Known noise is added if you pass `noise`."""
+        """Return the distribution of new observations, each on a new track. Calling the likelihood
+        with a distribution of the field calls this method.
+
+        Args:
+            function_dist: the distribution of the field at n points.
+            noise: known variances (n,) of the observations, in squared units of y. By default,
+                there is no known noise.
+        """
         field = self._with_known(function_dist, noise)
         covariance = field.lazy_covariance_matrix
         if self.slow_variance is None:
@@ -1169,20 +1261,21 @@ class TrackLikelihood(Constrained):
     def _with_known(
         self, function_dist: MultivariateNormal, noise: Float[Tensor, "n ..."] | None
     ) -> MultivariateNormal:
-        """The distribution of the field with the known noise of new observations."""
+        """The distribution of the field plus the known noise of new observations."""
         if noise is None:
             return function_dist
         return KnownNoiseLikelihood(self.num_tasks).marginal(function_dist, noise=noise)
 
     def _slow_and_fast(self, values: Tensor) -> tuple[SlowVariance, Float[Tensor, ""]]:
-        """The variance of new tracks, and that of other noise, in the type of `values`."""
+        """The variance v of new tracks, and the variance of other noise, in the type of
+        `values`."""
         noise = along_tracks(self)
         value = noise.slow.unsqueeze(-1)
         slow = self.slow_variance or SlowVariance(value, torch.ones_like(value))
         return slow, (noise.noise + noise.block_variance).to(values)
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        for name in ("slow_values", "slow_weights"):  # older files have none
+        for name in ("slow_values", "slow_weights"):  # older files do not have these
             state_dict.setdefault(prefix + name, torch.zeros_like(getattr(self, name)))
         super()._load_from_state_dict(state_dict, prefix, *args)
 

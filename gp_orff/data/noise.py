@@ -1,4 +1,4 @@
-"""Covariances of noise: of one observation, of a group, and along tracks."""
+"""Noise covariances of an observation, of a group, and along tracks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str
 # Quantiles of mixtures of normal distributions.
 
 
-_STEPS = 60  # halvings of an interval, whose end is known to rounding then
+_STEPS = 60  # halvings of an interval, after which only rounding errors remain
 
 
 def mixture_quantile(
@@ -34,11 +34,12 @@ def mixture_quantile(
     sds: Float[Tensor, "S *n"],
     probability: float,
 ) -> Float[Tensor, "*n"]:
-    """The z with Σ_s w_s Φ((z − m_s) / σ_s) equal to a probability, by bisection between the
-    smallest and the largest quantile of the normal distributions."""
+    """The quantile of a mixture of normal distributions: the z for which Σ_s w_s Φ((z − m_s) / σ_s)
+    is the given probability. It is computed by bisection."""
     score = torch.special.ndtri(torch.tensor(probability, dtype=means.dtype))
-    # At the largest of the quantiles every term of the mixture has at least the given probability
-    # below it, and at the smallest one at most this: the quantile of the mixture is between them.
+    # The quantile of the mixture is between the smallest and the largest quantile of its members.
+    # All members have at least the given probability below the largest one, and at most this
+    # probability below the smallest one.
     quantiles = means + score.to(means) * sds
     low, high = quantiles.amin(0), quantiles.amax(0)
     shape = (-1, *[1] * (means.dim() - 1))
@@ -54,17 +55,17 @@ def mixture_quantile(
 
 
 _LEVEL = 0.95
-_CHUNK = 2**16  # quantiles that are computed at once
+_CHUNK = 2**16  # number of quantiles that are computed at once
 
 
 class TrackNoise(NamedTuple):
-    """Variances of the noise of one component of an observation, and a time along the track."""
+    """The variances of the noise of one component of an observation, and the correlation time."""
 
-    noise: Float[Tensor, ""]  # white
-    offset_variance: Float[Tensor, ""]  # of the offset that all observations of a track share
+    noise: Float[Tensor, ""]  # the variance of white noise
+    offset_variance: Float[Tensor, ""]  # of the offset that is common to a track
     correlated_variance: Float[Tensor, ""]
     correlation_time: Float[Tensor, ""]  # τ: the correlation at a lag t is exp(−t/τ)
-    block_variance: Float[Tensor, ""]  # of what observations of one block share, and others do not
+    block_variance: Float[Tensor, ""]  # of the error that is common to one block
 
     @property
     def slow(self) -> Float[Tensor, ""]:
@@ -73,22 +74,23 @@ class TrackNoise(NamedTuple):
 
     @property
     def total(self) -> Float[Tensor, ""]:
-        """The variance of a new observation of a new track."""
+        """The variance of a new observation on a new track."""
         return self.noise + self.block_variance + self.slow
 
 
 @singledispatch
 def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
-    """The noise along tracks of a likelihood; None where observations are independent."""
+    """The noise along tracks of a likelihood. None if observations are independent."""
     return None
 
 
 @dataclass(frozen=True)
 class SlowVariance:
-    """The variance v of the offset and the correlated noise of a new track, integrated over.
+    """The distribution of the variance v of the offset and the correlated noise of a new track.
 
-    It has the value v_j with the probability w_j, so that an observation of a new track has the
-    distribution Σ_j w_j N(m, s + v_j) about its mean m, with the variance s of all the rest.
+    v has the value v_j with the probability w_j. If m is the mean of an observation on a new track,
+    and s is the variance of all other errors, the observation has the distribution
+    Σ_j w_j N(m, s + v_j).
     """
 
     values: Float[Tensor, "J"]
@@ -96,13 +98,13 @@ class SlowVariance:
 
     def sd(self, level: float) -> float:
         """The quantile of √v."""
-        # Each value stands for the middle of its share of the probability.
+        # Each value represents the middle of its share of the probability.
         below = self.weights.cumsum(0) - 0.5 * self.weights
         place = int(torch.searchsorted(below, level).clamp_max(len(below) - 1))
         return self.values[place].sqrt().item()
 
     def quantile(self, level: float, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for every s in `variance`."""
+        """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for each s in `variance`."""
         values, weights = self.values.to(variance), self.weights.to(variance)
         quantiles = []
         for part in variance.flatten().split(_CHUNK):
@@ -111,8 +113,9 @@ class SlowVariance:
         return torch.cat(quantiles).view_as(variance)
 
     def matched(self, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The variance of the Gaussian that has the central 95 % interval of this distribution. Its
-        variance may not exist, as that of Student's t distribution of two degrees of freedom."""
+        """The variance of the Gaussian with the same central 95 % interval. The variance of this
+        distribution itself may not exist, like that of Student's t distribution with two degrees of
+        freedom."""
         if len(self.values) == 1:
             return variance + self.values.to(variance)
         upper = 0.5 + 0.5 * _LEVEL
@@ -122,13 +125,13 @@ class SlowVariance:
 
 @singledispatch
 def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
-    """What a fit learned of the variance of new tracks; None where that is one value."""
+    """The learned distribution of the variance of new tracks. None if it is a single value."""
     return None
 
 
 class NoisesOfGroups(dict[str, Tensor]):
-    """Σ of one observation by the label of the group; the noise along tracks of some groups, and
-    what is known of its variance on new tracks."""
+    """Σ of one observation by the label of the group. Some groups also have noise along tracks, and
+    the distribution of its variance on new tracks."""
 
     def __init__(
         self,
@@ -148,7 +151,8 @@ Noises = Mapping[str, Float[Tensor, "p p"]]  # Σ by the label of the group
 
 @singledispatch
 def noise_of(likelihood: Likelihood, num_outputs: int) -> Float[Tensor, "*b p p"]:
-    """Σ, differentiable in the parameters of the likelihood; register other likelihoods here."""
+    """Σ, differentiable with respect to the parameters of the likelihood. Register an
+    implementation for other likelihoods."""
     raise NotImplementedError(
         f"no noise covariance is known for {type(likelihood).__name__}; use "
         "MultitaskGaussianLikelihood or GaussianLikelihood; if the noise of each observation is "
@@ -179,7 +183,7 @@ def _(likelihood: MultitaskGaussianLikelihood, num_outputs: int) -> Tensor:
 
 
 def check_num_tasks(likelihood: Likelihood, num_outputs: int) -> None:
-    """Raise ValueError unless the likelihood has a task for each output of the kernel."""
+    """Raise a ValueError unless the likelihood has one task for each output of the kernel."""
     if likelihood.num_tasks != num_outputs:
         raise ValueError(
             f"expected a likelihood for the kernel's {num_outputs} outputs, got "
@@ -221,15 +225,15 @@ def is_regular(covariance: Float[Tensor, "*b p p"]) -> bool:
 def _cholesky(covariance: Float[Tensor, "*b p p"]) -> tuple[Float[Tensor, "*b p p"], bool]:
     """The Cholesky factor, and whether the matrix is positive definite."""
     factor, info = torch.linalg.cholesky_ex(covariance)
-    # L_ii² is the variance of component i given those before it. If it is at the rounding level of
-    # its variance, the factor exists by accident only.
+    # L_ii² is the variance of component i given the components before it. If it is as small as
+    # rounding errors of the variance of i, the matrix counts as singular.
     conditional = factor.diagonal(dim1=-1, dim2=-2).square()
     least = 100 * torch.finfo(covariance.dtype).eps * covariance.diagonal(dim1=-1, dim2=-2)
     return factor, not info.any() and bool((conditional > least).all())
 
 
 def noises_of(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> Noises:
-    """Σ of every likelihood, by its label, and the noise along tracks of those that have one."""
+    """Σ of each likelihood by its label, and the noise along tracks if a likelihood has it."""
     p = num_outputs(kernel)
     covariances = {label: noise_of(noise, p) for label, noise in likelihoods.items()}
     tracks, slow = (
@@ -247,7 +251,7 @@ def independent(noise: Float[Tensor, "*b p p"], count: int) -> Float[Tensor, "*b
 def same_point(
     same: Float[Tensor, "n m"], noise: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b n*p m*p"]:
-    """Blocks Σ wherever the row and the column belong to the same point."""
+    """A matrix with blocks Σ for rows and columns that belong to the same point."""
     blocks = torch.einsum("nm,...ij->...nimj", same, noise)
     return blocks.flatten(-4, -3).flatten(-2, -1)
 
@@ -259,8 +263,8 @@ def same_point(
 class GroupNoise:
     """The noise of the observations of a group: Σ/w_n + H_n δ H_nᵀ."""
 
-    weighted: Float[Tensor, "v v"]  # Σ, of an observation of weight one
-    delta: Float[Tensor, "p p"] | None = None  # δ, independent of the weight
+    weighted: Float[Tensor, "v v"]  # Σ, for an observation with weight one
+    delta: Float[Tensor, "p p"] | None = None  # δ, which does not depend on the weight
 
 
 def group_noise(
@@ -270,14 +274,15 @@ def group_noise(
     masses: Float[Tensor, "k"] | None = None,
     count: float = 1,
 ) -> Float[Tensor, "v v"]:
-    """The noise covariance of an observation of weight one, truncated variance δ included.
+    """The noise covariance of an observation with weight one, plus the truncated variance δ.
 
-    The caller divides it by the weights w_n. δ does not depend on them, and is multiplied here by
-    their mean.
+    The caller divides it by the weights w_n. Because δ does not depend on them, it is multiplied by
+    the mean weight here.
     """
     if key.label not in noises:
         raise ValueError(
-            f"expected observations of a known group, one of {sorted(noises)}, got {key.label!r}"
+            f"expected observations of a known group, one of {sorted(noises)}, got {key.label!r}; "
+            "assign a likelihood to model.likelihoods[label], or fit data of this group"
         )
     covariance = key.pattern.noise(noises[key.label])
     return (

@@ -20,17 +20,17 @@ from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
 
 TruncatedVariance = tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None
-"""The prior variance that the features lack: white, and common to all points."""
+"""The prior variance that the features omit: a white part, and a part common to all points."""
 
 
 class Represented(NamedTuple):
-    """What pseudo-observations represent: values with a likelihood p(y_n | f), which as a function
-    of f has about the shape exp(η_nᵀf − ½ fᵀΛ_n f)."""
+    """Values that pseudo-observations represent. Their likelihood p(y_n | f), as a function of f,
+    is approximately proportional to exp(η_nᵀf − ½ fᵀΛ_n f)."""
 
-    values: Float[Tensor, "n v"]  # that were observed
+    values: Float[Tensor, "n v"]  # the observed values
     linear: Float[Tensor, "n q"]  # η
     precision: Float[Tensor, "n q q"]  # Λ
-    axis: Int[Tensor, "n"]  # the axis of Λ_n that the pseudo-observation is along
+    axis: Int[Tensor, "n"]  # the axis of Λ_n along which the pseudo-observation is
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Observations:
     y: Float[Tensor, "n v"]
     weight: Float[Tensor, "n"] | None = None
     direction: Float[Tensor, "n p"] | None = None
-    index: Int[Tensor, "n"] | None = None  # of each point in the x that the user gave
-    represented: Represented | None = None  # by y, if these are pseudo-observations
+    index: Int[Tensor, "n"] | None = None  # the row of each point in the x that the user gave
+    represented: Represented | None = None  # the observed values, if y are pseudo-observations
     on_tracks = False  # whether they are `TrackObservations`
 
     def __len__(self) -> int:
@@ -69,29 +69,29 @@ class Observations:
         return replace(self, weight=weight)
 
     def minus(self, trend: Float[Tensor, "n p"]) -> "Observations":
-        """The observations less a trend, which is given as whole vectors."""
+        """The observations less a trend, whose values are complete vectors."""
         return replace(self, y=self.y - self.apply(trend))
 
     def rows(self, vectors: Float[Tensor, "n*p k"]) -> Float[Tensor, "n*v k"]:
-        """H g of k fields g, from their vectors at all points."""
+        """H g for k fields g, from their vectors at all points."""
         values = vectors.unflatten(0, (len(self), -1))
         return self.pattern.rows(values, self.direction).flatten(0, 1)
 
     def apply(self, vectors: Float[Tensor, "n p"]) -> Float[Tensor, "n v"]:
-        """H_n v_n of vectors v_n."""
+        """H_n v_n for vectors v_n."""
         return self.pattern.rows(vectors.unsqueeze(-1), self.direction).squeeze(-1)
 
     def apply_to_covariance(self, blocks: Float[Tensor, "n p p"]) -> Float[Tensor, "n v v"]:
-        """H_n C_n H_nᵀ of covariances C_n of vectors."""
+        """H_n C_n H_nᵀ for covariances C_n of vectors."""
         half = self.pattern.rows(blocks, self.direction)
         return self.pattern.rows(half.mT, self.direction)
 
     def apply_to_joint(self, covariance: Float[Tensor, "n*p n*p"]) -> Float[Tensor, "n*v n*v"]:
-        """H C Hᵀ of the covariance C of all vectors."""
+        """H C Hᵀ for the covariance C of all vectors."""
         return self.rows(self.rows(covariance).mT)
 
     def noise(self, group: GroupNoise) -> Float[Tensor, "*b n v v"]:
-        """The noise covariance of every observation: Σ/w_n + H_n δ H_nᵀ."""
+        """The noise covariance of each observation: Σ/w_n + H_n δ H_nᵀ."""
         *batch, v, _ = group.weighted.shape
         noise = group.weighted.unsqueeze(-3).expand(*batch, len(self), v, v)
         noise = noise if self.weight is None else noise / self.weight[:, None, None]
@@ -108,7 +108,7 @@ class Observations:
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
 
     def plain(self) -> dict[str, object]:
-        """Tensors and plain values, for files."""
+        """Return tensors and plain values for files."""
         part = self._map(plain_tensor)
         tensors = {name: getattr(part, name) for name in ("x", "y", "weight", "direction")}
         represented = {} if part.represented is None else {"represented": list(part.represented)}
@@ -116,14 +116,14 @@ class Observations:
 
     @classmethod
     def from_plain(cls, content: Mapping) -> "Observations":
-        """The observations from what `plain` gave."""
+        """Return the observations from the content that `plain` returned."""
         tensors = (content[name] for name in ("x", "y", "weight", "direction"))
         given = content.get("represented")
         given = None if given is None else Represented(*given)
         return cls(GroupKey.from_plain(content), *tensors, represented=given)
 
     def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
-        """These observations with a function of every tensor, of these and of others."""
+        """These observations, with a function of each tensor of these and of others."""
         parts, names = (self, *others), ("x", "y", "weight", "direction", "index")
         columns = {name: [getattr(part, name) for part in parts] for name in names}
         changed = {name: change(*every) for name, every in columns.items() if every[0] is not None}
@@ -141,7 +141,7 @@ def join(parts: Iterable[Observations]) -> list[Observations]:
     return [pieces[0] if len(pieces) == 1 else _concatenate(pieces) for pieces in groups.values()]
 
 
-Rows = TypeVar("Rows")  # values of observations, of which `take` gives those of some
+Rows = TypeVar("Rows")  # values of observations, with a method `take` that selects rows
 
 
 def with_rows(
@@ -149,8 +149,8 @@ def with_rows(
 ) -> Iterator[tuple[Observations, Rows]]:
     """Each part with its rows of the values of its group.
 
-    A group has one row for each of its observations, in the order in which `join` puts them; in
-    chunks or along directions it may have several parts.
+    A group has one row for each of its observations, in the order of `join`. A group may have
+    several parts, for example in chunks or along directions.
     """
     taken = dict.fromkeys(groups, 0)
     for part in parts:
@@ -172,7 +172,7 @@ def less_reference(
     symbol: Symbol,
     space: Sequence[int],
 ) -> Tensor:
-    """Values at x less those at the reference of a symbol, if it has one."""
+    """Values at x, less the values at the reference of a symbol if it has one."""
     reference = symbol.reference_points(x, space)
     return values(x) if reference is None else values(x) - values(reference)
 
@@ -180,23 +180,24 @@ def less_reference(
 def of_constants(
     symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], constants: Float[Tensor, "p k"]
 ) -> Float[Tensor, "n q k"]:
-    """Q (1⊗c)(x): the image of k constant fields under a symbol, linear in x for potentials."""
+    """Q (1⊗c)(x): the images of k constant fields c under a symbol. For potentials, they are linear
+    in x."""
     return of_affine(affine_image(symbol, space, constants), symbol, x, space)
 
 
 Affine = tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]
-"""The value at x = 0, and the slopes along the directions of space, of k affine fields."""
+"""The values of k affine fields at x = 0, and their slopes along the directions of space."""
 
 
 def affine_image(symbol: Symbol, space: Sequence[int], constants: Float[Tensor, "p k"]) -> Affine:
-    """Q (1⊗c), which is affine."""
+    """Q (1⊗c), the affine images of constant fields c under a symbol."""
     return symbol.of_affine(constants, constants.new_zeros(len(space), *constants.shape))
 
 
 def of_affine(
     affine: Affine, symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int]
 ) -> Float[Tensor, "n q k"]:
-    """The values of affine images at x, less those at the reference of the symbol."""
+    """The values of affine images at x, less the values at the reference of the symbol."""
     value, slope = affine
 
     def image(points: Float[Tensor, "n d"]) -> Float[Tensor, "n q k"]:
@@ -206,20 +207,21 @@ def of_affine(
 
 
 class LinearObservations(ABC):
-    """M values y = H f + ε, few enough for matrices of M rows. H has two factors: evaluation of a
-    symbol Q of the field at points, and a sparse matrix that combines these values (`rows`).
+    """M values y = H f + ε, where M is small enough for matrices of M rows.
 
-    With the values Φ of features, H Φ is `rows(Φ)`; H₁ K H₂ᵀ of a covariance K of the values of two
-    kinds of observations is `first.rows(second.rows(K.mT).mT)`.
+    H has two factors: the evaluation of a symbol Q of the field at points, and a sparse matrix that
+    combines these values (`rows`). If Φ are the values of features, H Φ is `rows(Φ)`. If K is the
+    covariance of the values of two kinds of observations, H₁ K H₂ᵀ is
+    `first.rows(second.rows(K.mT).mT)`.
     """
 
     x: Float[Tensor, "n d"]
-    symbol, space = Identity(), ()  # Q, and the columns of x that are its directions
-    num_averaged = 0  # numbers of vectors that an exact kernel averages
+    symbol, space = Identity(), ()  # Q, and the columns of x that are its directions of space
+    num_averaged = 0  # the size of the vectors that an exact kernel averages
 
     @property
     def points(self) -> Float[Tensor, "K d"]:
-        """Where H evaluates Q f."""
+        """The points at which H evaluates Q f."""
         return self.x
 
     @property
@@ -229,16 +231,17 @@ class LinearObservations(ABC):
 
     @abstractmethod
     def rows(self, values: Float[Tensor, "K*q k"]) -> Float[Tensor, "M k"]:
-        """H g of k functions g, from Q g at the points."""
+        """H g for k functions g, from Q g at the points."""
 
     @abstractmethod
     def noise_covariance(
         self, noises: Noises, truncated: TruncatedVariance = None
     ) -> Float[Tensor, "M M"]:
-        """The covariance of ε, and of the part of H f that the features lack (`truncated`)."""
+        """The covariance of ε, plus that of the part of H f that the features omit
+        (`truncated`)."""
 
     def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
-        """V = [y, H(1⊗I_p)]: the values, and the constant mean of each output as H observes it."""
+        """V = [y, H(1⊗I_p)]: the values, and the effect of the constant mean of each output."""
         eye = torch.eye(num_outputs).to(self.points)
         ones = of_constants(self.symbol, self.points, self.space, eye).flatten(0, 1)
         return torch.cat([self.values.unsqueeze(-1), self.rows(ones)], dim=-1)
@@ -288,15 +291,15 @@ def _at_each_point(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
 
 @dataclass(frozen=True)
 class SymbolObservations(LinearObservations):
-    """m observations y = (Q f)(x) + ε of a symbol Q, with noise ε ~ N(0, `noise`) at each point; or
-    y = uᵀ(Q f)(x) + ε along a direction u of each."""
+    """Observations y = (Q f)(x) + ε of a symbol Q at m points, with ε ~ N(0, `noise`) at each
+    point. With directions u, they are y = uᵀ(Q f)(x) + ε."""
 
     symbol: Symbol = field()
     x: Float[Tensor, "m d"]
     y: Float[Tensor, "m q"]
     noise: Float[Tensor, "q q"]
     space: tuple[int, ...] = field()
-    direction: Float[Tensor, "m r"] | None = None  # then q = 1 of r outputs of the symbol
+    direction: Float[Tensor, "m r"] | None = None  # for a symbol with r outputs; then q = 1
 
     @classmethod
     def of(
@@ -309,12 +312,13 @@ class SymbolObservations(LinearObservations):
         noise: object,
         directions: object = None,
     ) -> "SymbolObservations":
-        """Validated copies of what the user gives, on the kernel's device.
+        """Validated copies of the arguments of `VectorFieldGP.observe`, on the device of the
+        kernel.
 
         Raises:
             TypeError: `symbol` is not a `gp_orff.Symbol`.
-            ValueError: shapes that do not fit, a symbol that does not exist for the kernel, or a
-                noise variance that is not positive.
+            ValueError: Shapes do not fit, the symbol does not exist for the kernel, or a noise
+                variance is not positive.
         """
         space = space_of(kernel, num_inputs)
         require(symbol, kernel, space)
@@ -369,13 +373,14 @@ class SymbolObservations(LinearObservations):
 
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:
-    """The q×q covariance given as one variance, q variances or a matrix."""
+    """The q×q covariance from one variance, q variances or a matrix."""
     covariance = as_real_tensor(noise, "noise", dtype=torch.float64).clone()
     if covariance.dim() < 2 and covariance.numel() in (1, q):
         covariance = torch.diag(covariance.expand(q))
     symmetric = covariance.shape == (q, q) and torch.allclose(covariance, covariance.mT)
     if not symmetric or not (torch.linalg.eigvalsh(covariance) > 0).all():
         raise ValueError(
-            f"expected a positive noise variance, {q} of them or a covariance matrix, got {noise!r}"
+            f"expected a positive noise variance, {q} positive variances or a positive definite "
+            f"covariance matrix, got {noise!r}"
         )
     return covariance

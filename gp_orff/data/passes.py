@@ -2,7 +2,8 @@
 
     chunks  ->  tasks of a few chunks  ->  workers  ->  one sum, in the order of the chunks
 
-`Work` is what is done with a chunk, `passes_on` says where, and `fold` does it.
+`Work` reads and summarises a chunk, `passes_on` sets the executor of a call, and `fold` runs a
+pass.
 """
 
 import hashlib
@@ -37,24 +38,25 @@ from gp_orff.settings import num_threads
 from gp_orff.symbols.base import required
 from gp_orff.threads import fixed_threads
 
-# Partial sums of passes, and results between them, in a file: interrupted calls go on there.
+# Partial sums of passes, and results between passes, in a file from which an interrupted call
+# continues.
 #
-# A call may make several passes over the data, with computations between them. The file keeps both.
+# A call may make several passes over the data, with computations between them. The file contains
+# both.
 #
 # 1. `Checkpoint.at` reads the file. Its identity covers the model, the method and the options, so
-#    that a sum is never continued under other hyperparameters.
-# 2. Every pass has a name, the digest of what it sums up. Under this name the file keeps the sum
-#    over the first chunks, their number, and a digest chained over these chunks.
-# 3. When the call is repeated, the pass skips so many chunks, but digests them again: the sum
-#    counts only if they are the same ones in the same order (`resumed`).
-# 4. `kept` stores the results of computations between passes, since a pass depends on them to the
-#    last bit, which another number of threads may change. They are numbered in the order of the
-#    call.
-# 5. The file is written again so rarely that this takes 5 % of the time, and always at the end of a
-#    pass or at an error.
+#    that a sum is never continued with other hyperparameters.
+# 2. Each pass has a name: the digest of its work. Under this name, the file has the sum over the
+#    first chunks, their number, and a digest over these chunks.
+# 3. If the call is repeated, the pass skips these chunks, but computes their digest again. The sum
+#    is used only if they are the same chunks in the same order (`resumed`).
+# 4. `kept` stores the results of computations between passes, in the order of the call. A pass
+#    depends on them to the last bit, which another number of threads may change.
+# 5. The file is written so rarely that this takes 5 % of the time, and always at the end of a pass
+#    and at an error.
 
 
-_SHARE = 0.05  # of the time of a pass that writing may take
+_SHARE = 0.05  # largest share of the time of a pass for writing the file
 _FORMAT = "gp_orff.checkpoint 2"
 
 
@@ -65,30 +67,30 @@ class Partial:
     value: Any = None
     chunks: int = 0
     points: int = 0
-    digest: str = ""  # of these chunks
+    digest: str = ""  # the digest of these chunks
 
 
 @dataclass
 class Checkpoint:
-    """A file with the partial sums of the passes of one call, by what they sum up, and with results
-    of computations between passes, by their order.
+    """A file with the partial sums of the passes of one call, and with the results of computations
+    between passes.
 
-    It is a pickle: open only what you have written yourself.
+    It is a pickle, so open only files that you have written.
     """
 
     path: Path
-    identity: str  # of the model and the options of the call
+    identity: str  # a digest of the model and the options of the call
     partials: dict[str, Partial] = field(default_factory=dict)
     results: dict[int, Any] = field(default_factory=dict)
-    computations: int = 0  # of this call so far
+    computations: int = 0  # the number of computations of this call so far
     due: float = 0.0
 
     @classmethod
     def at(cls, path: str | os.PathLike, identity: str) -> "Checkpoint":
-        """The content of the file; nothing if there is none yet.
+        """The checkpoint in the file; an empty one if the file does not exist.
 
         Raises:
-            ValueError: a file that is damaged, or of another model.
+            ValueError: The file is damaged, or belongs to another model.
         """
         path = Path(path)
         if not path.exists():
@@ -96,21 +98,24 @@ class Checkpoint:
         try:
             kind, known, *content = pickle.loads(path.read_bytes())
         except Exception as error:
-            raise ValueError(f"{path} is damaged, or is not a checkpoint of gp_orff") from error
+            raise ValueError(
+                f"{path} is damaged, or is not a checkpoint of gp_orff; delete it, or give another "
+                "path"
+            ) from error
         if kind != _FORMAT:
             raise ValueError(f"expected {path} as a {_FORMAT}, got {kind!r}")
         if known != identity:
             raise ValueError(
                 f"expected a checkpoint of this model, with these hyperparameters and options, got "
-                f"that of another in {path}; delete the file, or give another path"
+                f"one of another model or call in {path}; delete the file, or give another path"
             )
         return cls(path, identity, *content)
 
     def resumed(self, work: str, chunks: Iterator) -> Partial:
-        """The partial sum of a pass, whose chunks are passed over.
+        """The partial sum of a pass. The chunks of the sum are skipped.
 
         Raises:
-            ValueError: they are not those that it was made of.
+            ValueError: The sum was made from other chunks.
         """
         known, digest, count = self.partials.get(work, Partial()), "", 0
         for chunk in islice(chunks, known.chunks):
@@ -124,15 +129,15 @@ class Checkpoint:
         return known
 
     def add(self, work: str, partial: Partial, chunks: Sequence) -> None:
-        """Keep a partial sum, to which `chunks` were added."""
+        """Store a partial sum, to which `chunks` were added."""
         digest = self.partials.get(work, Partial()).digest
-        for chunk in chunks:  # each digest covers the one before: the last one fixes their order
+        for chunk in chunks:  # each digest includes the one before, so the order matters
             digest = digest_of(chunk, digest)
         self.partials[work] = replace(partial, digest=digest)
         self.write()
 
     def kept(self, compute: Callable[[], Any]) -> Any:
-        """What `compute` returns, or what the same computation returned before; see `passes`."""
+        """The result of `compute`, or of the same computation in the interrupted call."""
         number, self.computations = self.computations, self.computations + 1
         if not self.partials:
             return compute()
@@ -142,24 +147,25 @@ class Checkpoint:
         return self.results[number]
 
     def write(self, soon: bool = False) -> None:
-        """Write the file if `soon`, or if the last writing is long ago."""
+        """Write the file if `soon`, or if enough time has passed since it was written."""
         start = time.perf_counter()
         if not soon and start < self.due:
             return
-        # `write_whole` replaces the file at once, so that a process that dies while writing leaves
-        # the old one. The time of a writing determines when the next one is due.
+        # `write_whole` replaces the file at once, so that the old file remains if the process dies.
+        # The time for writing determines when the file is written next.
         content = pickle.dumps((_FORMAT, self.identity, self.partials, self.results))
         write_whole(self.path, lambda file: file.write(content))
         end = time.perf_counter()
         self.due = end + (end - start) / _SHARE
 
     def remove(self) -> None:
-        """Delete the file: the call has succeeded."""
+        """Delete the file, after the call has succeeded."""
         self.path.unlink(missing_ok=True)
 
 
 def digest_of(value: object, before: str = "") -> str:
-    """A digest of a tree of arrays, plain values and callables, after another one."""
+    """A digest of a tree of arrays, plain values and callables, which includes the digest
+    `before`."""
     digest = hashlib.sha256(before.encode())
     for part in _serialize(value):
         digest.update(part)
@@ -168,9 +174,9 @@ def digest_of(value: object, before: str = "") -> str:
 
 @singledispatch
 def _serialize(value: object) -> Iterator[bytes]:
-    """Bytes that are the same in another process, which pickles need not be."""
+    """Bytes of a value that are equal in all processes, in contrast to pickles."""
     if hasattr(value, "__dask_tokenize__"):
-        # What Dask calls a collection by does not change with the process.
+        # The name of a Dask collection does not depend on the process.
         yield import_module("dask.base").tokenize(value).encode()
     elif is_dataclass(value) and not isinstance(value, type):
         own = [getattr(value, part.name) for part in fields(value)]
@@ -191,7 +197,7 @@ def _(value: np.ndarray) -> Iterator[bytes]:
     if value.dtype == object:
         yield from _serialize(list(value))
     else:
-        # Type and shape are part of the digest: equal bytes may mean different arrays.
+        # Type and shape are part of the digest, because equal bytes may be different arrays.
         yield f"{value.dtype} {value.shape}".encode()
         yield np.ascontiguousarray(value).tobytes()
 
@@ -222,12 +228,12 @@ def _(value: MethodType) -> Iterator[bytes]:
 # Warnings of tasks in other processes, which reach the caller.
 #
 # A worker records the warnings of a task, each once, as the arguments of `warnings.warn_explicit`,
-# and returns them with the sum. The caller gives each one once per call, under its own filters.
-# Several tasks may run as threads of one worker process, where filters are shared: the first one
-# installs `_record`, the last one removes it, and a context variable separates their warnings.
+# and returns them with the sum. The caller gives each warning once per call, with its filters.
+# Several tasks may run as threads of one worker process with common filters. The first thread
+# installs `_record`, and the last one removes it. A context variable separates their warnings.
 
 
-_recorded = ContextVar("recorded", default=None)  # warnings of the task of this thread, as keys
+_recorded = ContextVar("recorded", default=None)  # the warnings of the task of this thread
 _lock = threading.Lock()
 _recorded_tasks, _before = 0, warnings.catch_warnings()
 
@@ -235,8 +241,8 @@ _recorded_tasks, _before = 0, warnings.catch_warnings()
 @contextmanager
 def recorded_warnings() -> Iterator[dict[tuple, None]]:
     """Inside the block, warnings of this thread become the keys of a dict: text, category, file and
-    line. Filters are those of a process: the first of several threads sets them, the last restores
-    them."""
+    line. Filters belong to a process: the first of several threads sets them, and the last one
+    restores them."""
     global _recorded_tasks, _before
     with _lock:
         if not _recorded_tasks:
@@ -258,7 +264,7 @@ def recorded_warnings() -> Iterator[dict[tuple, None]]:
 
 
 def _record(message, category, filename, lineno, file=None, line=None) -> None:
-    """In the place of `warnings.showwarning`; what other threads say is dropped."""
+    """The function that replaces `warnings.showwarning`. It drops warnings of other threads."""
     recorded = _recorded.get()
     if recorded is not None:
         try:
@@ -268,15 +274,15 @@ def _record(message, category, filename, lineno, file=None, line=None) -> None:
         recorded[str(message), category, filename, lineno] = None
 
 
-# What is done with the chunks of a task, in the process that does it.
+# The work on the chunks of a task, in the process that does it.
 #
-# `Job` sums up the chunks of a task, and tries each of them again where it fails. What fails for
-# good is raised with the number of the chunk, as an exception of a class that can be pickled, with
-# the text of the traceback as its cause. `_packed_job` is its form for other processes.
+# `Job` computes the sum over the chunks of a task, and tries a chunk again if it fails. The last
+# error is raised with the index of the chunk. Its class can be pickled, and its cause has the text
+# of the traceback. `_packed_job` is the job for other processes.
 
 
 def num_points(chunk: object) -> int:
-    """The number of points of a chunk that is loaded."""
+    """The number of points of a loaded chunk."""
     return len(entries_of(chunk)["x"])
 
 
@@ -284,9 +290,9 @@ def num_points(chunk: object) -> int:
 class Work:
     """Reads chunks and summarises their content; values of different chunks are added."""
 
-    read: Callable[[object], Iterable]  # a chunk, loaded, to its observations
-    summary: Callable[[Iterable, int], Any]  # observations and the number of their chunk
-    count: Callable[[object], int] = num_points  # of what a chunk holds
+    read: Callable[[object], Iterable]  # returns the observations of a loaded chunk
+    summary: Callable[[Iterable, int], Any]  # maps observations and the index of their chunk
+    count: Callable[[object], int] = num_points  # returns the number of points of a chunk
 
     def __call__(self, chunk: object, number: int) -> tuple[Any, int]:
         """The value of a chunk, and the number of its points."""
@@ -297,8 +303,8 @@ class Work:
 
 @contextmanager
 def naming(chunk: object, number: int) -> Iterator[None]:
-    """Errors inside the block name the chunk, by what it prints as if it is loaded where it is
-    used."""
+    """Errors inside the block name the chunk by its index. A chunk that is a callable is also named
+    by its text."""
     try:
         yield
     except Exception as error:
@@ -313,15 +319,15 @@ def loaded(chunk: object) -> object:
     content = chunk()
     if content is None:
         raise TypeError(
-            f"expected a chunk that returns (x, y) or a mapping when it is called, got nothing "
-            f"from {chunk!r}: is a return missing?"
+            f"expected a chunk that returns (x, y) or a mapping when it is called, got None from "
+            f"{chunk!r}; check that the function has a return statement"
         )
     return content
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some consecutive chunks, of which the first has the number `start`."""
+    """Some consecutive chunks. The first one has the index `start`."""
 
     chunks: Sequence
     start: int
@@ -333,17 +339,17 @@ class Outcome:
 
     value: Any
     points: int
-    warned: tuple[tuple, ...] = ()  # arguments of `warnings.warn_explicit`, of another process
+    warned: tuple[tuple, ...] = ()  # arguments of `warnings.warn_explicit` from another process
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is done with each task of a pass."""
+    """The work on each task of a pass."""
 
     work: Work
-    retries: int = 0  # of each chunk
-    threads: int | None = None  # None leaves them as they are
-    names_chunks: bool = True  # or raises errors as they are, without retries
+    retries: int = 0  # number of further attempts for each chunk
+    threads: int | None = None  # None does not change the number of threads
+    names_chunks: bool = True  # if False, errors are raised unchanged, without retries
 
     def __call__(self, task: Task) -> Outcome:
         total, points = None, 0
@@ -371,8 +377,8 @@ class Job:
         raise kind(text) from RuntimeError(story)
 
 
-# A job is pickled once for a pass; chunks go and outcomes come as pickles too. An executor would
-# pickle tensors as files that both processes share, and a chunk that cannot be unpickled would
+# A job is pickled once for a pass. Chunks and outcomes are pickled too. An executor would pickle
+# tensors as files that are shared between processes, and a chunk that cannot be unpickled would
 # break its pool.
 
 
@@ -380,7 +386,7 @@ def _packed(value: object, what: str, got: str, remedy: str) -> bytes:
     """A pickle for other processes.
 
     Raises:
-        TypeError: a value that cannot be pickled.
+        TypeError: The value cannot be pickled.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -422,8 +428,8 @@ def ordered_map(
 ) -> Iterator[tuple[Any, Any]]:
     """Each item with the result of `submit(item)`, in the order of the items.
 
-    At most `most` of them are in flight. When this is closed, and at any error, also an interrupt,
-    they are cancelled.
+    At most `most` calls are in flight. They are cancelled if the generator is closed, and at any
+    error or interrupt.
     """
     items, pending = iter(items), deque()
     try:
@@ -441,7 +447,8 @@ def ordered_map(
 
 
 def num_workers(executor: Executor | None) -> int:
-    """The number of workers of an executor: of its pool, or of the cluster of a Dask client."""
+    """The number of workers of an executor: the size of its pool, or of the cluster of a Dask
+    client."""
     client = getattr(executor, "_client", None)
     if hasattr(client, "nthreads"):
         return max(1, sum(client.nthreads().values()))
@@ -450,7 +457,7 @@ def num_workers(executor: Executor | None) -> int:
 
 
 def checked(executor: object) -> Executor | None:
-    """The executor, or None; TypeError if it is something else."""
+    """The executor, or None. A TypeError is raised for anything else."""
     of_dask = hasattr(executor, "get_executor")
     remedy = "client.get_executor()" if of_dask else "concurrent.futures.ProcessPoolExecutor()"
     return required(
@@ -461,48 +468,47 @@ def checked(executor: object) -> Executor | None:
     )
 
 
-# Fold chunks into one sum, where the call says: `passes_on` and `fold`.
+# The sum over all chunks, on the executor of a call: `passes_on` and `fold`.
 #
-# 1. `passes_on` stores executor, retries and checkpoint of a call in a context variable, so
-#    that the functions between the method of a model and its passes need no further arguments.
-# 2. `Checkpoint.resumed` takes the partial sum of the checkpoint and skips its chunks.
+# 1. `passes_on` stores executor, retries and checkpoint of a call in a context variable. The
+#    functions between the method of a model and its passes therefore need no further arguments.
+# 2. `Checkpoint.resumed` returns the partial sum of the checkpoint and skips its chunks.
 # 3. `_tasks` groups the other chunks. A chunk that is already data is a separate task, because it
-#    has to be sent. Chunks that are loaded by the worker are grouped, so that each worker has about
-#    eight tasks in a pass: few enough to keep the overhead small, and enough for all to end
-#    together.
-# 4. At most two tasks per worker are in flight. This bounds the memory of chunks and of sums that
-#    wait, and a worker that finishes always has a next task.
-# 5. The oldest task is awaited and added first, even if later ones are done. The order of additions
-#    is thus that of the chunks, and the sum is the same to the last bit for any executor.
-# 6. At any error, also an interrupt, the tasks in flight are cancelled and the partial sum is
-#    written.
+#    has to be sent. Chunks that a worker loads are grouped, so that each worker has about eight
+#    tasks in a pass. This keeps the overhead small, and all workers end at about the same time.
+# 4. At most two tasks per worker are in flight. This limits the memory for chunks and for sums that
+#    wait. A worker that finishes a task always has a next one.
+# 5. The oldest task is awaited and added first, even if later ones are done. Sums are thus added in
+#    the order of the chunks, and the result is equal to the last bit for any executor.
+# 6. At any error or interrupt, the tasks in flight are cancelled and the partial sum is written.
 
 
-_TASKS = 8  # of each worker in a pass, if chunks are loaded there: the last ones end together
-_MOST_CHUNKS = 32  # chunks of a task
-_IN_FLIGHT = 2  # tasks for each worker, so that none waits for the next
-_SHARES = 2  # of each worker, of what is not in chunks
+_TASKS = 8  # tasks of each worker in a pass, if the workers load the chunks
+_MOST_CHUNKS = 32  # most chunks of a task
+_IN_FLIGHT = 2  # tasks in flight for each worker, so that none waits
+_SHARES = 2  # shares for each worker, of work that is not in chunks
 
 Kept = TypeVar("Kept")
 Show = Callable[[int, int, int | None], None]
-"""Shows how many chunks and points of a pass are done, and of how many chunks, if known."""
+"""A function that shows the numbers of chunks and points that are done, and the total number of
+chunks if it is known."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """How the passes of a call run: on which executor, and what becomes of failures."""
+    """The settings of the passes of a call: the executor and the treatment of failures."""
 
-    executor: Executor | None = None  # None: in place
+    executor: Executor | None = None  # None runs passes in this process
     retries: int = 0
     checkpoint: Checkpoint | None = None
-    warned: set[tuple] = field(default_factory=set)  # by workers, and given here already
+    warned: set[tuple] = field(default_factory=set)  # warnings of workers that were given here
 
     def outcomes(self, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
         """The tasks, each with its outcome, in their order.
 
         Raises:
-            TypeError: work or chunks that cannot be pickled.
-            RuntimeError: the executor runs no more, or has lost a process.
+            TypeError: The work or a chunk cannot be pickled.
+            RuntimeError: The executor has been shut down, or has lost a process.
         """
         if self.executor is None:
             job = Job(work, self.retries, names_chunks=self.retries > 0)
@@ -529,9 +535,9 @@ class Passes:
                     yield task, outcome
         except BrokenExecutor as error:
             raise RuntimeError(
-                f"expected workers that live through the pass, got a broken pool ({error}): a "
-                "process was killed, perhaps for its memory. Call again with a new pool; with "
-                "checkpoint=path the chunks that are done need not be read again"
+                f"expected workers that run until the end of the pass, got a broken pool ({error}):"
+                " a process was killed, perhaps because of its memory. Call again with a new pool; "
+                "with checkpoint=path, the chunks that are done need not be read again"
             ) from error
 
     def _submit(self, job: Callable[[Task], Outcome | bytes], task: Task) -> Future:
@@ -541,8 +547,8 @@ class Passes:
             raise
         except RuntimeError as error:
             raise RuntimeError(
-                f"expected an executor that runs, got one that does not ({error}); make a new one, "
-                "and call inside its `with` block"
+                f"expected a running executor, got one that has been shut down ({error}); make a "
+                "new one, and call inside its `with` block"
             ) from error
 
 
@@ -557,23 +563,24 @@ def passes_on(
     checkpoint: object = None,
     identity: Callable[[], object] = str,
 ) -> Iterator[None]:
-    """Inside the block, passes over chunks run on an executor; None: here.
+    """Inside the block, passes over chunks run on an executor.
 
     Args:
-        executor: a `concurrent.futures.Executor`.
-        retries: how often a chunk that fails is tried again.
-        checkpoint: the path of a file for partial sums, deleted at the end of the block.
-        identity: what the partial sums depend on in addition to the columns and the chunks.
+        executor: a `concurrent.futures.Executor`, or None to run passes in this process.
+        retries: the number of further attempts for a chunk that fails.
+        checkpoint: the path of a file for partial sums. It is deleted at the end of the block.
+        identity: a function whose result identifies the model and the call. Partial sums also
+            depend on the columns and the chunks.
 
     Raises:
-        TypeError: something else as an executor.
-        ValueError: negative `retries`, or a checkpoint of another model.
+        TypeError: `executor` is something else.
+        ValueError: `retries` is negative, or the checkpoint belongs to another model.
     """
     if executor is None and checkpoint is None:
         yield
         return
     if retries < 0:
-        raise ValueError(f"expected retries >= 0, got {retries}")
+        raise ValueError(f"expected retries >= 0, got {retries}; use 0 for no further attempts")
     executor = checked(executor)
     kept = None if checkpoint is None else Checkpoint.at(checkpoint, digest_of(identity()))
     before = _call.set(Passes(executor, retries, kept))
@@ -590,18 +597,18 @@ def silent(chunks: int, points: int, of: int | None) -> None:
 
 
 def kept(compute: Callable[[], Kept]) -> Kept:
-    """What `compute` returns, or what it returned in the interrupted call that is resumed.
+    """The result of `compute`, or its result in the interrupted call that is resumed.
 
-    What passes of the checkpoint were made for is then the same to the last bit, also with another
-    number of threads. Calls are distinguished by their order. Without passes nothing is kept,
-    because only their chunks show whether the data are the same.
+    The passes of the checkpoint then have equal arguments to the last bit, also with another number
+    of threads. Computations are distinguished by their order. Without passes nothing is stored,
+    because only their chunks show whether the data are equal.
     """
     checkpoint = _call.get().checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
 
 
 def shares(values: Sequence) -> list[Sequence]:
-    """Values in shares for the workers of this call; one share if it runs here."""
+    """Values in shares for the workers of this call. There is one share without an executor."""
     executor = _call.get().executor
     count = 1 if executor is None else _SHARES * num_workers(executor)
     size = max(1, -(-len(values) // count))
@@ -609,17 +616,17 @@ def shares(values: Sequence) -> list[Sequence]:
 
 
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
-    """The sum of what `work` makes of each chunk, in their order; None if there are no chunks.
+    """The sum of the results of `work` for all chunks, in their order. None without chunks.
 
-    `name` gives what distinguishes the work from others of the same call; only a checkpoint needs
-    it.
+    `name` returns a value that distinguishes the work from other work of the same call. Only a
+    checkpoint needs it.
     """
     passes, of = _call.get(), length_hint(chunks) or None
     checkpoint, chunks = passes.checkpoint, iter(chunks)
     known = "" if checkpoint is None else digest_of(name())
     done = Partial() if checkpoint is None else checkpoint.resumed(known, chunks)
     show(done.chunks, done.points, of)
-    size = 1  # how many chunks that load themselves make a task
+    size = 1  # the number of chunks in a task, for chunks that are callables
     if of is not None and passes.executor is not None:
         each = (of - done.chunks) // (_TASKS * num_workers(passes.executor))
         size = min(max(1, each), _MOST_CHUNKS)
@@ -640,7 +647,8 @@ def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = 
 
 
 def _tasks(chunks: Iterator, start: int, size: int) -> Iterator[Task]:
-    """Consecutive chunks: one by one if they are data, `size` if they are loaded on the worker."""
+    """Tasks of consecutive chunks: one chunk if it is data, `size` chunks if the worker loads
+    them."""
     for chunk in chunks:
         more = list(islice(chunks, size - 1)) if callable(chunk) else []
         yield Task([chunk, *more], start)
@@ -661,7 +669,7 @@ _ADDED = [
 def on_workers(method: Callable) -> Callable:
     """A method with further arguments `executor`, `retries` and `checkpoint`, as for `passes_on`.
 
-    They are valid for this call; the model stores none of them.
+    They apply to one call. The model does not store them.
     """
 
     @wraps(method)

@@ -1,8 +1,8 @@
-"""Patterns H_n: which components of the vector f(x_n) an observation has, or along which direction.
+"""Patterns H_n: the components of the vector f(x_n) that an observation has, or its direction.
 
 An observation is y_n = H_n f(x_n) + ε_n. Let q be the number of components that H_n involves, and
-write H_nᵀH_n = Σ_k a_nk E_k with weights a_nk and fixed matrices E_k (q, q). Whatever the noise is,
-the posterior then needs only the moments Σ_n a_nk φφᵀ for every k and Σ_n φ (H_nᵀy_n)ᵀ.
+H_nᵀH_n = Σ_k a_nk E_k with weights a_nk and fixed matrices E_k (q, q). For any noise, the posterior
+then depends on the data through the moments Σ_n a_nk φφᵀ for each k and Σ_n φ (H_nᵀy_n)ᵀ only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Components:
-    """Some components of the vector, the same at every point; the noise is Σ restricted to them."""
+    """Some components of the vector, the same at each point. The noise is Σ for these
+    components."""
 
     columns: tuple[int, ...]
     num_outputs: int  # p
@@ -35,7 +36,7 @@ class Components:
 
     @property
     def num_values(self) -> int:
-        """v, the number of values of an observation."""
+        """The number v of values of an observation."""
         return len(self.columns)
 
     @property
@@ -60,24 +61,24 @@ class Components:
         return m if self.complete else m[..., list(self.columns)]
 
     def embed(self, values: Float[Tensor, "*b F q"]) -> Float[Tensor, "*b F p"]:
-        """The adjoint of `select`: zero in all other components."""
+        """The adjoint of `select`, with zeros in all other components."""
         if self.complete:
             return values
         out = values.new_zeros(*values.shape[:-1], self.num_outputs)
         return out.index_copy(-1, torch.tensor(self.columns, device=values.device), values)
 
     def noise(self, covariance: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b v v"]:
-        """H Σ Hᵀ: the noise covariance of an observation from that of a vector."""
+        """H Σ Hᵀ: the noise covariance of an observation, from the noise covariance of a vector."""
         return self.select(self.select(covariance).mT)
 
     def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
-        """H δ Hᵀ Σ_n w_n a_n / N: a variance δ without weights, instead of one with weights.
+        """H δ Hᵀ Σ_n w_n a_n / N: the noise that replaces a variance δ without weights.
 
-        Exact where all weights are one. Otherwise δ is multiplied by the mean weight, so that the
-        noise of all observations grows by one factor; `VectorFieldGP` takes grids for which this
-        factor is below 1.01, if tolerance and budget allow.
+        It is exact if all weights are one. Otherwise δ is multiplied by the mean weight, so that
+        the noise of all observations increases by one factor. If tolerance and budget allow,
+        `VectorFieldGP` uses grids for which this factor is below 1.01.
         """
         return self.noise(covariance) * (masses[0] / count)
 
@@ -92,9 +93,10 @@ class Components:
 
 @dataclass(frozen=True)
 class LineOfSight:
-    """The component along a unit vector u_n, one for each point, as radars observe it.
+    """The component along a unit vector u_n, which may differ between points: H_n = u_nᵀ.
 
-    H_n = u_nᵀ. The noise has one variance, which must be the same in all directions.
+    Radars, for example, observe such components. The noise has one variance, which must be the same
+    in all directions.
     """
 
     num_outputs: int
@@ -134,7 +136,7 @@ class LineOfSight:
         return values
 
     def noise(self, covariance: Float[Tensor, "*b p p"]) -> Float[Tensor, "*b 1 1"]:
-        """The variance σ² of an observation, where Σ = σ² I."""
+        """The variance σ² of an observation, for Σ = σ² I."""
         variance = covariance[..., :1, :1]
         eye = torch.eye(self.num_outputs, dtype=covariance.dtype, device=covariance.device)
         if not torch.allclose(covariance, variance * eye, rtol=1e-6, atol=0):
@@ -169,14 +171,14 @@ DEFAULT = ""  # the label of observations without a group
 
 
 class GroupKey(NamedTuple):
-    """What the observations of a group share; their statistics add up."""
+    """The common properties of the observations of a group, whose statistics can be added."""
 
     label: str  # the name of the group's likelihood
     pattern: Pattern
-    known: bool = False  # whether 1/w_n are noise variances that came with the observations
+    known: bool = False  # whether 1/w_n are noise variances that were given with the observations
 
     def plain(self) -> dict[str, object]:
-        """Plain values, for files."""
+        """Return plain values for files."""
         columns = None if self.pattern.along else list(self.pattern.columns)
         outputs = self.pattern.num_outputs
         return {
@@ -188,7 +190,7 @@ class GroupKey(NamedTuple):
 
     @classmethod
     def from_plain(cls, content: Mapping) -> "GroupKey":
-        """The key from what `plain` gave."""
+        """Return the key from the values that `plain` returned."""
         columns, outputs = content["columns"], content["num_outputs"]
         pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
         return cls(content["label"], pattern, content.get("known", False))

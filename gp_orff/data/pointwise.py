@@ -1,4 +1,4 @@
-"""Any likelihood of single points, by quadrature, and the pseudo-observations that represent it."""
+"""Likelihoods of single points, by quadrature, and pseudo-observations that represent them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,36 +25,37 @@ from gp_orff.symbols.base import required
 # Expectations under the distribution of the outputs of one point.
 
 
-_NODES = {1: 32, 2: 16, 3: 10}  # of Gauss–Hermite rules, along each output
-_POINTS = 512  # of Sobol' points for more outputs, and their negatives
+_NODES = {1: 32, 2: 16, 3: 10}  # nodes of Gauss–Hermite rules along each output
+_POINTS = 512  # Sobol' points for more outputs, which are used with their negatives
 
 
 class Pointwise(Likelihood):
-    r"""Any pointwise likelihood p(y_n | f(x_n)), by quadrature over all outputs of a point.
+    r"""Any likelihood p(y_n | f(x_n)) of single points, by quadrature over the outputs of a point.
 
-    For the normal distribution q of the p outputs of each point, with their covariance, it computes
+    Let q be the normal distribution of the p outputs at each point, with their covariance. The
+    class computes
 
         E_n = ∫ q(f) log p(y_n | f) df ,    log ∫ q(f) p(y_n | f) df .
 
-    Likelihoods of single outputs, such as `BernoulliLikelihood` or `PoissonLikelihood`, apply to
-    every output, and E_n is the sum over the outputs. All others, such as `SoftmaxLikelihood`,
-    depend on all outputs of a point. In train mode gpytorch draws these outputs independently, so
-    that posteriors become up to 35 % too narrow, without an error. This class includes their
-    covariance. NaN in y are values that were not observed.
-
     `VectorFieldGP(kernel, likelihood=...)` wraps any likelihood without a noise covariance in a
-    `Pointwise`. It computes the normal distribution q of the field that maximises the evidence
+    `Pointwise`. It then computes the normal distribution q of the field that maximises the evidence
     lower bound (ELBO)
 
         Σ_n E_n − KL(q ‖ prior) .
 
-    Called on the distribution of a field, it returns the distribution of observations, as the base
-    likelihood does: `model.likelihood(model.posterior()(xs))`.
+    Likelihoods of single outputs, such as `BernoulliLikelihood` or `PoissonLikelihood`, apply to
+    each output, and E_n is the sum over the outputs. All others, such as `SoftmaxLikelihood`,
+    depend on all outputs of a point. In train mode, gpytorch draws these outputs independently, and
+    posteriors can become 35 % too narrow without an error. This class includes their covariance.
+
+    NaN in y are values that were not observed. If you call the likelihood on the distribution of a
+    field, it returns the distribution of observations, as the base likelihood does:
+    `model.likelihood(model.posterior()(xs))`.
 
     Args:
         base: a gpytorch likelihood.
-        nodes: the number of Gauss–Hermite nodes along each output. If None, 32, 16 or 10 nodes for
-            up to 3 outputs, and 512 Sobol points with their negatives for more outputs.
+        nodes: the number of Gauss–Hermite nodes along each output. The default is 32, 16 or 10 for
+            1, 2 or 3 outputs. For more outputs, 512 Sobol points and their negatives are used.
 
     Raises:
         TypeError: `base` is not a gpytorch likelihood.
@@ -80,7 +81,7 @@ class Pointwise(Likelihood):
             base,
             Likelihood,
             "Pointwise expects a gpytorch likelihood",
-            "for instance Pointwise(gpytorch.likelihoods.PoissonLikelihood())",
+            "use, for example, Pointwise(gpytorch.likelihoods.PoissonLikelihood())",
         )
         super().__init__(max_plate_nesting=base.max_plate_nesting)
         self.base, self.nodes = base, nodes
@@ -88,21 +89,29 @@ class Pointwise(Likelihood):
 
     @property
     def joint(self) -> bool:
-        """Whether the likelihood of a point is a joint function of its p outputs of the field.
+        """Whether the likelihood of a point depends jointly on all p outputs of the field there.
 
         If False, the likelihood is a product of one factor for each output.
         """
         return not isinstance(self.base, _OneDimensionalLikelihood)
 
     def forward(self, function_samples: Tensor, *args, **kwargs) -> Distribution:
-        """Return the distribution of observations, given values of the field, `function_samples`
-        (*b, n, p), or (*b, n) if p = 1."""
+        """Return the distribution of observations, given values of the field.
+
+        Args:
+            function_samples: values of the field (*b, n, p), or (*b, n) if p = 1.
+        """
         return self.base.forward(function_samples, *args, **kwargs)
 
     def marginal(self, function_dist: MultivariateNormal, *args, **kwargs) -> Distribution:
-        """Return the distribution of observations at points with the distribution `function_dist`
-        of the field. The base likelihood computes it in closed form, or else from draws of the
-        field."""
+        """Return the distribution of observations at n points. Calling the likelihood with a
+        distribution of the field calls this method.
+
+        The base likelihood computes it in closed form, or else from draws of the field.
+
+        Args:
+            function_dist: the distribution of the field at n points.
+        """
         if self.base.has_analytic_marginal:
             return self.base.marginal(function_dist, *args, **kwargs)
         draws = function_dist.rsample(torch.Size([num_likelihood_samples.value()]))
@@ -111,11 +120,15 @@ class Pointwise(Likelihood):
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """Return E_n of every point, (*b, n), from `observations` (*b, n, v) and the distribution
-        `function_dist` of the field.
+        """Return E_n, (*b, n), for `VariationalELBO` of gpytorch.
+
+        Args:
+            observations: observations y (*b, n, v), or (*b, n) if there is one value per point.
+            function_dist: the distribution of the field f at their points.
 
         Raises:
-            ValueError: as `check`.
+            ValueError: The observations have another shape than the field, or a value has zero
+                probability.
         """
         moments = moments_of(function_dist)
         self.check(observations, moments[0])
@@ -124,11 +137,15 @@ class Pointwise(Likelihood):
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args, **kwargs
     ) -> Float[Tensor, "*b n"]:
-        """Return log ∫ q(f) p(y_n | f) df of every point, (*b, n), from `observations` and the
-        distribution `function_dist` of the field.
+        """Return log ∫ q(f) p(y_n | f) df, (*b, n), for `PredictiveLogLikelihood` of gpytorch.
+
+        Args:
+            observations: observations y (*b, n, v), or (*b, n) if there is one value per point.
+            function_dist: the distribution of the field f at their points.
 
         Raises:
-            ValueError: as `check`.
+            ValueError: The observations have another shape than the field, or a value has zero
+                probability.
         """
         moments = moments_of(function_dist)
         self.check(observations, moments[0])
@@ -137,22 +154,23 @@ class Pointwise(Likelihood):
 
     @torch.no_grad()
     def check(self, y: Float[Tensor, "*b n v"], mean: Float[Tensor, "*b n p"]) -> None:
-        """Refuse observations that the likelihood does not describe; NaN were not observed.
+        """Raise an error if the likelihood cannot describe the observations. NaN are allowed.
 
         Args:
-            y: observations.
-            mean: the mean of the outputs of every point.
+            y: observations (*b, n, v).
+            mean: the mean of the outputs at their points, (*b, n, p).
 
         Raises:
-            ValueError: another shape than that of the field; values with zero probability.
+            ValueError: The observations have another shape than the field, or a value has zero
+                probability.
         """
         points, p = mean.shape[:-1], mean.shape[-1]
         rows = y.shape[: len(points)] == points
         if not (rows if self.joint else y.shape == mean.shape or (rows and p == 1)):
             expected = f"{tuple(points)} or {(*points, 'v')}" if self.joint else tuple(mean.shape)
             raise ValueError(
-                f"{type(self.base).__name__} expects observations y of shape {expected}, a row for "
-                f"each point, got {tuple(y.shape)}"
+                f"{type(self.base).__name__} expects observations y of shape {expected}, one row "
+                f"for each point, got {tuple(y.shape)}; reshape y"
             )
         filled, missing = _filled(y)
         if not missing.all():
@@ -165,12 +183,12 @@ class Pointwise(Likelihood):
         mean: Float[Tensor, "*b n p"],
         covariance: Float[Tensor, "*b n p p"],
     ) -> Float[Tensor, "*b n"]:
-        """E_n of every point under given moments.
+        """Return E_n, (*b, n), for given moments of the field.
 
         Args:
-            y: observations (*b, n, v), or (*b, n) if there is one value a point.
-            mean: the mean of the outputs of every point.
-            covariance: the covariance of the outputs.
+            y: observations (*b, n, v), or (*b, n) if there is one value per point.
+            mean: the mean of the outputs at each point, (*b, n, p).
+            covariance: the covariance of the outputs at each point, (*b, n, p, p).
         """
         if self.joint:
             logs, weights = self._at_nodes(y, mean, covariance)
@@ -188,16 +206,17 @@ class Pointwise(Likelihood):
     ) -> tuple[Float[Tensor, "n"], Float[Tensor, "n p"], Float[Tensor, "n p p"]]:
         """Return E_n = E[log p(y_n | f)], its gradient E[∇ log p], and the curvature −E[∇² log p].
 
-        Expectations are over f with the given mean and covariance. The gradient is with respect to
-        the mean.
-
-        The curvature is −2 times the gradient of E_n in the covariance (Opper & Archambeau 2009,
-        *The variational Gaussian approximation revisited*).
+        Expectations are over f with the given mean and covariance. The gradient is that of E_n with
+        respect to the mean. The curvature is −2 times the gradient of E_n with respect to the
+        covariance (Opper & Archambeau 2009, *The variational Gaussian approximation revisited*).
 
         Args:
-            y: observations.
-            mean: the mean of the outputs of every point.
-            covariance: the covariance of the outputs.
+            y: observations (n, v).
+            mean: the mean of the outputs at each point, (n, p).
+            covariance: the covariance of the outputs at each point, (n, p, p).
+
+        Returns:
+            E_n (n,), the gradient (n, p) and the curvature (n, p, p).
         """
         mean, covariance = (t.detach().clone().requires_grad_() for t in (mean, covariance))
         expected = self.expected(y, mean, covariance)
@@ -211,8 +230,8 @@ class Pointwise(Likelihood):
         p = mean.shape[-1]
         nodes, weights = (t.to(mean) for t in _rule(p, self.nodes))
         root = covariance.clamp_min(0).sqrt() if p == 1 else cholesky(covariance)
-        # The nodes of a point are instead of the points of a distribution: some likelihoods
-        # take p points with p outputs for another layout.
+        # The nodes of a point replace the points of a distribution, because some likelihoods
+        # interpret p points with p outputs as another layout.
         f = mean.unsqueeze(-2) + nodes @ root.mT  # (*b, n, k, p)
         if y.dim() == mean.dim() and y.shape[-1] == 1:
             y = y.squeeze(-1)
@@ -228,14 +247,15 @@ class Pointwise(Likelihood):
 def log_density(
     likelihood: Likelihood, f: Float[Tensor, "*n"], y: Float[Tensor, "*n"]
 ) -> Float[Tensor, "*n"]:
-    """log p(y | f), smooth in f; register likelihoods whose distribution rounds it."""
+    """log p(y | f) as a smooth function of f. Register an implementation for likelihoods whose
+    `log_prob` has rounding errors."""
     return likelihood.forward(f).log_prob(y)
 
 
 @log_density.register
 def _(likelihood: BernoulliLikelihood, f: Tensor, y: Tensor) -> Tensor:
-    """Without the clamped probabilities of torch, and the polynomials of gpytorch, whose slopes are
-    not those of their values."""
+    """log p(y | f) without the clamped probabilities of torch and the polynomials of gpytorch,
+    whose derivatives are inconsistent with their values."""
     return torch.special.log_ndtr((2 * y - 1) * f)
 
 
@@ -248,7 +268,7 @@ def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor
         factor = torch.linalg.cholesky(draws.mT @ draws / len(draws))
         draws = torch.linalg.solve_triangular(
             factor, draws.mT, upper=False
-        ).mT  # moments of N(0, I)
+        ).mT  # so that the moments are those of N(0, I)
         return draws, torch.full((len(draws),), 1 / len(draws), dtype=torch.float64)
     t, w = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(nodes or _NODES[p]))
     grids = torch.cartesian_prod(*[t] * p), torch.cartesian_prod(*[w / w.sum()] * p)
@@ -256,7 +276,7 @@ def _rule(p: int, nodes: int | None) -> tuple[Float[Tensor, "k p"], Float[Tensor
 
 
 def _filled(y: Tensor) -> tuple[Tensor, Tensor]:
-    """y with an observed value instead of every NaN, and where these were."""
+    """y with an observed value instead of each NaN, and the positions of NaN."""
     missing = y.isnan()
     if not missing.any():
         return y, missing
@@ -267,13 +287,13 @@ def _filled(y: Tensor) -> tuple[Tensor, Tensor]:
 def moments_of(
     distribution: MultivariateNormal,
 ) -> tuple[Float[Tensor, "*b n p"], Float[Tensor, "*b n p p"]]:
-    """The mean, and the covariance of the outputs, at every point."""
+    """The mean and the covariance of the outputs at each point."""
     mean = distribution.mean
     if len(distribution.event_shape) == 1:
         return mean.unsqueeze(-1), distribution.variance[..., None, None]
     n, p = mean.shape[-2:]
     points, outputs = torch.arange(n, device=mean.device), range(p)
-    interleaved = distribution._interleaved  # point by point, not output by output
+    interleaved = distribution._interleaved  # whether the order is point by point
     rows = [points * p + i if interleaved else points + i * n for i in outputs]
     covariance = distribution.lazy_covariance_matrix
     entries = [[covariance[..., rows[i], rows[j]] for j in outputs] for i in outputs]
@@ -282,15 +302,15 @@ def moments_of(
 
 @noise_of.register
 def _(likelihood: Pointwise, num_outputs: int) -> Tensor:
-    """That of pseudo-observations of weight one."""
+    """The noise of pseudo-observations with weight one."""
     return torch.eye(num_outputs).to(likelihood.unit)
 
 
 def by_points(likelihood: Likelihood) -> Likelihood:
-    """The likelihood; in a `Pointwise` if it is neither Gaussian nor has a noise covariance.
+    """The likelihood, wrapped in a `Pointwise` unless it has a noise covariance.
 
     Raises:
-        TypeError: not a gpytorch likelihood.
+        TypeError: The argument is not a gpytorch likelihood.
     """
     has_noise = noise_of.dispatch(type(likelihood)) is not noise_of.dispatch(object)
     gaussian = isinstance(likelihood, _GaussianLikelihoodBase)
@@ -298,7 +318,8 @@ def by_points(likelihood: Likelihood) -> Likelihood:
 
 
 def likelihood_of(likelihoods: Mapping[str, Likelihood], part: Observations) -> Likelihood:
-    """The likelihood of the group of observations; a new group has that without a name."""
+    """The likelihood of the group of observations. A new group has the likelihood of observations
+    without a name."""
     return likelihoods.get(part.key.label, likelihoods[DEFAULT])
 
 
@@ -308,7 +329,7 @@ def any_pointwise(likelihoods: Mapping[str, Likelihood]) -> bool:
 
 
 def require_gaussian(likelihoods: Mapping[str, Likelihood], what: str, remedy: str) -> None:
-    """Raise NotImplementedError if pseudo-observations represent the data of any group."""
+    """Raise a NotImplementedError if pseudo-observations represent the data of any group."""
     for likelihood in of_kind(likelihoods, Pointwise).values():
         raise NotImplementedError(
             f"{what} expects Gaussian or Student-t noise, got {type(likelihood.base).__name__}; "
@@ -318,30 +339,31 @@ def require_gaussian(likelihoods: Mapping[str, Likelihood], what: str, remedy: s
 
 # Pseudo-observations: p(y_n | f) as a function of f is represented by exp(η_nᵀf − ½ fᵀΛ_n f).
 #
-# That is an observation Λ_n⁻¹η_n of the vector f(x_n) with the known noise Λ_n⁻¹. Under a
-# likelihood of single outputs Λ_n is diagonal, and every output has its pseudo-observation η/Λ of
-# weight Λ. Otherwise Λ_n = Σ_k λ_k u_k u_kᵀ, and there is one along each axis u_k: u_kᵀη/λ_k of
-# weight λ_k. The q that maximises the ELBO is the posterior under pseudo-observations with
+# This is an observation Λ_n⁻¹η_n of the vector f(x_n) with the known noise Λ_n⁻¹. For a likelihood
+# of single outputs, Λ_n is diagonal, and each output has the pseudo-observation η/Λ with the weight
+# Λ. Otherwise Λ_n = Σ_k λ_k u_k u_kᵀ, and there is one pseudo-observation along each axis u_k:
+# u_kᵀη/λ_k with the weight λ_k. The distribution q that maximises the ELBO is the posterior under
+# pseudo-observations with
 #
 #     Λ_n = −E[∇² log p] ,    η_n = E[∇ log p] + Λ_n E[f_n]      (expectations under q).
 
 
-_LEAST = 1e-2  # of λ over |E∇ log p|², whose expectation is that of λ
-_NONE = 1e-8  # of λ over that of another axis: along it, nothing is known
-_WIDTH = 10.0  # the standard deviation of a constant field, from which the first ones follow
-_STEPS = 30  # of Newton's method for this constant, at most
+_LEAST = 1e-2  # least λ over |E∇ log p|², which have the same expectation
+_NONE = 1e-8  # least λ over that of another axis; along an axis with less, nothing is known
+_WIDTH = 10.0  # standard deviation of the constant field for the first pseudo-observations
+_STEPS = 30  # most steps of Newton's method for this constant
 
 
 def represented(
     parts: Sequence[Observations], likelihoods: Mapping[str, Likelihood], num_outputs: int
 ) -> list[Observations]:
-    """The observations, with pseudo-observations instead of those of every group with a `Pointwise`
-    likelihood: the first ones, about the best constant field.
+    """The observations. Groups with a `Pointwise` likelihood have their first pseudo-observations,
+    which are for the best constant field.
 
     Raises:
-        ValueError: values to which the likelihood gives no probability; noise or variances with it,
-            or directions with one of all outputs of a point.
-        NotImplementedError: such a likelihood along tracks.
+        ValueError: A value has zero probability. Or noise or variances are given with such a
+            likelihood, or directions with a likelihood that depends on all outputs of a point.
+        NotImplementedError: The group with such a likelihood has tracks.
     """
     every: list[Observations] = []
     widths: dict[str, int] = {}
@@ -354,7 +376,7 @@ def represented(
             continue
         _check(part, likelihood)
         together = likelihood.joint and num_outputs > 1
-        if together and part.y.shape[-1] < widths[part.key.label]:  # something is missing
+        if together and part.y.shape[-1] < widths[part.key.label]:  # some values are missing
             continue
         outputs = part.y.new_zeros(len(part), num_outputs) if together else torch.zeros_like(part.y)
         _check_support(part.y.squeeze(-1), likelihood.base, outputs.squeeze(-1))
@@ -363,23 +385,23 @@ def represented(
 
 
 def _check(part: Observations, likelihood: Pointwise) -> None:
-    """Raise for observations that the likelihood does not describe."""
+    """Raise an error for observations that the likelihood cannot describe."""
     name = type(likelihood.base).__name__
     if part.on_tracks:
         raise NotImplementedError(
             f"expected observations at single points with {name}, got track=; noise along tracks "
-            "is Gaussian: leave out track=, or likelihood="
+            "is Gaussian: omit track=, or likelihood="
         )
     if part.weight is not None or part.key.known:
         raise ValueError(
-            f"expected neither noise= nor variances= with {name}, which says how observations "
-            "vary; give Gaussian observations a separate group=, with model.likelihoods[group] "
-            "= GaussianLikelihood()"
+            f"expected neither noise= nor variances= with {name}, which determines the distribution"
+            " of observations, got one of them; give Gaussian observations a separate group=, with "
+            "model.likelihoods[group] = GaussianLikelihood()"
         )
     if part.direction is not None and likelihood.joint:
         raise ValueError(
             f"expected a likelihood of single values with directions=, got {name}, which depends "
-            "on all outputs of a point"
+            "on all outputs of a point; omit directions=, or use another likelihood"
         )
 
 
@@ -392,22 +414,23 @@ _SUPPORTS = {
 def _check_support(
     y: Float[Tensor, "n *v"], likelihood: Likelihood, f: Float[Tensor, "n *p"]
 ) -> None:
-    """Raise for values outside of the support of a likelihood, which does not depend on f."""
+    """Raise an error for values outside the support of a likelihood. The support does not depend on
+    f."""
     try:
         support = likelihood.forward(f).support
-    except NotImplementedError:  # a distribution that states none
+    except NotImplementedError:  # the distribution does not state its support
         return
     wrong = ~support.check(y)
     if wrong.any():
         raise ValueError(
             f"{type(likelihood).__name__} expects {_SUPPORTS.get(support, support)} as y, got "
             f"{y[wrong][0].tolist()} and {int(wrong.sum()) - 1} other values that are not; convert "
-            'y, leave them out as NaN with missing="mask", or take another likelihood'
+            'y, make these values NaN with missing="mask", or use another likelihood'
         )
 
 
 def _of_values(part: Observations, likelihood: Pointwise, p: int) -> Iterator[Observations]:
-    """The first pseudo-observations of values that depend on one output each, or one direction."""
+    """The first pseudo-observations of values that each depend on one output or one direction."""
     axis = torch.zeros(len(part), dtype=torch.long, device=part.x.device)
     for column, y in zip(part.pattern.columns, part.y.split(1, dim=-1), strict=True):
         along = part.direction is not None
@@ -428,7 +451,7 @@ def _of_vectors(part: Observations, likelihood: Pointwise, p: int) -> Iterator[O
 def _constant(
     y: Float[Tensor, "n v"], likelihood: Pointwise, q: int
 ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q q"]]:
-    """η and Λ of pseudo-observations about the best constant field, with the variance one."""
+    """η and Λ of pseudo-observations for the best constant field, with variance one."""
     eye, constant, best = torch.eye(q).to(y), y.new_zeros(q), -math.inf
     blocks = eye.expand(len(y), q, q)
     step = torch.zeros_like(constant)
@@ -453,8 +476,8 @@ def _constant(
 def positive(
     curvature: Float[Tensor, "n q q"], slope: Float[Tensor, "n q"]
 ) -> Float[Tensor, "n q q"]:
-    """The curvatures, with eigenvalues of at least a small share of the squared slope along their
-    axis."""
+    """The curvatures, whose eigenvalues are raised to a small share of the squared slope along
+    their axis."""
     values, axes = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
     along = (axes.mT @ slope.unsqueeze(-1)).squeeze(-1)
     least = _NONE * values.amax(-1, keepdim=True).clamp_min(_NONE)
@@ -468,8 +491,8 @@ def proposed(
     mean: Float[Tensor, "n p"],
     covariance: Float[Tensor, "n p p"],
 ) -> tuple[Float[Tensor, "n"], Represented]:
-    """The expected log density of what was observed under a distribution of the field at its
-    points, and the pseudo-observations that represent it there."""
+    """The expected log density of the observed values under a distribution of the field at their
+    points, and the pseudo-observations that represent the values there."""
     given = part.represented
     mean, covariance = latent(part, mean, covariance)
     expected, slope, curvature = likelihood.derivatives(given.values, mean, covariance)
@@ -481,14 +504,14 @@ def proposed(
 def latent(
     part: Observations, mean: Float[Tensor, "n p"], covariance: Float[Tensor, "n p p"]
 ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q q"]]:
-    """The distribution of what the likelihood depends on: one value, or all outputs of a point."""
+    """The distribution of the argument of the likelihood: one value, or all outputs of a point."""
     if part.represented.linear.shape[-1] > 1:
         return mean, covariance
     return part.apply(mean), part.apply_to_covariance(covariance)
 
 
 def observed_as(part: Observations, given: Represented) -> Observations:
-    """The observations with these pseudo-observations of them."""
+    """The observations with the given pseudo-observations."""
     if given.linear.shape[-1] == 1:
         weight = given.precision[:, 0, 0]
         return replace(
@@ -504,7 +527,8 @@ def observed_as(part: Observations, given: Represented) -> Observations:
 def expected_density(
     part: Observations, mean: Float[Tensor, "n p"], covariance: Float[Tensor, "n p p"]
 ) -> Float[Tensor, "n"]:
-    """E log N(ỹ; H f, 1/w) of pseudo-observations ỹ under a distribution of the field."""
+    """E log N(ỹ; H f, 1/w) of pseudo-observations ỹ with weights w, under a distribution of the
+    field."""
     residual = (part.y - part.apply(mean)).squeeze(-1)
     second = residual.square() + part.apply_to_covariance(covariance)[:, 0, 0]
     return 0.5 * (part.weight.log() - math.log(2 * math.pi) - part.weight * second)

@@ -1,4 +1,4 @@
-"""From the arguments of `VectorFieldGP.fit` to observations, by label and pattern."""
+"""Convert the arguments of `VectorFieldGP.fit` to observations, by label and pattern."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Set
@@ -18,14 +18,14 @@ from gp_orff.data.validation import are_missing, as_matrix, as_points, entries_o
 
 _LONGITUDES, _LATITUDES = ("longitude", "lon", "long", "lng"), ("latitude", "lat")
 _CHUNK = 2**20  # points of one chunk
-_COARSE = 1e-3  # the rounding of positions that gives a warning, over their extent
+_COARSE = 1e-3  # rounding of positions over their extent, above which a warning is given
 PER_OBSERVATION = ("variances", "noise", "directions", "group", "track", "time")
-"""The options that have an entry for each observation, or one for all."""
+"""The options with one entry for each observation, or one entry for all."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `VectorFieldGP.fit` that say what the observations are."""
+    """The arguments of `VectorFieldGP.fit` that describe the observations."""
 
     variances: object = None
     noise: object = None
@@ -40,13 +40,13 @@ class Options:
     def __post_init__(self):
         if self.noise is not None and self.variances is not None:
             raise ValueError(
-                "expected noise= or variances=, got both; noise= is the noise itself, variances= "
-                "are relative to one that is learned"
+                "expected noise= or variances=, got both; noise= has absolute variances, and "
+                "variances= has factors of a learned variance: pass one of them"
             )
         if self.scale_noise and self.track is not None:
             raise NotImplementedError(
-                "expected scale_noise=False with track=, got True; noise along tracks adds a white "
-                "variance, which is learned, to the noise that is given"
+                "expected scale_noise=False with track=, got True; for tracks, a learned white "
+                "variance is added to the given noise instead of a factor"
             )
         for name in PER_OBSERVATION:
             if isinstance(values := getattr(self, name), Mapping | Set):
@@ -61,8 +61,8 @@ class Options:
             )
         if self.missing not in ("raise", "mask"):
             raise ValueError(
-                f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' leaves "
-                "out components of y that are NaN"
+                f"expected missing='raise' or missing='mask', got {self.missing!r}; 'mask' treats "
+                "NaN in y as components that were not observed"
             )
 
     def rows(self, rows: slice) -> "Options":
@@ -75,7 +75,7 @@ class Options:
 def in_units(
     units: ColumnUnits, x: object, y: object, options: Options
 ) -> tuple[object, object, Options]:
-    """Arguments of `fit` in the units of a model, as far as both are known."""
+    """Arguments of `fit`, converted to the units of a model if both units are known."""
     x, y, noise, time = units.convert(x, y, options.noise, options.time)
     return x, y, replace(options, noise=noise, time=time)
 
@@ -83,12 +83,13 @@ def in_units(
 def read(
     x: object, y: object, num_outputs: int, options: Options, joint: bool = False
 ) -> list[Observations]:
-    """Validated observations, split into groups; `joint`: of any number of values, all of which
-    depend on all outputs.
+    """Validated observations, split into groups. With `joint`, y may have any number of columns,
+    because the likelihood depends on all outputs of a point.
 
     Raises:
-        TypeError: values that are not real numbers.
-        ValueError: shapes that do not fit each other, NaN or infinite values, no observations.
+        TypeError: Values are not real numbers.
+        ValueError: Shapes do not fit each other, values are NaN or infinite, or there are no
+            observations.
     """
     x = as_points(x).detach()
     along = options.directions is not None
@@ -107,8 +108,8 @@ def read(
         if options.track is not None and noise.dim() > 1:
             raise NotImplementedError(
                 f"expected noise of shape {(len(x),)} with track=, a variance for each "
-                f"observation, got {tuple(noise.shape)}; noise along tracks is the same in every "
-                "component: give the mean of their variances"
+                f"observation, got {tuple(noise.shape)}; noise along tracks is the same in each "
+                "component: give the mean of the variances of the components"
             )
         weight, covariance = (None, noise) if noise.dim() == 3 else (1 / noise, None)
     separate = weight is not None and weight.dim() == 2  # a weight for each component
@@ -127,13 +128,13 @@ def read(
 
 
 def warn_of_positions(x: object) -> None:
-    """Warn of positions that are coarse, or degrees by their names."""
+    """Warn of positions that are coarse, or that are degrees according to their names."""
     _warn_of_precision(x)
     _warn_of_degrees(x)
 
 
 def _warn_of_degrees(x: object) -> None:
-    """Warn of a table whose columns are named longitude and latitude, with values that may be."""
+    """Warn of a table with columns named longitude and latitude whose values may be degrees."""
     names = [str(name).lower() for name in getattr(x, "columns", ())]
     if not any(name in _LATITUDES for name in names):
         return
@@ -155,7 +156,8 @@ def _within(values: Float[Tensor, "N"] | None, least: float, most: float) -> boo
 
 
 def _warn_of_precision(x: object) -> None:
-    """Warn of positions in single precision whose rounding is not small against their extent."""
+    """Warn of positions in single or half precision, if their rounding is not small compared with
+    their extent."""
     matrix = as_matrix(x, "points x (N, d)")
     dtype = x.dtype if isinstance(x, Tensor) else np.asarray(x).dtype
     name = str(dtype).removeprefix("torch.")
@@ -169,9 +171,9 @@ def _warn_of_precision(x: object) -> None:
     if coarse:
         j = coarse[0]
         warnings.warn(
-            f"positions are given in {name}, whose numbers near {high[j]:.3g} are {step[j]:.2g} "
-            f"apart. That is not small against the extent {extent[j]:.3g} of column {j}: points "
-            "have moved or coincide. Give positions in float64, or subtract an offset before",
+            f"positions are given in {name}, whose resolution near {high[j]:.3g} is {step[j]:.2g}. "
+            f"This is not small compared with the extent {extent[j]:.3g} of column {j}: points "
+            "have moved or coincide. Give positions in float64, or subtract an offset first",
             DataWarning,
             stacklevel=3,
         )
@@ -185,14 +187,14 @@ def chunks(x: object, y: object, options: Options) -> Iterator[tuple[object, obj
         raise ValueError(
             f"expected x and y of equal length, got {num_points} and {num_observations} rows"
         )
-    size = _CHUNK if options.track is None else max(num_points, 1)  # tracks stay whole
+    size = _CHUNK if options.track is None else max(num_points, 1)  # tracks are not divided
     for start in range(0, max(num_points, 1), size):
         rows = slice(start, start + size)
         yield x[rows], y[rows], options.rows(rows)
 
 
 def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
-    """x, y and options of a chunk, which is a pair (x, y) or a mapping."""
+    """The x, y and options of a chunk, which is a pair (x, y) or a mapping."""
     values = dict(entries_of(chunk))
     if not {"x", "y"} <= set(values) <= {"x", "y", *PER_OBSERVATION}:
         raise ValueError(
@@ -203,7 +205,7 @@ def unpack(chunk: object, options: Options) -> tuple[object, object, Options]:
 
 
 def has_no_rows(x: object, y: object) -> bool:
-    """Whether x and y are arrays, or lists, of no rows."""
+    """Whether x and y are arrays or lists without rows."""
     return all(not is_single(values) and not len(values) for values in (x, y))
 
 
@@ -220,8 +222,8 @@ def _wrong_columns(got: int, num_outputs: int, along: bool) -> str:
     """The message for y with a wrong number of columns."""
     if along:
         return (
-            "expected one number for each point, the component along its direction, got "
-            f"{got} columns in y"
+            "expected one value for each point, the component along its direction, got "
+            f"{got} columns in y; give y of shape (N,)"
         )
     text = (
         f"expected observations y with {num_outputs} columns, one for each output of the "
@@ -256,7 +258,7 @@ def unit_directions(values: object, count: int, num_outputs: int) -> Float[Tenso
 
 
 def _weights(values: object, count: int, columns: int) -> Tensor | None:
-    """1/variance: (N,) for vectors, (N, p) for components."""
+    """Weights 1/variance: (N,) for vectors, (N, p) for components."""
     if values is None:
         return None
     variances = as_matrix(values, "variances (N,) or (N, p)").detach()
@@ -268,8 +270,8 @@ def _weights(values: object, count: int, columns: int) -> Tensor | None:
     wrong = int((~((variances > 0) & torch.isfinite(variances))).sum())
     if wrong:
         raise ValueError(
-            f"expected positive, finite variances, got {wrong} others among {variances.numel()}; "
-            "drop observations with infinite variance"
+            f"expected positive, finite variances, got {wrong} that are not among "
+            f"{variances.numel()}; drop observations with infinite variance"
         )
     return variances.squeeze(-1).reciprocal() if variances.shape[-1] == 1 else 1 / variances
 
@@ -281,7 +283,7 @@ def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] 
     nan, finite = torch.isnan(y), torch.isfinite(y)
     infinite = int((~finite & ~nan).sum())
     if infinite or (options.missing == "raise" and nan.any()):
-        remedy = ", or pass missing='mask' where NaN means that a component was not observed"
+        remedy = ", or pass missing='mask' if NaN means that a component was not observed"
         raise ValueError(
             f"expected finite observations, got {int((~finite).sum())} NaN or infinite values "
             f"among {y.numel()}; drop those points{'' if options.track is not None else remedy}"
@@ -290,8 +292,8 @@ def _observed(y: Float[Tensor, "n v"], options: Options) -> Bool[Tensor, "n v"] 
 
 
 def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | None]]:
-    """Each label with its rows; None stands for all rows. Missing labels are those of observations
-    without a group."""
+    """Each label with its rows, or with None for all rows. Observations with missing labels have no
+    group."""
     if group is None:
         return [(DEFAULT, None)]
     if is_single(group):
@@ -299,7 +301,7 @@ def _labels(group: object, count: int) -> list[tuple[str, Int[Tensor, "m"] | Non
     labels = np.asarray(group)
     if labels.shape != (count,):
         raise ValueError(
-            f"expected one group for all observations or {count} of them, got shape {labels.shape}"
+            f"expected one group for all observations, or {count} labels, got shape {labels.shape}"
         )
     texts = np.array([str(label) for label in labels.tolist()])
     named = np.where(are_missing(texts, group), DEFAULT, texts)
@@ -315,7 +317,8 @@ def _patterns(
     members: Int[Tensor, "m"] | None,
     separate: bool,
 ) -> Iterator[tuple[tuple[int, ...], Int[Tensor, "m"] | None]]:
-    """The components observed together, with their rows; `separate`: each component by itself."""
+    """The sets of components that were observed together, with their rows. With `separate`, each
+    component is a separate set."""
     every = tuple(range(num_values))
     subsets = [(j,) for j in every] if separate else [every]
     if observed is None:

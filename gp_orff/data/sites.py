@@ -16,18 +16,19 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.data.validation import as_points, as_real, is_single
 from gp_orff.kernels.base import is_number
 
-# What is asked of repeated positions.
+# The treatment of repeated positions.
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """How records at one place are treated, and how many of them are copies.
+    """The treatment of records at one place, and the number of copies among them.
 
     Args:
-        distance: positions that close are merged, in the units of x. None: those that the prior
-            does not distinguish; 0: none.
-        copies: the records that were left out, since others have their place and their values.
-        width: the size of a site, over that of positions which the prior does not distinguish.
+        distance: positions within this distance are merged, in units of x. 0 merges none. None
+            merges positions that the prior does not distinguish.
+        copies: the number of records that were dropped, because others have their place and values.
+        width: the size of a site, divided by the size within which the prior does not distinguish
+            positions.
     """
 
     distance: float | None = None
@@ -39,7 +40,7 @@ class Repeats:
         if not number and self.distance is not None:
             raise ValueError(
                 f"expected merge= as a distance in the units of x, or None, got {self.distance!r}; "
-                "0 keeps all records as they are"
+                "use 0 to merge no records"
             )
 
     def __add__(self, other: "Repeats") -> "Repeats":
@@ -48,53 +49,53 @@ class Repeats:
 
     @property
     def changes(self) -> bool:
-        """Whether the field may change within a site by more than is negligible."""
+        """Whether the field may change within a site by an amount that is not negligible."""
         return bool(self.distance) or self.width > 1
 
     @property
     def note(self) -> str:
-        """A sentence on the copies; empty without any."""
+        """A note on the copies; empty without copies."""
         if not self.copies:
             return ""
         return (
-            f"copies: {self.copies} records have the position and the values of others, and are "
-            "used once; merge=0 uses all"
+            f"copies: {self.copies} records have the position and the values of other records, and "
+            "are omitted; use merge=0 if they are separate measurements"
         )
 
 
-BY_THE_PRIOR = Repeats()  # merges positions that the prior cannot tell apart
+BY_THE_PRIOR = Repeats()  # merges positions that the prior does not distinguish
 
 
 # Sites: groups of positions that lie close together.
 #
-# 1. Positions are scaled by the reach, so that a site is a ball of diameter 1. Along an axis
-#    without a reach, different numbers become multiples of 2, farther from one another than any
-#    site extends.
-# 2. Equal positions are reduced to one first, which often is all that is needed.
-# 3. Positions without a neighbour, and pairs without any other neighbour, are settled by one query
-#    of a tree for all positions. These are most positions in most data.
-# 4. The others are visited in order. A position that is still free becomes the leader of all free
-#    ones within 1 of it, if they fit into a ball of diameter 1, else of those within ½.
+# 1. Positions are divided by the reach, so that a site is a ball of diameter 1. Along an axis
+#    without a reach, different values become multiples of 2, so that they are in different sites.
+# 2. Equal positions are reduced to one position first. This is often sufficient.
+# 3. One query of a tree for all positions finds positions without a neighbour, and pairs without
+#    any other neighbour. In most data, these are most positions.
+# 4. The others are visited in order. A position that is still free becomes the leader of a site.
+#    The site has all free positions within 1 of the leader if they fit into a ball of diameter 1,
+#    otherwise those within ½.
 #
-# A chain of neighbours is cut this way: clustering by connected components would merge a whole
+# This divides a chain of neighbours. Clustering by connected components would merge a complete
 # track.
 
 
-_ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # of a multiplicative hash
+_ODD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(29)  # constants of a multiplicative hash
 _WORD = 2**64 - 1
-_OFFSET = 0.37  # of cells, so that rounded numbers do not lie at their edges
+_OFFSET = 0.37  # offset of cells, so that rounded numbers are not at their edges
 
 
 def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
-    """The number of the site of each position; sites are numbered by their first positions.
+    """The index of the site of each position. Sites are in the order of their first positions.
 
-    Positions x and z of one site have Σ_j ((x_j − z_j) / reach_j)² ≤ 1. A site never grows along a
-    chain of neighbours: it is what lies within 1 of a position if that fits into a ball of diameter
-    1, else the part within ½ of it.
+    Positions x and z of one site have Σ_j ((x_j − z_j) / reach_j)² ≤ 1. A site does not grow along
+    a chain of neighbours. It has the positions within 1 of a leader if they fit into a ball of
+    diameter 1, otherwise those within ½.
 
     Args:
-        x: (n, d), the positions.
-        reach: (d), the largest difference along each axis; 0 where positions have to be equal.
+        x: positions (n, d).
+        reach: the largest difference (d,) along each axis; 0 if positions must be equal.
 
     Example:
         >>> import numpy as np
@@ -109,13 +110,14 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
 
 
 def numbered(labels: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The number of each label, from 0, in the order of their first positions."""
+    """The index of each label. Labels are in the order of their first positions."""
     _, first, which = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[which]
 
 
 def _scaled(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Float[np.ndarray, "n d"]:
-    """The positions in units of the reach; along an axis without one, numbers that differ by 2."""
+    """The positions in units of the reach. Along an axis without reach, different values differ by
+    at least 2."""
     columns = [
         column / length if length else 2.0 * np.unique(column, return_inverse=True)[1]
         for column, length in zip((x - x.mean(0)).T, reach, strict=True)
@@ -124,7 +126,7 @@ def _scaled(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Float[np.nda
 
 
 def _clusters(positions: Float[np.ndarray, "m d"]) -> Int[np.ndarray, "m"]:
-    """The clusters of distinct positions; those without a neighbour are their own."""
+    """The index of the cluster of each distinct position."""
     labels = np.arange(len(positions))
     if len(positions) < 2:
         return labels
@@ -132,7 +134,7 @@ def _clusters(positions: Float[np.ndarray, "m d"]) -> Int[np.ndarray, "m"]:
     distances, neighbours = tree.query(positions, k=3)
     free, mate = distances[:, 1] <= 1, neighbours[:, 1]
     single = free & (distances[:, 2] > 1)
-    pair = single & single[mate]  # both have no other neighbour
+    pair = single & single[mate]  # neither has another neighbour
     labels[pair] = np.minimum(labels, mate)[pair]
     free &= ~pair
     for leader in np.flatnonzero(free):
@@ -156,19 +158,19 @@ def _distances(
 def cell_keys(
     columns: Iterable[Float[np.ndarray, "n"]], widths: Iterable[float]
 ) -> UInt64[np.ndarray, "n"]:
-    """A hash of the cell of every row of a grid.
+    """A hash of the cell of each row in a grid.
 
-    Equal cells have equal hashes, and different cells different ones but with probability 2⁻⁶⁴.
+    Equal cells have equal hashes. Two different cells have equal hashes with probability 2⁻⁶⁴.
 
     Args:
         columns: the coordinates, column by column.
-        widths: of a cell along each column; 0 where numbers have to be equal.
+        widths: the width of a cell along each column; 0 if values must be equal.
     """
     keys = np.zeros(1, dtype=np.uint64)
     for column, width in zip(columns, widths, strict=True):
         if width:
             cells = column * (1 / width) + _OFFSET
-            with np.errstate(invalid="ignore"):  # what lies too far away shares a cell
+            with np.errstate(invalid="ignore"):  # values that overflow share a cell
                 cells = cells.astype(np.int64)
         else:
             cells = column + 0.0  # −0 becomes 0
@@ -178,9 +180,10 @@ def cell_keys(
 
 
 def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """For every row the number of one row with the same key: its own if no other has it.
+    """For each row, the index of one row with the same key. Rows with equal keys get the same
+    index.
 
-    A hash table, in which rows of different keys that share a bucket are entered in later rounds.
+    The method is a hash table. Rows with different keys in one bucket are entered in later rounds.
     """
     bits = (4 * len(keys)).bit_length()
     table = np.empty(2**bits, dtype=np.int32)
@@ -197,23 +200,23 @@ def equal_keys(keys: UInt64[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     return labels
 
 
-# Equal observations in other data, by 64-bit numbers.
+# Find equal observations in other data by 64-bit numbers.
 
 
 def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
-    """A 64-bit number for each observation, equal for equal observations.
+    """A 64-bit number for each observation. Equal observations have equal numbers.
 
-    Two different ones collide with probability 2⁻⁶⁴. y enters in single precision, because a trend
-    that was subtracted may change its last digits.
+    Two different observations have equal numbers with probability 2⁻⁶⁴. y is used in single
+    precision, because a subtracted trend may change its last digits.
     """
     columns = torch.cat([part.x, part.y.float().double()], dim=-1).cpu().numpy()
     return cell_keys(columns.T, np.zeros(columns.shape[1])) ^ np.uint64(hash(part.key) & _WORD)
 
 
 def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
-    """The row of each requested fingerprint among the stored ones, −1 where there is none.
+    """The row of each requested fingerprint among the stored ones; −1 if it is not stored.
 
-    The k-th of equal requested fingerprints takes the k-th of equal stored ones.
+    The k-th of equal requested fingerprints gets the row of the k-th of equal stored ones.
     """
     order = np.argsort(stored, kind="stable")
     rank = np.searchsorted(stored[order], requested) + _repeats(requested)
@@ -222,28 +225,28 @@ def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int
 
 
 def _repeats(values: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
-    """The number of equal values before each value."""
+    """The count of equal values before each value."""
     order = np.argsort(values, kind="stable")
     ordered, before = values[order], np.empty(len(values), dtype=np.int64)
     before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
     return before
 
 
-# Observations merged at each site, and the scatter that their means leave.
+# Means of the observations at each site, and their scatter about the means.
 #
 # Records y_i = f + ε_i at one place, with weights w_i and noise ε_i ~ N(0, Σ/w_i), have the mean
-# ȳ = Σ w_i y_i / W, W = Σ w_i, and
+# ȳ = Σ w_i y_i / W with W = Σ w_i, and
 #
 #     Σ_i w_i (y_i − f)ᵀ Σ⁻¹ (y_i − f) = W (ȳ − f)ᵀ Σ⁻¹ (ȳ − f) + tr(Σ⁻¹ S) ,
 #     Σ_i log|Σ/w_i| = log|Σ/W| + (r − 1) log|Σ| − v (Σ_i log w_i − log W) ,
 #
-# S = Σ_i w_i (y_i − ȳ)(y_i − ȳ)ᵀ, for r records of v values. The posterior given the means is that
-# given the records, and the scatter S completes the evidence.
+# with S = Σ_i w_i (y_i − ȳ)(y_i − ȳ)ᵀ, for r records of v values. The posterior given the means
+# equals the posterior given the records. The evidence of the records follows from S in addition.
 #
-# S does not depend on hyperparameters: it is computed once, and costs nothing in a search.
+# S does not depend on hyperparameters. It is computed once, before a search.
 
 
-_TURN = 1e-3  # between directions at one site: their numbers differ by 1e-6 of the variance
+_TURN = 1e-3  # largest angle between directions at one site, with an error of 1e-6 of the variance
 
 
 @dataclass(frozen=True)
@@ -251,12 +254,12 @@ class Scatter:
     """The scatter of the records of a group about the means of their sites."""
 
     key: GroupKey
-    repeats: int  # records less sites
+    repeats: int  # the number of records less the number of sites
     squares: Float[Tensor, "v v"]  # S, summed over all sites
-    log_weights: float  # Σ log w_i of the records less Σ log W of the sites
+    log_weights: float  # Σ log w_i over the records, less Σ log W over the sites
 
     def terms(self, noise: Noise) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """What the scatter adds to yᵀK⁻¹y and to log|K| under the noise Σ of weight one."""
+        """The terms of the scatter in yᵀK⁻¹y and in log|K|, for the noise Σ of weight one."""
         logdet = self.repeats * noise.logdet - len(self.squares) * self.log_weights
         return (noise.precision * self.squares).sum((-1, -2)), logdet
 
@@ -264,15 +267,15 @@ class Scatter:
 def merged(
     parts: Sequence[Observations], reach: Sequence[float]
 ) -> tuple[list[Observations], list[Scatter]]:
-    """The means at the sites of every group, with the sums of their weights, and the scatter.
+    """The means at the sites of each group, with the sums of their weights, and the scatter.
 
-    Records along different directions stay separate; those of sites with a reach may turn by a
-    thousandth, and have a mean direction. A group without repeated positions stays as it is, and
-    has no scatter.
+    Records along different directions stay separate. At sites with a reach, directions that differ
+    by less than 0.001 are merged to a mean direction. A group without repeated positions does not
+    change, and has no scatter.
 
     Args:
-        parts: the observations, a piece for each group.
-        reach: (d), the size of a site along each axis, as in `sites`.
+        parts: the observations, one piece for each group.
+        reach: the size (d,) of a site along each axis, as for `sites`.
 
     Example:
         >>> import torch
@@ -296,13 +299,13 @@ def merged(
 def merged_at(
     parts: Sequence[Observations], labels: Sequence[Int[np.ndarray, "n"]]
 ) -> tuple[list[Observations], list[Scatter]]:
-    """As `merged`, where the site of every record is known."""
+    """The result of `merged` for given site labels of all records."""
     pairs = [_merge(part, own) for part, own in zip(parts, labels, strict=True)]
     return [means for means, _ in pairs], [scatter for _, scatter in pairs if scatter is not None]
 
 
 def site_labels(part: Observations, reach: Sequence[float]) -> Int[np.ndarray, "n"]:
-    """The site of every record; records along different directions have different sites."""
+    """The site of each record. Records along different directions have different sites."""
     if part.direction is None:
         return sites(part.x.cpu().numpy(), reach)
     columns = torch.cat([part.x, part.direction], dim=-1).cpu().numpy()
@@ -316,9 +319,10 @@ def weighted_means(
     site: Int[Tensor, "n"],
     record: Int[Tensor, "m"],
 ) -> Float[Tensor, "m k"]:
-    """The weighted mean at every site, exact where all values are equal; any `record` of each."""
+    """The weighted mean at each site. It is exact if all values are equal. `record` is one record
+    of each site."""
     origin = values[record]
-    # Differences to one of the records are zero where all are equal, and the mean is then exact.
+    # If all values are equal, the differences from one record are zero, and the mean is exact.
     moved = weight.unsqueeze(-1) * (values - origin[site])
     total = weight.new_zeros(len(record)).index_add(0, site, weight)
     return origin + torch.zeros_like(origin).index_add(0, site, moved) / total.unsqueeze(-1)
@@ -347,21 +351,21 @@ def _merge(part: Observations, labels: Int[np.ndarray, "n"]) -> tuple[Observatio
     return means, Scatter(part.key, len(part) - count, squares, log_weights)
 
 
-# Means of the field over the records of sites, as sums over a few positions within each.
+# Means of the field over the records of a site, as sums over a few positions in the site.
 #
-# Where the field changes within a site, the mean of the records is an observation of the mean of
-# the field over them, not of its value at the mean position. A sum over all records would cost what
-# merging saves. A site is therefore divided into 2^levels parts of about equal numbers of records,
-# always along the axis on which a part is widest, and the mean position of a part stands for its
-# records.
+# If the field changes within a site, the mean of the records observes the mean of the field over
+# the records, and not the value of the field at the mean position. A sum over all records would
+# cost as much as merging saves. A site is therefore divided into 2^levels parts with about equal
+# numbers of records, always along the widest axis of a part. The mean position of a part represents
+# its records.
 
 
-_CHUNK = 256  # sites whose nodes are visited together
+_CHUNK = 256  # sites whose nodes are processed together
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Positions x_k with shares s_k, which sum to one at every site: f̄ ≈ Σ_k s_k f(x_k)."""
+    """Positions x_k with shares s_k, which sum to one at each site: f̄ ≈ Σ_k s_k f(x_k)."""
 
     site: Int[Tensor, "K"]  # ascending
     x: Float[Tensor, "K d"]
@@ -377,11 +381,11 @@ class Nodes:
         levels: int,
         divided: Bool[Tensor, "m"] | None = None,
     ) -> "Nodes":
-        """The mean positions of the parts of every site, halved `levels` times.
+        """The mean positions of the parts of each site, which is halved `levels` times.
 
-        Each half has half of the records, on one side along the axis on which they are widest in
-        units of the `reach`, but records that are equal along it stay together. Sites that are not
-        `divided` stay whole.
+        Each half has half of the records, on one side along the axis that is widest in units of the
+        `reach`. Records with equal coordinates along it are in the same half. Sites that are not
+        `divided` have one part.
         """
         scaled, part = _in_units_of(reach, x), site.clone()
         whole = torch.zeros_like(site, dtype=torch.bool) if divided is None else ~divided[site]
@@ -403,7 +407,7 @@ class Nodes:
         return Nodes(self.site[rows] - sites.start, self.x[rows], self.share[rows])
 
     def mean(self, values: Float[Tensor, "K q"]) -> Float[Tensor, "m q"]:
-        """Σ_k s_k v_k at every site."""
+        """Σ_k s_k v_k at each site."""
         weighted = self.share.to(values).unsqueeze(-1) * values
         mean = values.new_zeros(int(self.site[-1]) + 1, values.shape[-1])
         return mean.index_add(0, self.site, weighted)
@@ -412,15 +416,15 @@ class Nodes:
 def _halved(
     scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"], whole: Bool[Tensor, "n"]
 ) -> Int[Tensor, "n"]:
-    """The labels of both halves of every part, but for records whose part stays `whole`."""
+    """The labels of the halves of each part. Parts of records that are `whole` are not halved."""
     _, part = part.unique(return_inverse=True)
     along, extent = _along(scaled, part)
     counts = part.bincount()
     middle = _in_order(along, part)[counts.cumsum(0) - counts + (counts - 1) // 2]
     upper = along > along[middle][part]
     most = torch.zeros_like(counts).index_add(0, part, upper.to(counts)) == 0  # at the upper end
-    # If the median is the maximum, no record lies above it; the records at the maximum then form
-    # the upper half, so that a part with an extent is always divided.
+    # If the median is the maximum, no record is above it. The records at the maximum then form the
+    # upper half, so that a part with an extent is always divided.
     upper |= most[part] & (along == along[middle][part])
     return 2 * part + (upper & (extent > 0)[part] & ~whole).to(part)
 
@@ -428,7 +432,7 @@ def _halved(
 def across_sites(
     x: Float[Tensor, "n d"], site: Int[Tensor, "n"], reach: Sequence[float]
 ) -> Int[Tensor, "n"]:
-    """The records site by site, those of a site along the axis on which it is widest."""
+    """The order of the records: site by site, and along the widest axis of each site."""
     return _in_order(_along(_in_units_of(reach, x), site)[0], site)
 
 
@@ -439,7 +443,7 @@ def _in_units_of(reach: Sequence[float], x: Float[Tensor, "n d"]) -> Float[Tenso
 def _along(
     scaled: Float[Tensor, "n d"], part: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "m"]]:
-    """Coordinates along the widest axis of their parts, and the extents of these."""
+    """The coordinates along the widest axis of each part, and the extents of the parts."""
     index, shape = part.unsqueeze(-1).expand_as(scaled), (int(part.max()) + 1, scaled.shape[-1])
     low = scaled.new_full(shape, torch.inf).scatter_reduce(0, index, scaled, "amin")
     high = scaled.new_full(shape, -torch.inf).scatter_reduce(0, index, scaled, "amax")
@@ -448,16 +452,16 @@ def _along(
 
 
 def _in_order(along: Float[Tensor, "n"], part: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """The records part by part, in the order of their coordinates."""
+    """The order of the records: part by part, by their coordinates."""
     order = np.lexsort((along.cpu().numpy(), part.cpu().numpy()))
     return torch.from_numpy(order).to(part)
 
 
 @dataclass(frozen=True)
 class SiteMeans(LinearObservations):
-    """Means of observations of a group at some sites, where H f is a mean over the nodes of each.
+    """Means of observations of a group at some sites. H f is a mean over the nodes of each site.
 
-    The nodes of a site share the direction of its mean. The noise is that of the means.
+    The nodes of a site have the direction of its mean. The noise is the noise of the means.
     """
 
     means: Observations
@@ -465,7 +469,7 @@ class SiteMeans(LinearObservations):
 
     @classmethod
     def in_pieces(cls, groups: Sequence[Observations], nodes: Sequence[Nodes]) -> list["SiteMeans"]:
-        """The means of every group, a few sites at a time: there are several times more nodes."""
+        """The means of each group, a few sites at a time, because each site has several nodes."""
         return [
             cls(means.take(sites), parts.take(sites))
             for means, parts in zip(groups, nodes, strict=True)
@@ -492,34 +496,37 @@ class SiteMeans(LinearObservations):
         return PointObservations([self.means]).noise_covariance(noises, truncated)
 
 
-# Copies: records at one place with equal values, which are one observation.
+# Copies: records at one place with equal values are copies of one observation.
 
 
-# How copies are searched for, in `distinct`:
-# 1. Positions and values are divided into cells, and the cells are hashed. Where no two records
-#    share a cell, there are no copies, and the search ends.
-# 2. The unit of every column of values is measured: the smallest difference that occurs.
-# 3. Pairs of records at one place are counted: those with equal values (n₀), with values that
-#    differ by one unit in some columns (n₁), and by two to four units (n₂). Independent values
-#    whose noise is as large as the unit are spread over all of these. In one column, 0.27 of the
-#    pairs are equal and 0.43 differ by one unit, so that in v columns n₁ / n₀ = 2.6ᵛ − 1; the ratio
-#    increases to 3ᵛ − 1 with the noise. Chance therefore explains n₁ / (2.5ᵛ − 1) equal pairs.
-# 4. Values may be equal for other reasons, such as a rain gauge that reads zero. These are equal at
-#    different places, too: chance explains as large a share of the pairs at one place.
-# 5. If both numbers are below 5 % of n₀, equal records are copies. If also n₂ / (2.5ᵛ − 1) is below
+# The search for copies in `distinct`:
+#
+# 1. Positions and values are divided into cells, and the cells are hashed. If no two records share
+#    a cell, there are no copies, and the search ends.
+# 2. The unit of each column of values is measured: the smallest difference that occurs.
+# 3. Pairs of records at one place are counted: n₀ pairs with equal values, n₁ with values that
+#    differ by one unit in some columns, and n₂ with values that differ by two to four units. If
+#    values are independent and their noise is as large as the unit, all three kinds occur. In one
+#    column, 0.27 of the pairs are equal and 0.43 differ by one unit, so that n₁ / n₀ = 2.6ᵛ − 1 in
+#    v columns. With more noise, the ratio increases to 3ᵛ − 1. Chance therefore explains
+#    n₁ / (2.5ᵛ − 1) equal pairs.
+# 4. Values may be equal for other reasons, for example if a rain gauge measures zero. Such values
+#    are also equal at different places. The share of equal pairs there estimates the share by
+#    chance at one place.
+# 5. If both numbers are below 5 % of n₀, equal records are copies. If n₂ / (2.5ᵛ − 1) is also below
 #    5 % of n₁, records that differ by one unit are copies that were rounded differently.
-# 6. One record of every group of copies remains.
+# 6. One record of each group of copies remains.
 
-SAME = 1e-5  # over the extent of most points, or of values: smaller differences are not resolved
-_CHANCE = 0.05  # the largest share of pairs that agree by chance among those that count as copies
-_SPREAD = 2.5  # pairs that differ by at most a unit, over equal ones, if the noise is of that size
-_EQUAL, _UNIT, _FAR = 0.5, 1.1, 4.5  # units: what is equal, one unit apart, or four
-_SAMPLE = 20_000  # values from which the first cells are measured, which may have any size
+SAME = 1e-5  # smallest difference of positions or values, over the extent of most of them
+_CHANCE = 0.05  # largest share of copies that chance may explain
+_SPREAD = 2.5  # pairs within one unit over equal pairs, for noise as large as the unit
+_EQUAL, _UNIT, _FAR = 0.5, 1.1, 4.5  # largest differences in units: equal, one unit, four units
+_SAMPLE = 20_000  # number of values from which the size of the first cells follows
 
 
 def distinct(part: Observations, reach: Float[np.ndarray, "d"]) -> Int[torch.Tensor, "m"]:
-    """The rows that are left without copies, in their order; `reach` is the size of a place along
-    each axis. See `Dataset.without_copies`."""
+    """The rows without copies, in their order. `reach` is the size of a place along each axis. See
+    `Dataset.without_copies`."""
     x, y = part.x.cpu().numpy(), part.y.cpu().numpy()
     if part.direction is not None:
         x = np.column_stack([x, part.direction.cpu().numpy()])
@@ -541,9 +548,9 @@ def _remain(
     values: Float[np.ndarray, "n v"],
     weight: Float[np.ndarray, "n"],
 ) -> Bool[np.ndarray, "n"]:
-    """Whether each row remains; positions are in units of a place, values in their units."""
+    """Whether each row remains. Positions are in units of a place, and values in their units."""
     columns, num_places = np.column_stack([places, values]), places.shape[1]
-    # one row stands for all that are equal in every column
+    # one row represents all rows that are equal in each column
     _, first, group, counts = np.unique(
         equal_keys(cell_keys(columns.T, np.zeros(columns.shape[1]))),
         return_index=True,
@@ -563,37 +570,39 @@ def _remain(
     labels = np.arange(len(first))
     if len(near):
         labels[near] = len(first) + sites(columns[first[near]] / scale, np.ones(len(scale)))
-    # Rows that are equal in every column have one number already; `labels` merges numbers that are
-    # near.
+    # Rows that are equal in each column already have the same index. `labels` merges indices of
+    # rows that are close.
     group = labels[group]
     remain = np.bincount(group)[group] == 1
     rows = np.flatnonzero(~remain)
-    rows = rows[np.lexsort([*columns[rows].T, -weight[rows]])]  # whatever the order of the records
+    # independent of the order of the records
+    rows = rows[np.lexsort([*columns[rows].T, -weight[rows]])]
     remain[rows[np.unique(group[rows], return_index=True)[1]]] = True
     return remain
 
 
 def _tolerance(pairs: Float[np.ndarray, "3"], num_values: int) -> float | None:
-    """How far the values of copies may differ, in their units; None if there are no copies.
+    """The largest difference between the values of copies, in their units; None without copies.
 
     Args:
-        pairs: the numbers of pairs at one place with equal values, with values that differ by one
-            unit at most, and by four.
-        num_values: v, the number of values of a record.
+        pairs: the numbers of pairs at one place whose values are equal, differ by at most one unit,
+            and differ by at most four units.
+        num_values: the number v of values of a record.
     """
     spread = _SPREAD**num_values - 1
     equal, unit, far = pairs[0], *np.diff(pairs)
     if unit / spread >= _CHANCE * equal:
         return None
-    # one more, since there may be none by chance
+    # plus one, because the number may be zero by chance
     return _EQUAL if (far + 1) / spread >= _CHANCE * unit else _UNIT
 
 
 def _near(columns: Float[np.ndarray, "n c"]) -> Int[np.ndarray, "m"]:
-    """The rows that may have another within 1 along every column.
+    """The rows that may have another row within 1 along each column.
 
-    Grids whose cells are c + 1 wide are shifted by one unit each. Two numbers within 1 lie in
-    different cells of at most one of these c + 1 grids, so that two rows share a cell of one.
+    There are c + 1 grids with cells of width c + 1, each shifted by one unit. Two values within 1
+    are in different cells of at most one grid. Two rows with c values therefore share a cell of at
+    least one grid.
     """
     count = columns.shape[1] + 1
     shared = np.zeros(len(columns), dtype=bool)
@@ -609,8 +618,8 @@ def _sample(
     near: Int[np.ndarray, "m"],
     num_places: int,
 ) -> tuple[Float[np.ndarray, "s c"], Int[np.ndarray, "s"]]:
-    """The rows of all places with several records, or of about `_SAMPLE` records at random places,
-    and their counts."""
+    """The rows of all places with several records, with their counts. If there are many, the rows
+    of about `_SAMPLE` records at random places."""
     several = counts > 1
     several[near] = True
     places = cell_keys(columns[:, :num_places].T, np.full(num_places, 4.0))
@@ -621,9 +630,10 @@ def _sample(
 def _pairs_by_distance(
     columns: Float[np.ndarray, "m c"], counts: Int[np.ndarray, "m"], num_places: int
 ) -> Float[np.ndarray, "3"]:
-    """The pairs at one place whose values are equal, differ by one unit at most, or by four.
+    """The numbers of pairs at one place whose values are equal, differ by at most one unit, and
+    differ by at most four units.
 
-    Row i stands for `counts[i]` records.
+    Row i represents `counts[i]` records.
     """
     places, values = np.split(columns, [num_places], axis=1)
     numbers = []
@@ -637,9 +647,10 @@ def _pairs_by_distance(
 def _are_equal_elsewhere(
     places: Float[np.ndarray, "n k"], values: Float[np.ndarray, "n v"]
 ) -> bool:
-    """Whether records at different places are equal so often that those at one place may be.
+    """Whether equal values at different places are so frequent that chance may explain equal values
+    at one place.
 
-    Elsewhere, one pair more is counted than there is, since there may be none by chance.
+    The number of pairs at different places is increased by one, because it may be zero by chance.
     """
     cells, units = 0.5 * places, np.rint(values)
     columns = cells, units, np.column_stack([cells, units])
@@ -655,61 +666,63 @@ def _pairs(keys: UInt64[np.ndarray, "n"]) -> float:
 
 
 def _resolved(y: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "v"]:
-    """The smallest differences that count as such, in every column."""
+    """The smallest differences that are resolved, for each column."""
     low, high = np.quantile(y, [0.05, 0.95], axis=0)
     return SAME * np.where(high > low, high - low, np.ptp(y, axis=0))
 
 
 def _units(y: Float[np.ndarray, "n v"]) -> Float[np.ndarray, "v"]:
-    """The smallest difference between different values of every column."""
+    """The smallest difference between different values, for each column."""
     gaps = [np.diff(np.sort(values)) for values in y.T]
     pairs = zip(gaps, _resolved(y), strict=True)
     return np.array([gap[gap > resolved].min(initial=gap.max()) for gap, resolved in pairs])
 
 
-# Dense observations thinned, so that those that remain have independent errors.
+# Thin dense observations, so that the remaining ones have independent errors.
 #
-# The rows are visited in random order. One that is still free remains, and all within the distance
-# of it are excluded. The result is a maximal set: every excluded row is near one that remains.
+# The rows are visited in random order. A row that is still free is selected, and all rows within
+# the distance are excluded. The result is a maximal set: each excluded row is close to a selected
+# one.
 
 
 def thin(
     x: object, distance: float | Sequence[float], *, group: object = None, seed: int = 0
 ) -> Int[Tensor, "m"]:
-    """Select rows of x that are far from each other, so that every other row is near one of them.
+    """Select points that are at least a given distance from each other.
 
-    Use this function if observations are close together, along a track or in a cluster, and their
-    errors are nearly equal. They come from a sensor that drifts, or from errors of positions. A
-    model that treats them as independent has error bars that are too small. Observations that are
-    further from each other have independent errors, and a fit to them costs less. If you know the
-    tracks of the observations, use `fit(track=)` instead, which learns the correlation and keeps
-    all observations.
+    Use this function if observations that are close together have nearly equal errors. Examples are
+    a sensor that drifts along a track, and errors of positions in a cluster. A model that treats
+    such observations as independent has error bars that are too small. Observations at a larger
+    distance have independent errors, and a fit to them costs less. If you know the tracks of the
+    observations, use `fit(..., track=...)` instead: it learns the correlation and uses all
+    observations.
 
-    The rows are chosen greedily in random order, until no row can be added. No two positions x, z
-    of the result have
+    Points are selected in random order until no point can be added. Any two selected points x and z
+    have
 
-        Σ_j ((x_j − z_j) / distance_j)² ≤ 1 .
+        Σ_j ((x_j − z_j) / distance_j)² > 1 ,
 
-    Try several distances. Use the distance for which `cross_validate` by tracks, paths or days has
-    the smallest `nlpd`, and a `coverage` near 0.95.
+    with the sum over the columns j. Try several distances. The best one has the smallest `nlpd`,
+    and a `coverage` near 0.95, in `cross_validate` by tracks, paths or days.
 
     Args:
         x: points (N, d).
-        distance: the distance in units of x, or one for each column of x, as for space and time.
+        distance: the distance in units of x, or one distance for each column, for example for space
+            and time.
         group: a label for each point, for example its instrument or path. Points with different
-            labels have independent errors, and are kept even if they are close. None for one group.
+            labels may be closer than the distance. By default, all points are in one group.
         seed: the seed of the random order.
 
     Returns:
-        The indices of the remaining rows, increasing, for x, y and labels.
+        The indices (m,) of the selected rows, in increasing order. Use them for x, y and labels.
 
     Raises:
-        TypeError: points that are not real numbers.
-        ValueError: distances that are not positive and finite, or not one for each column; labels
-            of another length.
+        TypeError: The points are not real numbers.
+        ValueError: Distances are not positive and finite, or there is not one for each column, or
+            the labels have another length.
 
     Example:
-        Two thousand observations along four passes, whose errors change slowly:
+        Two thousand observations along four parallel tracks:
 
         >>> import gp_orff, torch
         >>> generator = torch.Generator().manual_seed(0)
@@ -734,13 +747,13 @@ def _lengths(distance: float | Sequence[float], num_inputs: int) -> Float[Tensor
     if len(values) not in (1, num_inputs) or not ((values > 0) & torch.isfinite(values)).all():
         raise ValueError(
             f"expected a positive distance, or one for each of the {num_inputs} columns of x, got "
-            f"distance={distance!r}"
+            f"distance={distance!r}; give it in units of x"
         )
     return values.expand(num_inputs)
 
 
 def _numbers(group: object, count: int) -> Int[np.ndarray, "N"]:
-    """A number for the label of each point."""
+    """An index for the label of each point."""
     if is_single(group):
         return np.zeros(count, dtype=int)
     values = group.tolist() if hasattr(group, "tolist") else list(group)
@@ -753,7 +766,7 @@ def _numbers(group: object, count: int) -> Int[np.ndarray, "N"]:
 
 
 def _apart(positions: Float[np.ndarray, "n k"], seed: int) -> Bool[np.ndarray, "n"]:
-    """Whether each position remains: none that remains and comes earlier is within 1."""
+    """Whether each position is selected: no earlier selected position is within 1."""
     tree = scipy.spatial.cKDTree(positions)
     kept = np.zeros(len(positions), dtype=bool)
     free = ~kept

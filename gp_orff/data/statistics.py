@@ -1,4 +1,4 @@
-"""Sufficient statistics of observations, of fields group by group, and as plain values."""
+"""Sufficient statistics of observations by group, and their conversion to plain values."""
 
 import io
 import math
@@ -35,30 +35,30 @@ from gp_orff.symbols.base import required
 #
 # 1. One pass over the data computes sums for each pattern of observation (`of_observations`). On a
 #    lattice the Gram matrix C is stored as the sums T of `features.lattice`, (4m+1)^d numbers.
-# 2. Sums of chunks, workers and machines are added; those of observations that leave are
-#    subtracted.
-# 3. When the normal equations ask for C[c, c] (`feature_grams`), T is expanded to the columns of
-#    the features. In a search on a grid neither changes, so the result is kept until other columns
-#    are asked for; of small matrices, those of three sets of columns are kept, since features with
-#    complex directions have two layers and their cross terms.
-# 4. Noise enters later, as p×p matrices: Statistics do not depend on hyperparameters on a grid.
+# 2. The sums of chunks, workers and machines are added. The sums of observations that are removed
+#    are subtracted.
+# 3. The normal equations need C[c, c] (`feature_grams`): T is expanded to the columns of the
+#    features. In a search on a grid neither changes, so the result is stored until other columns
+#    are needed. Small matrices are stored for three sets of columns, because features with complex
+#    directions have two layers and their cross terms.
+# 4. Noise enters later, as p×p matrices. On a grid, statistics do not depend on hyperparameters.
 
 
-_MOST_KEPT = 2**26  # numbers of a set of matrices, of which further sets are kept
-_LAYERS = 3  # sets of matrices of features with complex directions
+_MOST_KEPT = 2**26  # largest size of matrices of which several sets are stored
+_LAYERS = 3  # sets of matrices for features with complex directions
 
 
 class Moments(NamedTuple):
     """Moments of the columns φ under the weights a_n of the points."""
 
-    gram: Tensor  # Σ a φφᵀ in the form of its columns: see `Columns.gram`
+    gram: Tensor  # Σ a φφᵀ, in the form that `Columns.gram` returns
     column_sum: Float[Tensor, "*b M"]  # Σ a φ
     mass: Tensor | float  # Σ a
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Sums over the relative precisions w_n of observations; they add up."""
+    """Sums over the relative precisions w_n of observations. Sums of parts of the data add."""
 
     count: float  # N
     total: float  # Σ w_n
@@ -67,7 +67,7 @@ class Weights:
 
     @classmethod
     def of(cls, weight: Float[Tensor, "n"] | None, count: int) -> "Weights":
-        """The sums over all observations; w_n = 1 where no weights are given."""
+        """The sums over all observations, with w_n = 1 if there are no weights."""
         if weight is None:
             return cls(count, count, count)
         sums = weight.sum(), weight.square().sum(), weight.log().sum()
@@ -79,17 +79,17 @@ class Weights:
         return self.total / self.count
 
     def local_mean(self, num_observations: float) -> float:
-        """The mean weight of `num_observations` near one of large weight.
+        """The mean weight of `num_observations` around an observation with a large weight.
 
         One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
         field where its posterior variance is smallest.
         """
-        # Σw²/Σw is at least the mean by Cauchy–Schwarz; rounding may bring it below.
+        # Σw²/Σw is at least the mean by Cauchy–Schwarz, except for rounding.
         weighted_mean = max(self.squares / self.total, self.mean)
         return self.mean + (weighted_mean - self.mean) / max(num_observations, 1.0)
 
     def mapped(self, function: Callable[..., float], *others: "Weights") -> "Weights":
-        """A function of every sum of these and of others."""
+        """A function of each sum of these and of other weights."""
         return Weights(*map(function, *map(astuple, (self, *others))))
 
     def __add__(self, other: "Weights") -> "Weights":
@@ -97,7 +97,7 @@ class Weights:
 
 
 def added(first: Mapping, second: Mapping) -> dict:
-    """Sums by key, added where both have one."""
+    """Sums by key. If both mappings have a key, the sums are added."""
     sums = {key: first[key] + more if key in first else more for key, more in second.items()}
     return {**first, **sums}
 
@@ -106,10 +106,10 @@ def added(first: Mapping, second: Mapping) -> dict:
 class Statistics:
     """The sufficient statistics C = Σφφᵀ, Z = Σφyᵀ, s = Σφ, Y₂ = Σyyᵀ, y₁ = Σy and N.
 
-    Posterior and evidence need nothing else of the data. They add up over points, so that chunks,
-    streams and machines merge exactly. If each point has a relative precision w_n, every sum but N
-    is weighted by w_n. Observations of a part of the vector have the moments and the y of
-    `patterns`.
+    Posterior and evidence depend on the data through these sums only. The sums of chunks, streams
+    and machines add exactly. If each point has a relative precision w_n, each sum except N is
+    weighted by w_n. Observations of some components, or along directions, have the moments and
+    values of `gp_orff.data.patterns`.
 
     Example:
         >>> import torch
@@ -142,7 +142,7 @@ class Statistics:
     def of(
         cls, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], phi: Columns
     ) -> "Statistics":
-        """Statistics of whole vectors in one pass, in float64, differentiable in x, y and ω."""
+        """Statistics of complete vectors in one pass, in float64, differentiable in x, y and ω."""
         y = y.double()
         gram, cross, column_sum = phi.moments(x, y)
         moments = (Moments(gram, column_sum, float(x.shape[-2])),)
@@ -177,13 +177,13 @@ class Statistics:
 
     @property
     def gram(self) -> Float[Tensor, "*b M M"]:
-        """C, for a pattern with one weight."""
+        """The sum C, for a pattern with one weight."""
         (moments,) = self.moments
         return self.phi.gram(moments.gram)
 
     @property
     def column_sum(self) -> Float[Tensor, "*b M"]:
-        """s, for a pattern with one weight."""
+        """The sum s, for a pattern with one weight."""
         (moments,) = self.moments
         return moments.column_sum
 
@@ -194,23 +194,23 @@ class Statistics:
 
     @property
     def masses(self) -> Float[Tensor, "k"]:
-        """Σ_n w_n a_nk for every weight a_k."""
+        """Σ_n w_n a_nk for each weight a_k."""
         return torch.as_tensor(
             [float(moments.mass) for moments in self.moments], dtype=torch.float64
         )
 
     @property
     def count(self) -> float:
-        """N."""
+        """The number N of observations."""
         return self.weights.count
 
     def feature_grams(
         self, expansion: FeatureExpansion, other: FeatureExpansion | None = None
     ) -> list[Float[Tensor, "*b F F"]]:
-        """C[c,c′] of every weight a_k, for the columns c of `expansion` and c′ of `other`, or c of
-        the former; cached where C is constant.
+        """C[c,c′] for each weight a_k, with the columns c of `expansion` and c′ of `other`. Without
+        `other`, c′ = c. The result is cached if C is constant.
 
-        The cache belongs to these numbers: a value made by `replace` starts with an empty one.
+        A value made by `replace` starts with an empty cache.
         """
         right = expansion if other is None else other
         for columns, others, grams in self._grams:
@@ -222,12 +222,12 @@ class Statistics:
             if not (expansion.one_to_one and right.one_to_one):
                 # Rows are gathered first, then columns of the transpose: the result is C[c, c′]ᵀ.
                 gram = right.gather(expansion.gather(gram).mT)
-                gram = gram if other is None else gram.mT  # symmetric, or not
+                gram = gram if other is None else gram.mT  # symmetric without `other`
             grams.append(gram)
-        # Matrices with a graph belong to one evaluation of the gradient and are not kept.
+        # Matrices with a graph belong to one evaluation of the gradient and are not stored.
         if not any(gram.requires_grad for gram in grams):
-            # Small matrices of the last sets of columns stay; of large ones only the latest set
-            # does.
+            # Small matrices are stored for the last sets of columns, large ones for the latest set
+            # only.
             few = sum(gram.numel() for gram in grams) <= _MOST_KEPT
             self._grams[:] = [
                 (expansion.columns, right.columns, grams),
@@ -238,14 +238,14 @@ class Statistics:
     def kept(
         self, compute: Callable[["Statistics"], list[Tensor]], keys: Sequence[Tensor]
     ) -> list[Tensor]:
-        """What `compute` makes of these statistics, kept for the same keys."""
+        """The result of `compute` for these statistics. It is stored for the same keys."""
         if not (self._kept and all(map(torch.equal, self._kept[0], keys))):
             self._kept[:] = [keys, compute(self)]
-            self._grams.clear()  # which it used
+            self._grams.clear()  # the matrices that `compute` has used
         return self._kept[1]
 
     def select(self, columns: Int[Tensor, "k"]) -> "Statistics":
-        """The statistics of some columns."""
+        """The statistics of selected columns."""
         moments = tuple(
             Moments(
                 self.phi.gram(part.gram)[..., columns, :][..., columns],
@@ -284,7 +284,7 @@ class Statistics:
     __rmul__ = __mul__
 
     def _mapped(self, function: Callable, *others: "Statistics") -> "Statistics":
-        """A function of every sum of these statistics and of others."""
+        """A function of each sum of these and of other statistics."""
         every = self, *others
         moments = zip(*(statistics.moments for statistics in every), strict=True)
         return replace(
@@ -298,11 +298,11 @@ class Statistics:
         )
 
 
-# Columns φ from the plain values that `Columns.plain` gives.
+# Columns φ from the plain values that `Columns.plain` returns.
 
 
 def unpack_columns(content: Mapping) -> Columns:
-    """The columns from the content that `Columns.plain` gave."""
+    """The columns from the content that `Columns.plain` returned."""
     if "families" in content:
         return SideBySide(tuple(map(unpack_columns, content["families"])))
     if "indices" in content:
@@ -347,27 +347,27 @@ def _unpack_phases(content: Mapping) -> Phases:
 # The keys of groups as plain values, and back.
 
 
-# What files and bytes of this package share: whole writes, and a kind that is checked.
+# Common parts of the file formats of this package: atomic writes, and a check of the kind.
 
 
 def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
-    """Replace a file by what `write` writes; an interrupted write leaves the old file as it was.
+    """Replace a file by the output of `write`. If the write is interrupted, the old file remains.
 
-    The file keeps its permissions; a new one has those that `open` would give it.
+    The permissions of the file do not change. A new file has the permissions that `open` would set.
     """
     path = Path(path)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        mask = os.umask(0)  # there is no other way to ask for it
+        mask = os.umask(0)  # the mask can only be read by setting it
         os.umask(mask)
         mode = 0o666 & ~mask
     temporary = {"dir": path.parent, "prefix": f".{path.name}.", "delete": False}
     with tempfile.NamedTemporaryFile(**temporary) as file:
         try:
             write(file)
-            # The new content must be on disk before the name refers to it: a crash in between would
-            # otherwise leave an empty file.
+            # The new content must be on disk before the name refers to it. Otherwise, a crash in
+            # between would leave an empty file.
             file.flush()
             os.fsync(file.fileno())
             os.chmod(file.name, stat.S_IMODE(mode))
@@ -378,20 +378,20 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
 
 
 def check_kind(record: object, kind: str, expected: str, place: str = "") -> None:
-    """Raise ValueError unless a record is a dict with this `kind` as its format.
+    """Raise a ValueError unless a record is a dict with the format `kind`.
 
-    `expected` and `place` are words of the message, before the kind and at its end.
+    `expected` and `place` are parts of the message, before the kind and at the end.
     """
     actual = record.get("format") if isinstance(record, dict) else type(record).__name__
     if actual != kind:
         raise ValueError(f"expected {expected} a {kind}, got {actual!r}{place}")
 
 
-# Sums of groups as plain values; the keys are those of the file format, and stay.
+# Sums of groups as plain values. The keys are part of the file format and must not change.
 
 
 def pack_group(key: GroupKey, group: Statistics) -> dict:
-    """The sums of a group, without the columns, which all groups share."""
+    """The sums of a group, without the columns, which are common to all groups."""
     return {
         **key.plain(),
         "moments": [[_own(m.gram), _own(m.column_sum), float(m.mass)] for m in group.moments],
@@ -403,7 +403,7 @@ def pack_group(key: GroupKey, group: Statistics) -> dict:
 
 
 def unpack_group(content: Mapping, phi: Columns) -> tuple[GroupKey, Statistics]:
-    """The key and the sums of a group of columns `phi`."""
+    """The key and the sums of a group, for the columns `phi`."""
     key = GroupKey.from_plain(content)
     return key, Statistics(
         phi,
@@ -424,7 +424,7 @@ def _own(values: Tensor) -> Tensor:
 
 
 def _unpack_weights(group: Mapping) -> Weights:
-    """The sums of weights; older files have N and Σ log w_n only, and get equal weights."""
+    """The sums of weights. Older files have N and Σ log w_n only, and get equal weights."""
     if "weights" in group:
         return Weights(*group["weights"])
     count, weight = group["count"], math.exp(group["log_weight"] / group["count"])
@@ -434,31 +434,32 @@ def _unpack_weights(group: Mapping) -> Weights:
 # The sufficient statistics of observations of a vector field, group by group.
 
 
-_KIND, _VERSION = "gp_orff.FieldStatistics", 1  # of bytes
+_KIND, _VERSION = "gp_orff.FieldStatistics", 1  # format of the bytes
 
 
 @dataclass(frozen=True)
 class FieldStatistics:
     """The sufficient statistics of observations for a posterior with fixed frequencies.
 
-    `VectorFieldGP.statistics` and `VectorFieldGP.statistics_of` return them. Their size depends on
-    the number of frequencies, not on the number of observations. Statistics with the same
-    frequencies combine exactly:
+    `VectorFieldGP.statistics` and `VectorFieldGP.statistics_of` return them, and
+    `VectorFieldGP.condition` and `update` accept them. Their size depends on the number of
+    frequencies, not on the number of observations. Statistics with the same frequencies combine
+    exactly:
 
-    - `a + b` and `sum(parts)` are the statistics of all observations;
-    - `a - b` removes the observations of b from a;
-    - `0.9 * a` multiplies the weight of every observation by 0.9, to discount old data gradually.
+    - `a + b` and `sum(parts)` are the statistics of all observations.
+    - `a - b` removes the observations of b from a.
+    - `0.9 * a` multiplies the weight of each observation by 0.9, to discount old data gradually.
 
     Args:
         phi: the M cosine and sine functions φ(x) of the frequencies.
-        groups: the sums over the observations of each group, in units of y: Σφφᵀ (M, M), Σφyᵀ
-            (M, q), Σφ (M,), Σyyᵀ (q, q), Σy (q,), and their number N.
-        elbo_correction: the contribution of the learned weights of Student-t noise to the ELBO, in
-            nats.
+        groups: the sums over the observations y with q components, for each group: Σφφᵀ (M, M),
+            Σφyᵀ (M, q), Σφ (M,), Σyyᵀ (q, q), Σy (q,), and the number N of observations.
+        elbo_correction: the contribution of learned weights to the ELBO (evidence lower bound) in
+            nats, for Student-t noise.
 
     Raises:
-        TypeError: adding or subtracting something other than a `FieldStatistics`.
-        ValueError: the frequencies differ, more observations are subtracted than there are, or a
+        TypeError: An operand of + or − is not a `FieldStatistics`.
+        ValueError: The frequencies differ, more observations are subtracted than there are, or a
             factor is not positive.
 
     Example:
@@ -477,11 +478,16 @@ class FieldStatistics:
 
     phi: Columns
     groups: Mapping[GroupKey, Statistics]
-    elbo_correction: float = 0.0  # the term of the ELBO that comes from learned weights
+    elbo_correction: float = 0.0
 
     @classmethod
     def of(cls, parts: Iterable[Observations], phi: Columns) -> "FieldStatistics":
-        """The statistics of observations (`parts`) under the columns `phi`; one pass over them."""
+        """Return the statistics of observations for the columns `phi`, in one pass.
+
+        Args:
+            parts: the observations.
+            phi: the columns.
+        """
         groups: dict[GroupKey, Statistics] = {}
         for part in parts:
             groups = added(groups, {part.key: Statistics.of_observations(part, phi)})
@@ -489,11 +495,11 @@ class FieldStatistics:
 
     @property
     def num_values(self) -> float:
-        """The number of observed values."""
+        """The number of observed values: N·p without missing components."""
         return sum(group.num_values for group in self.groups.values())
 
     def plain(self) -> dict[str, object]:
-        """Return plain values on the CPU from which `from_plain` restores these statistics."""
+        """Return these statistics as plain values on the CPU. `from_plain` restores them."""
         return {
             "columns": self.phi.plain(),
             "groups": [pack_group(key, group) for key, group in self.groups.items()],
@@ -502,23 +508,33 @@ class FieldStatistics:
 
     @classmethod
     def from_plain(cls, content: Mapping) -> "FieldStatistics":
-        """Return the statistics from the `content` that `plain` returned."""
+        """Return the statistics from `content`, the result of `plain`."""
         phi = unpack_columns(content["columns"])
         groups = dict(unpack_group(group, phi) for group in content["groups"])
         return cls(phi, groups, content["bound"])
 
     def to_bytes(self) -> bytes:
-        """Return these statistics as bytes, for a file or another machine; pickles have the same
-        size.
+        """Return these statistics as bytes, for a file or another machine.
+
+        `from_bytes` restores them. A pickle has the same size.
 
         Raises:
-            ValueError: a rule with a function, such as `Templates(function=)`.
+            ValueError: The frequencies are from a rule with a function, such as
+                `Templates(function=...)`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> content = model.statistics.to_bytes()
+            >>> gp_orff.FieldStatistics.from_bytes(content).num_values
+            40
         """
         content = self.plain()
         if _has_function(content):
             raise ValueError(
-                f"expected a {_KIND} of plain values, got the columns of a rule with a function, "
-                "which cannot be written; add the data in one process, or use a rule without "
+                f"expected a {_KIND} of plain values, got columns of a rule with a function, "
+                "which cannot be saved; add the data in one process, or use a rule without "
                 "function= and sampler="
             )
         stream = io.BytesIO()
@@ -527,15 +543,28 @@ class FieldStatistics:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "FieldStatistics":
-        """Return the statistics that `to_bytes` wrote as `content`, on the CPU.
+        """Return statistics on the CPU from the result of `to_bytes`.
+
+        Args:
+            content: the bytes.
 
         Raises:
-            ValueError: the bytes are damaged, are not statistics, or come from a newer version.
+            ValueError: The bytes are damaged, are not statistics, or are from a newer version.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> content = model.statistics.to_bytes()
+            >>> gp_orff.FieldStatistics.from_bytes(content).num_values
+            40
         """
         try:
             record = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         except (RuntimeError, EOFError, ValueError, BadZipFile, pickle.UnpicklingError) as error:
-            raise ValueError(f"expected bytes of a {_KIND}, got others, or damaged ones") from error
+            raise ValueError(
+                f"expected bytes of a {_KIND}, got other or damaged bytes; make them with to_bytes"
+            ) from error
         check_kind(record, _KIND, "bytes of")
         if record["version"] > _VERSION:
             raise ValueError(
@@ -548,21 +577,24 @@ class FieldStatistics:
         return FieldStatistics.from_bytes, (self.to_bytes(),)
 
     def __deepcopy__(self, memo: dict) -> "FieldStatistics":
-        return self  # a value, which no one changes
+        return self  # it is immutable
 
     def all_reduce(self, group: object = None) -> "FieldStatistics":
-        """Return the sum of the statistics of all processes of a `group` of `torch.distributed`.
+        """Return the sum of the statistics of all processes, by `torch.distributed`.
 
-        Call it in every process. Each process gets the same sum, on its device. If `group` is None,
-        all processes are included. The frequencies must be the same, from one model and its copies.
+        Call it in each process. Each process gets the same sum, on its device. All processes must
+        have the same frequencies, from copies of one model.
+
+        Args:
+            group: a process group of `torch.distributed`. The default is all processes.
 
         Raises:
             RuntimeError: `torch.distributed` has not been initialised.
-            ValueError: the frequencies differ between processes.
+            ValueError: The frequencies differ between processes.
         """
         if not (distributed.is_available() and distributed.is_initialized()):
             raise RuntimeError(
-                "expected processes that torch.distributed connects, got none: call "
+                "expected an initialised torch.distributed, got none; call "
                 "torch.distributed.init_process_group first"
             )
         parts = [None] * distributed.get_world_size(group)
@@ -570,7 +602,7 @@ class FieldStatistics:
         return sum(map(FieldStatistics.from_bytes, parts)).to(self.phi.device)
 
     def select(self, columns: Int[Tensor, "k"]) -> "FieldStatistics":
-        """The statistics of the columns with indices `columns` (k,)."""
+        """Return the statistics of the columns with the indices `columns` (k,)."""
         return self._mapped(lambda group: group.select(columns), self.phi.select(columns))
 
     def on(self, phi: LatticeColumns) -> "FieldStatistics":
@@ -580,7 +612,7 @@ class FieldStatistics:
     def _mapped(
         self, function: Callable[[Statistics], Statistics], phi: Columns, factor: float = 1.0
     ) -> "FieldStatistics":
-        """The statistics of columns `phi` with a function of every group."""
+        """The statistics for the columns `phi`, with a function of each group."""
         groups = {key: function(group) for key, group in self.groups.items()}
         return FieldStatistics(phi, groups, factor * self.elbo_correction)
 
@@ -599,9 +631,10 @@ class FieldStatistics:
         for key, statistics in other.groups.items():
             if key not in groups or groups[key].count < statistics.count:
                 raise ValueError(
-                    "expected to take away no more observations than there are, got "
+                    "expected to subtract no more observations than there are, got "
                     f"{statistics.count} of group {key.label!r} ({key.pattern}) from "
-                    f"{groups[key].count if key in groups else 0}"
+                    f"{groups[key].count if key in groups else 0}; subtract observations that were "
+                    "added before"
                 )
             groups[key] = groups[key] - statistics
         # A group without observations has no mean and no noise to estimate, so it is dropped.
@@ -610,7 +643,9 @@ class FieldStatistics:
 
     def __mul__(self, factor: float) -> "FieldStatistics":
         if not 0 < factor < float("inf"):
-            raise ValueError(f"expected a positive factor, got {factor}")
+            raise ValueError(
+                f"expected a positive factor, got {factor}; subtract statistics to remove them"
+            )
         return self._mapped(lambda group: factor * group, self.phi, factor)
 
     __rmul__ = __mul__
@@ -620,11 +655,11 @@ class FieldStatistics:
             other,
             FieldStatistics,
             "expected FieldStatistics",
-            "make them with statistics_of(x, y) of the model",
+            "make them with statistics_of(x, y) of a model",
         )
         if not self.phi.same(other.phi):
             raise ValueError(
-                "expected statistics of the same frequencies, got those of others; make them with "
+                "expected statistics with the same frequencies, got different ones; make them with "
                 "statistics_of(x, y) of one model or of its copies"
             )
 
@@ -635,7 +670,7 @@ class FieldStatistics:
 
     @property
     def tensors(self) -> dict[tuple, Tensor]:
-        """The tensors (M, M), (M,), (M, q) that depend on the frequencies, by group, name and
+        """The sums (M, M), (M,) and (M, q) that depend on the frequencies, by group, name and
         index."""
         tensors = {}
         for key, group in self.groups.items():
@@ -645,7 +680,8 @@ class FieldStatistics:
         return tensors
 
     def with_tensors(self, tensors: Mapping[tuple, Tensor], phi: Columns) -> "FieldStatistics":
-        """Return statistics of the columns `phi`, with other `tensors` (M, M), (M,), (M, q)."""
+        """Return statistics for the columns `phi`, with other sums `tensors`: (M, M), (M,) and
+        (M, q)."""
         groups = {}
         for key, group in self.groups.items():
             moments = tuple(
@@ -670,8 +706,8 @@ Visit = Callable[[], Iterator[Observations]]
 
 
 def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
-    """Statistics whose derivative in ω comes from a second visit; no chunk stays in memory, unless
-    the derivative is differentiated again."""
+    """Statistics whose derivative with respect to ω is computed in a second visit. No chunk stays
+    in memory, unless the derivative is differentiated again."""
     fixed = FieldStatistics.of(visit(), phi.detached())
     tensors = _StatisticsByVisit.apply(phi, visit, fixed.tensors, *phi.tensors)
     return fixed.with_tensors(dict(zip(fixed.tensors, tensors, strict=True)), phi)
@@ -680,8 +716,8 @@ def differentiable_statistics(visit: Visit, phi: Columns) -> FieldStatistics:
 class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def forward(ctx, phi, visit, tensors, *parameters):
-        # The sums come from a pass without a graph. They only enter the graph here, as functions of
-        # the parameters of φ, so that `backward` runs when all their gradients are known.
+        # The sums are computed in a pass without a graph. They enter the graph here, as functions
+        # of the parameters of φ, so that `backward` runs when all their gradients are known.
         ctx.phi, ctx.visit, ctx.names = phi, visit, list(tensors)
         ctx.save_for_backward(*parameters)
         return tuple(tensors.values())
@@ -689,12 +725,12 @@ class _StatisticsByVisit(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         by_name, again = dict(zip(ctx.names, gradients, strict=True)), torch.is_grad_enabled()
-        # The sums are computed again, chunk by chunk with a graph, and each graph is contracted
-        # with the gradient of the sums at once: memory is that of one chunk.
+        # The sums are computed again, chunk by chunk with a graph. Each graph is contracted with
+        # the gradient of the sums at once, so that only one chunk is in memory.
         totals = [torch.zeros_like(parameter) for parameter in ctx.saved_tensors]
         for part in ctx.visit():
             with torch.enable_grad():
-                inputs = [  # the graph of a chunk ends at copies, unless it is needed again
+                inputs = [  # the graph of a chunk ends at copies, unless it is used again
                     p if again and p.requires_grad else p.detach().requires_grad_()
                     for p in ctx.saved_tensors
                 ]

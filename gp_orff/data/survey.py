@@ -1,4 +1,7 @@
-"""A survey of the data: their box, weights, a sample, and the distances between points."""
+"""A survey of the data: their box, weights, a sample, and the distances between points.
+
+It also defines `DataWarning`.
+"""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +19,22 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.data.statistics import Weights, added
 from gp_orff.features.chunked import Box, union
 
-_FAR = 20.0  # extents of the bulk: a warning is given for points that far apart
-_MIDDLE = 0.9  # the share of the points, along each axis, that is the bulk
-_SAME = 1e-9  # over the size of the bulk: closer positions count as one
-_FLAT = 1e-12  # over the coordinates: an axis along which the bulk does not extend
-_FEW = 0.01  # the share of the points that may be left out as far
-_TREE, _QUERIES = 16, 1000  # inputs up to which a k-d tree pays; positions that are asked without
-_CLOSE = 0.1  # the quantile of distances between neighbours that counts as the shortest
+_FAR = 20.0  # extent of all points over that of the bulk, above which a warning is given
+_MIDDLE = 0.9  # share of the points along each axis that are the bulk
+_SAME = 1e-9  # positions within this distance, over the size of the bulk, count as equal
+_FLAT = 1e-12  # extent of the bulk over the coordinates, below which it is zero
+_FEW = 0.01  # largest share of the points that may be omitted as far
+_TREE, _QUERIES = 16, 1000  # most inputs for a k-d tree; positions that are compared without one
+_CLOSE = 0.1  # quantile of the distances between neighbours that is the shortest distance
 
 
 class DataWarning(UserWarning):
     """The data may not determine the result, or may contain mistakes.
 
+    The page *Trust* of the documentation lists the texts of this warning, with remedies.
+
     Example:
-        Observations that are all the same do not determine any hyperparameter:
+        Observations with equal values do not determine any hyperparameter:
 
         >>> import gp_orff, torch, warnings
         >>> x, y = torch.rand(20, 2, dtype=torch.float64), torch.zeros(20, 2)
@@ -57,9 +62,10 @@ class Distances:
 
     @cached_property
     def bulk(self) -> Float[np.ndarray, "d"]:
-        """The extent of evenly spread points whose middle 90 % lie where those of the sample do.
+        """The extent (d,) of uniformly distributed points whose middle 90 % have the extent of the
+        middle 90 % of the sample.
 
-        One point far away does not change it.
+        A single distant point does not change it.
         """
         low, high = self._middle
         middle = np.minimum((high - low) / _MIDDLE, self.extent)
@@ -67,7 +73,8 @@ class Distances:
 
     @property
     def near(self) -> tuple[tuple[float, float], ...] | None:
-        """A box of all points but a few far ones; None where no point is far, or too many are."""
+        """A box of all points except a few distant ones. None if no point is distant, or too many
+        are."""
         low, high = self._middle
         middle, margin = 0.5 * (low + high), (0.5 + _FAR) * self.bulk
         inside = (np.abs(self.points - middle) <= margin).all(-1).mean()
@@ -80,15 +87,16 @@ class Distances:
         return np.quantile(self.points, [0.5 - _MIDDLE / 2, 0.5 + _MIDDLE / 2], axis=0)
 
     def shortest(self, dims: Sequence[int]) -> float:
-        """About the smallest distance between two positions of all points, in columns `dims`."""
+        """The approximate smallest distance between two positions of all points, in columns
+        `dims`."""
         return self._neighbour_distances(dims)[0] * len(self.points) / self.num_points
 
     def typical(self, dims: Sequence[int]) -> float:
-        """The median distance of positions to their nearest neighbours; 0 for a single position."""
+        """The median distance of positions from their nearest neighbours; 0 for one position."""
         return self._neighbour_distances(dims)[1]
 
     def root_mean_square(self, dims: Sequence[int]) -> float:
-        """The root mean square distance of two points, in columns `dims`."""
+        """The root mean square distance between two points, in columns `dims`."""
         return float(np.sqrt(2 * self.points[:, list(dims)].var(axis=0).sum()))
 
     def _neighbour_distances(self, dims: Sequence[int]) -> tuple[float, float]:
@@ -112,7 +120,8 @@ def _nearest_distances(points: Float[np.ndarray, "n k"], size: float) -> tuple[f
 
 
 def _to_neighbours(positions: Float[np.ndarray, "n k"]) -> Float[np.ndarray, "m"]:
-    """The distances of positions to their nearest neighbours; of some, where no tree helps."""
+    """The distances of positions from their nearest neighbours. With many inputs, they are for some
+    positions only."""
     if positions.shape[1] <= _TREE:
         return scipy.spatial.cKDTree(positions).query(positions, k=2)[0][:, 1]
     some, every = positions[:: -(-len(positions) // _QUERIES)], torch.from_numpy(positions)
@@ -127,33 +136,34 @@ def warn_of_far_points(distances: Distances) -> None:
     if len(far):
         column = far[0]
         warnings.warn(
-            f"a few points lie far from most: 90 % of them are within {_MIDDLE * bulk[column]:.3g} "
-            f"in column {column}, all within {extent[column]:.3g}. The search for lengthscales "
-            "starts from most points; drop the far ones if they are errors, or fit parts of the "
-            "data separately",
+            f"a few points lie far from most: 90 % of the points are within "
+            f"{_MIDDLE * bulk[column]:.3g} in column {column}, and all are within "
+            f"{extent[column]:.3g}. The search for lengthscales starts from the extent of most "
+            "points; drop the distant points if they are errors, or fit parts of the data "
+            "separately",
             DataWarning,
             stacklevel=2,
         )
 
 
-# A sample that adds up: every observation gets a random rank, and the sample of a set is those of
-# smallest rank. The sample of the union of two sets follows from their samples, and has the same
-# distribution whatever the order of chunks and the number of workers.
-_SAMPLE = 20_000  # points of the sample, from which starting values come
-MOST_PIECES = 32  # small pieces, before they are concatenated
+# A sample that can be merged: each observation gets a random rank, and the sample of a set has the
+# observations with the smallest ranks. The sample of the union of two sets follows from their
+# samples. Its distribution does not depend on the order of chunks and the number of workers.
+_SAMPLE = 20_000  # points of the sample, from which starting values follow
+MOST_PIECES = 32  # largest number of pieces that are not concatenated
 
 
 @dataclass(frozen=True)
 class Survey:
-    """A summary of observations after one visit; surveys of parts of the data add up."""
+    """A summary of observations after one visit. Surveys of parts of the data can be added."""
 
     box: Box
     num_points: int
     num_values: int
     weights: Mapping[GroupKey, Weights]
-    sample: list[Observations]  # up to 20 000, at random
-    ranks: list[Float[Tensor, "n"]]  # the random numbers that selected them
-    skipped: int = 0  # chunks without a valid observation
+    sample: list[Observations]  # up to 20 000 random observations
+    ranks: list[Float[Tensor, "n"]]  # the random numbers that selected the sample
+    skipped: int = 0  # the number of chunks without a valid observation
 
     @classmethod
     def of(cls, parts: Iterable[Observations], seed: int | Sequence[int] = 0) -> "Survey":
@@ -171,13 +181,16 @@ class Survey:
             )._subsample()
             total = survey if total is None else total + survey
         if total is None:
-            raise ValueError("expected observations, got none: an empty iterable of chunks")
+            raise ValueError(
+                "expected observations, got an empty iterable of chunks; check the folder or list"
+            )
         return total
 
     def __add__(self, other: "Survey") -> "Survey":
         if len(self.box) != len(other.box):
             raise ValueError(
-                f"expected points with {len(self.box)} columns in every chunk, got {len(other.box)}"
+                f"expected points with {len(self.box)} columns in each chunk, got "
+                f"{len(other.box)}; give the same columns in all chunks"
             )
         box = union(self.box, other.box)
         sample, ranks = merge_pieces(self.sample + other.sample, self.ranks + other.ranks)
@@ -198,7 +211,7 @@ class Survey:
         return Distances(sample, np.ptp(np.array(self.box), axis=1), self.num_points)
 
     def _subsample(self) -> "Survey":
-        """The survey with the observations of smallest rank, at most 20 000."""
+        """The survey with the 20 000 observations of smallest rank, at most."""
         if sum(map(len, self.ranks)) <= _SAMPLE:
             return self
         bound = torch.cat(self.ranks).kthvalue(_SAMPLE).values
@@ -213,7 +226,8 @@ def merge_pieces(
     values: Sequence[Float[Tensor, "n"]],
     most: int = MOST_PIECES,
 ) -> tuple[list[Observations], list[Float[Tensor, "n"]]]:
-    """More than `most` pieces as one for each group, and the values of their observations too."""
+    """If there are more than `most` pieces, concatenate them to one piece for each group, with the
+    values of their observations."""
     if len(parts) <= most:
         return list(parts), list(values)
     members: dict[GroupKey, list[int]] = {}
@@ -224,27 +238,28 @@ def merge_pieces(
 
 
 def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
-    """Row numbers of about `size` points at all distances of each other.
+    """Row indices of about `size` points with all distances from each other.
 
-    They are random centres, and of each centre the neighbours of geometrically spaced ranks.
+    They are random centres, and the neighbours of each centre whose ranks by distance are a
+    geometric sequence.
     """
     if len(x) <= size:
         return torch.arange(len(x), device=x.device)
     rng = np.random.default_rng(seed)
     ranks = np.unique(np.geomspace(1, len(x), 25).astype(int)) - 1
-    order, rows = rng.permutation(len(x)), {}  # a dict keeps the order, and each row once
+    order, rows = rng.permutation(len(x)), {}  # a dict has each row once, in order
     for centre in order[: 4 * size // len(ranks)]:
         neighbours = _by_distance(x, centre)[torch.from_numpy(ranks)]
         rows.update(dict.fromkeys(neighbours.tolist()))
-    rows.update(dict.fromkeys(order.tolist()))  # repeated places give too few neighbours
+    rows.update(dict.fromkeys(order.tolist()))  # more rows, if places are repeated
     return torch.tensor(sorted(list(rows)[:size]), device=x.device)
 
 
 def windows(x: Float[Tensor, "N d"], size: int, count: int, seed: int = 0) -> Int[Tensor, "n"]:
-    """Row numbers of about `size` points: `count` random centres, and all their neighbours.
+    """Row indices of about `size` points: `count` random centres and all their neighbours.
 
-    What varies over a few distances of neighbours, by less than the noise, shows only where points
-    lie as densely as in the data.
+    Some fields vary over a few distances between neighbours, by less than the noise. A subset shows
+    this variation only if its points are as dense as the data.
     """
     if len(x) <= size:
         return torch.arange(len(x), device=x.device)
@@ -253,6 +268,6 @@ def windows(x: Float[Tensor, "N d"], size: int, count: int, seed: int = 0) -> In
 
 
 def _by_distance(x: Float[Tensor, "N d"], centre: int) -> Int[Tensor, "N"]:
-    """Row numbers, those closest to one of the points first."""
+    """Row indices in the order of the distance from the point `centre`."""
     extent = (x.amax(0) - x.amin(0)).max().clamp_min(torch.finfo(x.dtype).tiny)
     return torch.argsort(((x - x[centre]) / extent).square().sum(-1))

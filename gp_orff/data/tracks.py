@@ -32,13 +32,13 @@ from gp_orff.kernels.base import map_tensors, plain_tensor
 #     c = mean_i exp(−(t_n − t_i)/τ) , a = mean_i exp(−(t_i − t₁)/τ) ,
 #     Cov[r̄_b, r̄_b′] = σ_r² c_b exp(−(t₁′ − t_n)/τ) a_b′ for b before b′ ,
 #
-# exactly, since exp(−(t − s)/τ) is a product. White noise adds σ²/n, what the observations of one
-# block share σ_e², and the offset σ_b² everywhere.
+# exactly, because exp(−(t − s)/τ) is a product. White noise adds σ²/n to the variance of a block,
+# and the common error of a block adds σ_e². The offset adds σ_b² to all covariances.
 #
-# The recursion over the observations runs for all blocks of all tracks at once: step i handles the
-# i-th observation of every block that has one. Blocks are sorted by their size, the largest first,
-# so that these are a prefix; those that end are put aside. All exponents are differences of
-# successive times, hence never positive, and nothing overflows however long a track is.
+# The recursion over the observations runs for all blocks of all tracks at once: step i processes
+# the i-th observation of each block that has one. Blocks are sorted by their size, with the largest
+# first, so that these blocks are a prefix. All exponents are differences of successive times. They
+# are never positive, so that nothing overflows for long tracks.
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class BlockTimes:
 
     @cached_property
     def count(self) -> Float[Tensor, "T"]:
-        """n."""
+        """The number n of observations in each block."""
         return torch.bincount(self.block).to(self.clock)
 
     @cached_property
@@ -59,23 +59,23 @@ class BlockTimes:
 
     @cached_property
     def first(self) -> Float[Tensor, "T"]:
-        """t₁."""
+        """The first time t₁ of each block."""
         return self.clock[self._start]
 
     @cached_property
     def last(self) -> Float[Tensor, "T"]:
-        """t_n."""
+        """The last time t_n of each block."""
         return self.clock[self._start + self.count.long() - 1]
 
     @cached_property
     def _order(self) -> Int[Tensor, "T"]:
-        """The blocks by their size, the largest first."""
+        """The indices of the blocks, the largest block first."""
         return self.count.argsort(descending=True)
 
     @cached_property
     def _steps(self) -> list[Float[Tensor, "k"]]:
-        """For every rank, the time since the observation before in the k blocks that have one;
-        these are the first in `_order`."""
+        """For each rank, the time since the previous observation in the k blocks that have one.
+        These blocks are the first in `_order`."""
         sizes = self.count[self._order].long()
         steps = []
         for rank in range(1, int(sizes[0])):
@@ -87,8 +87,8 @@ class BlockTimes:
         """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the
         observations."""
         one = time.new_ones(len(self.count))
-        # `since` and `before` refer to the present observation; `first` and `pairs` add up over the
-        # observations.
+        # `since` and `before` refer to the present observation. `first` and `pairs` are sums over
+        # the observations.
         since, before = one, one  # exp(−(t_i − t₁)/τ), and Σ_{j≤i} exp(−(t_i − t_j)/τ)
         first, pairs, ended = one, one, []
         for step in self._steps:
@@ -107,12 +107,12 @@ class BlockTimes:
 
 @dataclass(frozen=True)
 class BlockNoise:
-    """The noise of T block means at given parameters, in any component."""
+    """The noise of T block means for given parameters, in any component."""
 
     times: BlockTimes
     noise: TrackNoise
-    white: Float[Tensor, ""]  # further variance of every block mean
-    given: Float[Tensor, "T"]  # the mean of the known noise variances of the observations of each
+    white: Float[Tensor, ""]  # additional white variance of each block mean
+    given: Float[Tensor, "T"]  # the mean known noise variance of the observations of each block
 
     @classmethod
     def of(
@@ -122,8 +122,8 @@ class BlockNoise:
         white: Float[Tensor, ""] | float = 0.0,
         given: Float[Tensor, "T"] | float = 0.0,
     ) -> "BlockNoise":
-        """The noise in float64; the features lack the variance `white`, and `given` is the mean of
-        the known noise variances of the observations of each block."""
+        """The noise in float64. `white` is the variance that the features omit, and `given` is the
+        mean known noise variance of the observations of each block."""
         noise = TrackNoise(*(value.double() for value in noise))
         white, given = (torch.as_tensor(value).to(noise.noise) for value in (white, given))
         return cls(times, noise, white, given.expand(len(times.count)))
@@ -141,12 +141,12 @@ class BlockNoise:
         return self.of_tracks(rows.unsqueeze(0)).squeeze(0)
 
     def of_tracks(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t t"]:
-        """The covariances of blocks of tracks, and rows of a unit matrix instead of −1."""
+        """The covariances of blocks of tracks. Entries −1 in `rows` have rows of a unit matrix."""
         c, a, variance = (part[rows] for part in self._parts)
         present = rows >= 0
         both = present.unsqueeze(-1) & present.unsqueeze(-2)
-        # Only the part above the diagonal is a gap between an earlier and a later block; the rest
-        # is set to zero before the exponential, where negative gaps would overflow, also in the
+        # Only entries above the diagonal are gaps between an earlier and a later block. The others
+        # are set to zero before the exponential, because negative gaps would overflow, also in the
         # gradient.
         gap = self.times.first[rows].unsqueeze(-2) - self.times.last[rows].unsqueeze(-1)
         later = torch.exp(-torch.where(both, gap, 0.0).triu(1) / self.noise.correlation_time)
@@ -162,29 +162,28 @@ class BlockNoise:
 #
 #     ∂/∂R = −W S Wᵀ + g R⁻¹ ,    ∂/∂Z = 2 W S ,
 #
-# where g is the derivative of log|R|. R is a batch of small matrices, and Z that of their rows: all
-# but the factorisations are products of large matrices.
+# where g is the derivative of log|R|. R is a batch of small matrices, and Z has their rows. Except
+# for the factorisations, all operations are products of large matrices.
 #
-# Z = [φ̄, ȳ, 1] does not depend on hyperparameters on fixed frequencies; R does. The sums over
-# tracks are thus computed in every evaluation of the evidence, at the cost of block means instead
-# of observations.
+# On fixed frequencies, Z = [φ̄, ȳ, 1] does not depend on hyperparameters, but R does. The sums over
+# tracks are therefore computed in each evaluation of the evidence, from block means.
 
 
-_WIDER = 1.3  # the most blocks of a track over the fewest, in one batch
-_ROWS = 2**13  # of a batch, about
+_WIDER = 1.3  # largest ratio of the numbers of blocks of tracks in one batch
+_ROWS = 2**13  # approximate number of rows of a batch
 
 
 def batches_of(sizes: Sequence[int], most: int = _ROWS) -> list[Int[Tensor, "b t"]]:
-    """The blocks of tracks in batches of similar numbers of blocks: −1 instead of those that
-    shorter tracks do not have. Likewise, the observations of blocks.
+    """The blocks of tracks in batches of tracks with similar numbers of blocks. Shorter tracks are
+    padded by −1. The function also makes batches of the observations of blocks.
 
     Args:
-        sizes: the number of blocks of every track; their blocks follow each other.
-        most: entries of a batch, unless a single track has more.
+        sizes: the number of blocks of each track. The blocks of tracks follow each other.
+        most: the largest number of entries of a batch, unless a single track has more.
     """
     counts = torch.tensor(sizes)
     starts = counts.cumsum(0) - counts
-    # Classes of the logarithm of the number of blocks: within one, padding costs at most 30 %.
+    # Batches are classes of the logarithm of the number of blocks, so padding costs at most 30 %.
     batch = (counts.double().log() / math.log(_WIDER)).floor()
     batches = []
     for number in batch.unique():
@@ -224,19 +223,19 @@ class WhitenedGram(Function):
 
 # Columns φ averaged over blocks of observations, φ̄_b = mean_i φ(x_i).
 #
-# For general columns φ(x) is computed in chunks and added up. On a lattice exp(i⟨k, θ⟩) is a
+# For general columns, φ(x) is computed in chunks and summed. On a lattice, exp(i⟨k, θ⟩) is a
 # product over the axes of powers of d complex numbers, so the mean over a block is a product of two
 # matrices:
 #
-# 1. `batches_of` collects blocks of about the same number n of observations, padded by weights of
+# 1. `batches_of` collects blocks with about the same number n of observations, padded by weights of
 #    zero.
-# 2. `_powers` computes exp(ikθ_j) of every axis by repeated multiplication, without sines.
-# 3. `_mean_waves` multiplies the powers of all axes but the last, and contracts the product with
-#    the weighted powers of the last axis over the n observations: this sum is the mean.
-# 4. The columns of the lattice are read off by index; a frequency with k_d < 0 is the conjugate.
+# 2. `_powers` computes exp(ikθ_j) for each axis by repeated multiplication, without sines.
+# 3. `_mean_waves` multiplies the powers of all axes except the last. It contracts the product with
+#    the weighted powers of the last axis over the n observations. This sum is the mean.
+# 4. The columns of the lattice are selected by index. A frequency with k_d < 0 is the conjugate.
 
 
-_NUMBERS = 2**19  # of the observations of some blocks and their waves, at once
+_NUMBERS = 2**19  # numbers for the observations of some blocks and their waves, in memory at once
 
 
 def block_means(
@@ -251,7 +250,8 @@ def block_means(
 def averaged(
     phi: Columns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int
 ) -> Float[Tensor, "T M"]:
-    """φ̄ of `count` blocks of observations at x; `block`, that of each, increases."""
+    """φ̄ for `count` blocks of observations at x. `block` is the index of the block of each
+    observation, in increasing order."""
     return _means(phi, lambda rows: phi.values(x[rows]), x, phi.num_columns, block, count)
 
 
@@ -263,7 +263,8 @@ def _means(
     block: Int[Tensor, "N"],
     count: int,
 ) -> Float[Tensor, "T k"]:
-    """The means of `count` blocks, of what rows have; in chunks, unless columns have a gradient."""
+    """The means of the `values` of rows over `count` blocks. They are computed in chunks, unless
+    the columns have a gradient."""
     if any(tensor.requires_grad for tensor in phi.tensors):
         return block_means(values(slice(None)), block, count)
     total = x.new_zeros(count, width, dtype=torch.float64)
@@ -276,10 +277,11 @@ def _means(
 def _(
     phi: LatticeColumns, x: Float[Tensor, "N d"], block: Int[Tensor, "N"], count: int
 ) -> Float[Tensor, "T M"]:
-    """Waves of a lattice are products over the axes: a block's mean is a product of matrices."""
+    """Waves of a lattice are products over the axes, so the mean of a block is a product of
+    matrices."""
     phases = ((x.double() - phi.origin) * phi.spacing).mT.contiguous()
     out = phases.new_empty(count, phi.num_columns)
-    flipped = phi.indices[:, -1] < 0  # waves are those of k_d ≥ 0: the others are their conjugates
+    flipped = phi.indices[:, -1] < 0  # waves with k_d < 0 are conjugates of those with k_d > 0
     indices = torch.where(flipped.unsqueeze(-1), -phi.indices, phi.indices)
     offset = torch.tensor([*phi.modes[:-1], 0], device=x.device)
     sizes = [*(2 * m + 1 for m in phi.modes[:-1]), phi.modes[-1] + 1]
@@ -315,7 +317,7 @@ def _mean_waves(
 def _powers(
     phase: Float[Tensor, "b n"], most: int, weights: Float[Tensor, "b n"]
 ) -> Complex[Tensor, "m b n"]:
-    """w exp(ikθ) for k = 0, …, `most`, each from the one before."""
+    """w exp(ikθ) for k = 0, …, `most`, each computed from the previous one."""
     wave = torch.polar(torch.ones_like(phase), phase)
     powers = wave.new_empty(most + 1, *wave.shape)
     powers[0] = weights
@@ -324,20 +326,20 @@ def _powers(
     return powers
 
 
-# Blocks of consecutive observations of tracks, and how long they should be.
+# Blocks of consecutive observations of tracks, and their length.
 #
 # A track may have 10⁵ observations with correlated noise, whose covariance cannot be factorised.
-# Means over short blocks contain almost all that the observations say of the field and of slow
-# noise; the scatter within blocks, about a line in time, contains what they say of white noise.
-# `block_span` chooses the length: 500 blocks in all, or shorter blocks if the means of neighbours
-# would differ by more than a tenth of the variance beyond what white noise explains.
+# Means over short blocks contain almost all information on the field and on slow noise. The scatter
+# within blocks, about a line in time, contains the information on white noise. `block_span` chooses
+# the length. There are 500 blocks in total. Blocks are shorter if the means of neighbours would
+# differ by more than a tenth of the variance, in addition to white noise.
 
 
-_FEW = 1000  # observations, up to which each is a block of its own
-_BLOCKS = 500  # of more observations
-_SHORTEST = 3  # observations of a block: two are on a line, whose scatter has no white noise
-_SMOOTH = 0.1  # of the variance: what the means of neighbouring blocks may differ by
-_LARGEST = 256  # observations of a block
+_FEW = 1000  # observations up to which each one is a separate block
+_BLOCKS = 500  # number of blocks of more observations
+_SHORTEST = 3  # fewest observations of a block: two are always on a line, without scatter
+_SMOOTH = 0.1  # largest difference between the means of neighbouring blocks, over the variance
+_LARGEST = 256  # most observations of a block
 
 
 @dataclass(frozen=True)
@@ -349,14 +351,14 @@ class Track:
     x: Float[Tensor, "n d"]
     clock: Float[Tensor, "n"]  # time or path length
     block: Int[Tensor, "n"]  # 0, 0, …, 1, …
-    y: Float[Tensor, "t p"]  # the mean of every block
+    y: Float[Tensor, "t p"]  # the mean of each block
     squares: Float[Tensor, "p"]  # the sum of squares of all residuals about the lines
-    degrees: int  # of freedom of the residuals of one component
-    direction: Float[Tensor, "n p"] | None = None  # of every observation, where it is a number
-    given: Float[Tensor, "n"] | None = None  # known noise variance of every observation
+    degrees: int  # the degrees of freedom of the residuals of one component
+    direction: Float[Tensor, "n p"] | None = None  # for observations along directions
+    given: Float[Tensor, "n"] | None = None  # the known noise variance of each observation
 
     def take(self, blocks: Int[Tensor, "m"]) -> "Track":
-        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
+        """Some blocks, in increasing order, with their share of the scatter."""
         place = torch.full((len(self.y),), -1, device=blocks.device)
         place[blocks] = torch.arange(len(blocks), device=blocks.device)
         block = place[self.block]
@@ -370,10 +372,11 @@ class Track:
         return Track(self.label, *parts, squares, degrees, direction, given)
 
     def followed_by(self, later: "Track", timed: bool) -> "Track":
-        """The track and its later observations; a path length goes on from the last position.
+        """The track with later observations appended. A path length continues from the last
+        position.
 
         Raises:
-            ValueError: the later observations are not later.
+            ValueError: The times of the appended observations are not later.
         """
         clock = later.clock
         if not timed:
@@ -381,7 +384,7 @@ class Track:
         elif not clock[0] > self.clock[-1]:
             raise ValueError(
                 f"expected observations of track {self.label!r} after time {self.clock[-1]:.6g}, "
-                f"where those of the model end, got some from {clock[0]:.6g}; call fit or "
+                f"the last one in the model, got some from {clock[0]:.6g}; call fit or "
                 "condition with all observations in order, or give the new ones another label"
             )
         return Track(
@@ -411,11 +414,15 @@ def tracks_in_blocks(
     direction: Float[Tensor, "N p"] | None = None,
     given: Float[Tensor, "N"] | None = None,
 ) -> tuple[Track, ...]:
-    """Tracks in blocks of about `span` along the clock; of one observation each if it is 0.
+    """Tracks in blocks of about `span` along the clock. If `span` is 0, each block has one
+    observation.
 
     Args:
-        labels, sizes: of the tracks, whose observations follow each other in `x`, `y` and `clock`.
-        direction: of each observation, where it is the component along one.
+        labels: the labels of the tracks.
+        sizes: the number of observations of each track.
+        x, y, clock: positions, values and times of the observations, track after track.
+        span: the duration of a block.
+        direction: the directions of the observations, if they are components along directions.
         given: the known noise variance of each observation.
     """
     of_track = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(x.device)
@@ -452,13 +459,13 @@ def tracks_in_blocks(
 def _divided(
     clock: Float[Tensor, "N"], of_track: Int[Tensor, "N"], span: float
 ) -> Int[Tensor, "N"]:
-    """The block of each observation; a last one less than half as long as the one before belongs to
-    that."""
+    """The block of each observation. If the last block of a track is less than half as long as the
+    one before, both are merged."""
     index = torch.arange(len(clock), device=clock.device)
     if not span > 0:
         return index
     first = torch.searchsorted(of_track, of_track)  # the first observation of the track
-    # The factor keeps a time that is a multiple of the span up to rounding from falling below it.
+    # The factor prevents that a time falls below a multiple of the span by rounding.
     part = torch.floor((clock - clock[first]) / span * (1 + 1e-12)).long()
     start = torch.ones_like(part, dtype=torch.bool)
     start[1:] = (part.diff() > 0) | (of_track.diff() > 0)
@@ -469,7 +476,7 @@ def _divided(
     last = torch.ones_like(track, dtype=torch.bool)
     last[:-1] = track.diff() > 0
     before = torch.zeros_like(count)
-    # The block before, if it is of the same track; a track of one short block keeps it.
+    # Merge with the block before if it belongs to the same track.
     before[1:] = count[:-1] * (track.diff() == 0)
     short = last & (2 * count < before)
     return block - short.cumsum(0)[block]
@@ -478,22 +485,23 @@ def _divided(
 def block_span(
     y: Float[np.ndarray, "N p"], clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"]
 ) -> float:
-    """The time of a block: that of 500 blocks of all observations, or shorter. Pauses do not count:
-    it is the median of the times that so many observations take.
+    """The duration of a block.
 
-    It is 0, for blocks of one observation, where there are at most 1000. Blocks have three
-    observations at least, whose scatter about lines determines the white noise. The means ȳ of
-    neighbouring blocks of n observations should differ little,
+    For at most 1000 observations it is 0, and each block has one observation. Otherwise there are
+    about 500 blocks, or more shorter ones. Blocks have at least three observations, whose scatter
+    about lines determines the white noise. The duration is a median, so that pauses have no effect.
+    The means ȳ of neighbouring blocks of n observations should differ little,
 
         ½ E(ȳ_{b+1} − ȳ_b)² ≤ 0.1 Var(y) + ½ E(y_{i+1} − y_i)² / n ,
 
-    where the last term is that of white noise. Noise that is correlated over many blocks is learned
-    from these better than from all observations: the increments of few seconds have little
-    information on it.
+    where the last term comes from white noise. Noise that is correlated over many blocks is learned
+    better from block means than from all observations, because increments over a few seconds have
+    little information on it.
 
     Args:
-        y, clock: values and times, track by track.
-        of_track: 0, 0, …, 1, …
+        y: the values, track by track.
+        clock: the times, track by track.
+        of_track: the index of the track of each observation: 0, 0, …, 1, …
     """
     steps = np.diff(clock)[np.diff(of_track) == 0]
     if len(y) <= _FEW or not len(steps):
@@ -502,7 +510,7 @@ def block_span(
     white = _change(y, of_track, 1)
     size, most = 1, max(_SHORTEST, round(len(y) / _BLOCKS))
     while size < most:
-        # Sizes grow by a quarter, up to the first one that fails.
+        # Sizes increase by a quarter, up to the first one that fails.
         longer = min(most, size + max(1, size // 4))
         if _change(y, of_track, longer) > _SMOOTH * variance + white / longer:
             break
@@ -514,7 +522,8 @@ def block_span(
 
 
 def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: int) -> float:
-    """½ E(ȳ_{b+1} − ȳ_b)² of blocks of so many observations; infinite where no track has two."""
+    """½ E(ȳ_{b+1} − ȳ_b)² for blocks of `size` observations. Infinite if no track has two
+    blocks."""
     first = np.searchsorted(of_track, of_track)
     starts = np.flatnonzero((np.arange(len(y)) - first) % size == 0)
     whole = np.diff(starts, append=len(y)) == size
@@ -533,7 +542,7 @@ class BlockMeans(Components):
 
 @dataclass(frozen=True)
 class LineMeans(LineOfSight):
-    """The mean over a block of observations of one track, each along a direction of its own."""
+    """The mean over a block of observations of one track. Each has a separate direction."""
 
 
 MeansOfBlocks = BlockMeans | LineMeans
@@ -550,22 +559,22 @@ def means_of(pattern: Pattern) -> MeansOfBlocks:
 #
 # From labels and times to the evidence:
 #
-# 1. `observations_along` sorts the observations by track and puts each into a block of one, with
-#    its time or its path length as the clock.
-# 2. `in_blocks` averages consecutive ones over a `span`. Means of observations along directions
-#    make sense only if the directions barely turn within a block.
-# 3. Under features, `averages` gives the means of the columns. `statistics` whitens them track by
-#    track and returns sums of the form that observations at points have, under unit noise, so that
-#    the normal equations need not know of tracks.
+# 1. `observations_along` sorts the observations by track. Each observation is a separate block,
+#    with its time or its path length as the clock.
+# 2. `in_blocks` averages consecutive observations over a `span`. Means of observations along
+#    directions are useful only if the directions change little within a block.
+# 3. Under features, `averages` returns the means of the columns. `statistics` whitens them track by
+#    track, and returns sums like those of observations at points with unit noise. The normal
+#    equations therefore need no code for tracks.
 # 4. Under the exact kernel, `rows` averages covariances over the positions of a block, or over two
-#    positions that have the same mean and the same variance along the block (`condensed`).
-# 5. `scatter_terms` completes the evidence by the scatter within blocks.
+#    positions with the same mean and the same variance along the block (`condensed`).
+# 5. `scatter_terms` are the terms of the evidence from the scatter within blocks.
 
 
-_STRETCH = 16  # blocks of a sample
-_TURN = 0.1  # of a unit vector, from the mean direction of its block
-_FEW_NUMBERS = 8192  # along directions, which an exact kernel takes one by one
-_MOST_NODES = 1000  # values at observations, up to which the exact kernel averages over all
+_STRETCH = 16  # consecutive blocks in a part of a sample
+_TURN = 0.1  # largest deviation of a unit vector from the mean direction of its block
+_FEW_NUMBERS = 8192  # values along directions that an exact kernel uses one by one
+_MOST_NODES = 1000  # values at observations up to which the exact kernel averages over all
 
 
 class Places(NamedTuple):
@@ -583,9 +592,9 @@ class TrackObservations(LinearObservations):
 
     key: GroupKey
     tracks: tuple[Track, ...]
-    timed: bool  # whether the clock is time, or the length of the path
-    span: float  # of a block, along the clock
-    nodes: Places | None = None  # instead of the observations
+    timed: bool  # whether the clock is time; otherwise it is the length of the path
+    span: float  # the duration of a block, along the clock
+    nodes: Places | None = None  # positions that replace those of the observations
     on_tracks = True
 
     @cached_property
@@ -605,11 +614,11 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def given(self) -> Float[Tensor, "N"] | None:
-        """The known noise variances of all observations; None where all noise is learned."""
+        """The known noise variances of all observations. None if all noise is learned."""
         return self._of_all("given")
 
     def _of_all(self, name: str) -> Tensor | None:
-        """What all tracks have, one after the other; None if they have none."""
+        """The concatenated attribute of all tracks; None if they do not have it."""
         values = [getattr(track, name) for track in self.tracks]
         return None if values[0] is None else torch.cat(values)
 
@@ -619,27 +628,27 @@ class TrackObservations(LinearObservations):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether every observation is a block of its own."""
+        """Whether each observation is a separate block."""
         return len(self.x) == len(self.y)
 
     @property
     def num_averaged(self) -> int:
-        """The numbers of vectors that an exact kernel averages, of observations along directions in
-        blocks of several; 0 for others."""
+        """The number of vector components that an exact kernel averages, for observations along
+        directions in blocks of several observations. Otherwise 0."""
         if self.direction is None or self.one_by_one:
             return 0
         return len(self.condensed.points) * self.key.pattern.num_outputs
 
     @cached_property
     def blocks(self) -> tuple[slice, ...]:
-        """The blocks of every track."""
+        """The blocks of each track."""
         counts = [len(track.y) for track in self.tracks]
         pairs = zip(counts, accumulate(counts), strict=True)
         return tuple(slice(end - count, end) for count, end in pairs)
 
     @cached_property
     def times(self) -> BlockTimes:
-        """The times of the observations of every block."""
+        """The times of the observations of each block."""
         pairs = zip(self.tracks, self.blocks, strict=True)
         block = torch.cat([track.block + span.start for track, span in pairs])
         return BlockTimes(self._of_all("clock"), block)
@@ -656,9 +665,9 @@ class TrackObservations(LinearObservations):
         return block_means(values, self.times.block, len(self.y))
 
     def in_blocks(self, span: float | None = None) -> "TrackObservations":
-        """Observations, each in a block of its own, in blocks of about `span` along the clock; if
-        None, of what `block_span` chooses. Up to 8192 observations along directions stay as they
-        are, and more where directions turn within blocks."""
+        """These single observations in blocks of about `span` along the clock. By default,
+        `block_span` chooses the duration. Up to 8192 observations along directions stay single, and
+        more if directions change within blocks."""
         clock, sizes, chosen = self.times.clock, [len(track.x) for track in self.tracks], span
         if span is None and self.direction is not None and len(self.x) <= _FEW_NUMBERS:
             return self
@@ -683,7 +692,7 @@ class TrackObservations(LinearObservations):
         return bool(away.norm(dim=-1).amax() > _TURN)
 
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
-        """Some blocks, in increasing order, with the share of the scatter that falls to them."""
+        """Some blocks, in increasing order, with their share of the scatter."""
         stops = torch.tensor([blocks.stop for blocks in self.blocks]).to(rows.device)
         present, counts = torch.searchsorted(stops, rows, right=True).unique_consecutive(
             return_counts=True
@@ -695,16 +704,16 @@ class TrackObservations(LinearObservations):
         return replace(self, tracks=tracks)
 
     def __add__(self, new: "TrackObservations") -> "TrackObservations":
-        """These observations and later ones of the group."""
+        """These observations with later ones of the group appended."""
         if self.timed != new.timed:
             raise ValueError(
-                "expected times for all tracks of a group or for none, got both; give time=, or "
-                "put the others into a separate group (group=)"
+                "expected times for all tracks of a group or for none, got both; give time= for "
+                "all, or put tracks without times into a separate group (group=)"
             )
         if (self.given is None) != (new.given is None):
             raise ValueError(
-                "expected noise= for all tracks of a group or for none, got both; give noise=, or "
-                "put the others into a separate group (group=)"
+                "expected noise= for all tracks of a group or for none, got both; give noise= for "
+                "all, or put tracks without noise into a separate group (group=)"
             )
         tracks = {track.label: track for track in self.tracks}
         for track in new.tracks:
@@ -713,37 +722,37 @@ class TrackObservations(LinearObservations):
         return replace(self, tracks=tuple(tracks.values()), span=self.span or new.span)
 
     def sample(self, number: int) -> "TrackObservations":
-        """About `number` blocks, in stretches of consecutive ones spread over all tracks."""
+        """About `number` blocks: sequences of consecutive blocks from all tracks."""
         stretches = [
             piece
             for blocks in self.blocks
             for piece in torch.arange(blocks.start, blocks.stop).split(_STRETCH)
         ]
         share = number / len(self.y)
-        # An even selection: a stretch is taken when the running share passes an integer.
+        # An even selection: a sequence is selected when the running share passes an integer.
         rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
 
     def plain(self) -> dict[str, object]:
-        """Tensors and plain values, for files."""
+        """Return tensors and plain values for files."""
         tracks = [vars(map_tensors(track, plain_tensor)) for track in self.tracks]
         return {**self.key.plain(), "tracks": tracks, "timed": self.timed, "span": self.span}
 
     @classmethod
     def from_plain(cls, content: Mapping) -> "TrackObservations":
-        """The block means of a group from what `plain` gave."""
+        """Return the block means of a group from the content that `plain` returned."""
         key = GroupKey.from_plain(content)
         key = GroupKey(key.label, means_of(key.pattern))
         tracks = tuple(Track(**track) for track in content["tracks"])
         return cls(key, tracks, content["timed"], content["span"])
 
     def check_repeated(self) -> None:
-        """Raise ValueError where every track has one observation only."""
+        """Raise a ValueError if each track has only one observation."""
         if all(len(track.x) == 1 for track in self.tracks):
             raise ValueError(
-                f"expected tracks of several observations, got {len(self.tracks)} of one "
+                f"expected tracks with several observations, got {len(self.tracks)} with one "
                 "observation each, which do not determine noise along tracks; give the "
-                "observations of one track one label, or leave out track="
+                "observations of one track the same label, or omit track="
             )
 
     def to(self, device: torch.device) -> "TrackObservations":
@@ -752,12 +761,13 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def condensed(self) -> "TrackObservations":
-        """These observations for an exact kernel: two positions instead of many of a block.
+        """These observations for an exact kernel, with two positions in place of all positions of a
+        block.
 
-        They are at one standard deviation of its positions on both sides of their mean, along the
-        direction in which the positions extend most. Few observations stay as they are.
+        The two positions are one standard deviation from the mean position, along the direction of
+        largest extent. Small data do not change.
         """
-        count, width = len(self.y), self.key.pattern.num_outputs  # of vectors at the observations
+        count, width = len(self.y), self.key.pattern.num_outputs
         if len(self.x) * width <= _MOST_NODES or len(self.x) <= 2 * count:
             return self
         block = self.times.block
@@ -792,7 +802,7 @@ class TrackObservations(LinearObservations):
         return means.unflatten(1, values.shape[1:]).flatten(0, 1)
 
     def noise(self, noises: Noises, white: Float[Tensor, ""] | float = 0.0) -> BlockNoise:
-        """The noise of the block means; the features lack the variance `white`."""
+        """The noise of the block means. `white` is the variance that the features omit."""
         known = 0.0 if self.given is None else self._mean(self.given[:, None]).squeeze(-1)
         return BlockNoise.of(self.times, self._parameters(noises), white, known)
 
@@ -811,17 +821,18 @@ class TrackObservations(LinearObservations):
     def covariances(
         self, noises: Noises, truncated: Float[Tensor, "p p"] | None
     ) -> Iterator[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]:
-        """The blocks of tracks in batches, −1 instead of those that a track lacks, and the
-        covariances of their noise in one component; the features lack the variance `truncated`."""
+        """The blocks of tracks in batches, padded by −1, and the covariances of their noise in one
+        component. `truncated` is the variance that the features omit."""
         largest = 0.0 if truncated is None else truncated.diagonal().amax()
         noise = self.noise(noises, largest)
         return ((rows, noise.of_tracks(rows)) for rows in self._batches)
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
-        """What the scatter within blocks adds to yᵀK⁻¹y, by component, and to log|K|.
+        """The terms of the scatter within blocks in yᵀK⁻¹y, by component, and in log|K|.
 
-        About a line, white noise has the variance σ², known noise that of a mean observation of its
-        track, and r, over a block of length u τ, about σ_r² 2u / (15 + 2u).
+        About a line, white noise has the variance σ², and known noise has the mean variance of the
+        observations of the track. Over a block of length u τ, the correlated noise r has a variance
+        of about σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         # This u is twice that of the docstring. The formula is 2u/15 for short blocks and tends to
@@ -836,7 +847,8 @@ class TrackObservations(LinearObservations):
     @cached_property
     def _about_lines(self) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"], Float[Tensor, "k"]]:
         """The sums of squares of all residuals about lines, their degrees of freedom, and the mean
-        of the known noise variances; of every track where noise is known, else of all together."""
+        known noise variance. If noise is known, they are for each track, otherwise for all tracks
+        together."""
         squares = torch.stack([track.squares for track in self.tracks])
         degrees = squares.new_tensor([track.degrees for track in self.tracks])
         if self.given is None:
@@ -849,7 +861,7 @@ class TrackObservations(LinearObservations):
         return [rows.to(self.x.device) for rows in batches]
 
     def averages_along(self, phi: Columns) -> Float[Tensor, "k p*T"]:
-        """mean_i φ(x_i) u_i of every block, of observations along directions u."""
+        """mean_i φ(x_i) u_i for each block of observations along directions u."""
         x, direction = self.x, self.direction
 
         def products(rows: slice) -> Float[Tensor, "n p*M"]:
@@ -860,7 +872,7 @@ class TrackObservations(LinearObservations):
         return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
 
     def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
-        """[φ̄, ȳ, 1] of batches of tracks, with zeros instead of blocks that a track lacks."""
+        """[φ̄, ȳ, 1] for batches of tracks, padded by zeros."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
         columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
         return [columns[rows] * (rows >= 0).unsqueeze(-1) for rows in self._batches]
@@ -872,7 +884,7 @@ class TrackObservations(LinearObservations):
         noises: Noises,
         truncated: Float[Tensor, "p p"] | None,
     ) -> Statistics:
-        """Σ over tracks of φ̄ᵀR⁻¹φ̄, φ̄ᵀR⁻¹ȳ and so on: statistics of unit noise.
+        """The sums over tracks of φ̄ᵀR⁻¹φ̄, φ̄ᵀR⁻¹ȳ and so on, as statistics for unit noise.
 
         R is the noise covariance of the blocks of a track, in one component.
         """
@@ -887,9 +899,9 @@ class TrackObservations(LinearObservations):
         )
         squares, scatter = self.scatter_terms(noises)
         count = len(self.y)
-        # The noise is part of the sums, thus its log-determinant has to be a part of the
-        # statistics: `noise_terms` computes −v Σ log w for unit noise, which is v log|R| + scatter
-        # with this value.
+        # The noise is part of the sums, so its log-determinant must be part of the statistics:
+        # `noise_terms` computes −v Σ log w for unit noise, which is v log|R| + scatter with this
+        # value.
         weights = Weights(count, count, count, -logdet - scatter / width)
         moments = (Moments(c, s.squeeze(-1), mass.squeeze()),)
         second = second + torch.diag(squares)
@@ -900,7 +912,7 @@ class TrackObservations(LinearObservations):
         if self.key.label not in tracks:
             raise ValueError(
                 f"expected a TrackLikelihood for the tracks of group {self.key.label!r}, got "
-                f"{'other noise' if self.key.label in noises else 'none'}"
+                f"{'other noise' if self.key.label in noises else 'none'}; call fit with track="
             )
         return tracks[self.key.label]
 
@@ -908,7 +920,7 @@ class TrackObservations(LinearObservations):
 def split(
     parts: Iterator[Observations | TrackObservations], tracks: list[TrackObservations]
 ) -> Iterator[Observations]:
-    """The observations at single points; those along tracks are appended to the list."""
+    """The observations at single points. Observations along tracks are appended to the list."""
     for part in parts:
         if part.on_tracks:
             tracks.append(part)
@@ -923,11 +935,12 @@ _EPOCH, _SECOND = np.datetime64(0, "s"), np.timedelta64(1, "s")
 
 
 def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
-    """Times (N,): numbers as they are, dates as seconds since 1970, durations as seconds.
+    """Times (N,) as floats. Numbers do not change, dates become seconds since 1970, and durations
+    become seconds.
 
     Raises:
-        TypeError: values that are neither numbers nor dates nor durations.
-        ValueError: another length, or values that are not finite.
+        TypeError: Values are neither numbers nor dates nor durations.
+        ValueError: The length is another one, or values are not finite.
 
     Example:
         >>> import numpy
@@ -953,12 +966,12 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
     if values.shape != (count, 1):
         shape = values.shape[:1] if values.shape[-1] == 1 else values.shape
         raise ValueError(
-            f"expected times of shape {(count,)}, got {shape}; give one for each observation"
+            f"expected times of shape {(count,)}, got {shape}; give one time for each observation"
         )
     if not np.isfinite(values).all():
         raise ValueError(
-            f"expected finite times, got {int((~np.isfinite(values)).sum())} others; drop these "
-            "observations"
+            f"expected finite times, got {int((~np.isfinite(values)).sum())} that are not; drop "
+            "these observations"
         )
     return values[:, 0]
 
@@ -966,7 +979,8 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
 def check_increasing(
     clock: Float[np.ndarray, "N"], of_track: Int[np.ndarray, "N"], names: list[str]
 ) -> None:
-    """Raise ValueError unless times increase along every track; `of_track`: 0, 0, …, 1, …"""
+    """Raise a ValueError unless times increase along each track. `of_track` is the index of the
+    track of each observation: 0, 0, …, 1, …"""
     steps, same = np.diff(clock), np.diff(of_track) == 0
     wrong = np.flatnonzero(same & (steps <= 0))
     if len(wrong):
@@ -974,14 +988,14 @@ def check_increasing(
         of_this = steps[wrong[of_track[wrong] == track]]
         raise ValueError(
             f"expected times that increase along every track, got {(of_this == 0).sum()} that "
-            f"repeat and {(of_this < 0).sum()} that run backwards on track {names[track]!r}, first "
-            f"after {clock[wrong[0]] + 0.0:.10g}; sort the observations by time, drop copies, give "
-            "times in float64, or give each pass its own label"
+            f"repeat and {(of_this < 0).sum()} that run backwards on track {names[track]!r}, the "
+            f"first after {clock[wrong[0]] + 0.0:.10g}; sort the observations by time, drop "
+            "copies, give times in float64, or give each pass a separate label"
         )
 
 
 def _seconds(values: np.ndarray) -> Float[np.ndarray, "N"] | None:
-    """Dates or durations in seconds; None for anything else. Times without a zone are UTC."""
+    """Dates or durations in seconds. None for anything else. Times without a zone are UTC."""
     if values.dtype.kind == "O" and values.ndim == 1 and len(values):
         if all(isinstance(value, datetime.datetime) for value in values):
             utc = [value.astimezone(datetime.UTC) if value.tzinfo else value for value in values]
@@ -999,19 +1013,19 @@ def _seconds(values: np.ndarray) -> Float[np.ndarray, "N"] | None:
 def observations_along(
     part: Observations, track: object, time: object, count: int
 ) -> TrackObservations:
-    """Observations along tracks, each in a block of its own: whole vectors, or numbers along
+    """Observations along tracks, each in a separate block: complete vectors, or components along
     directions.
 
     Args:
-        part: observations of one group, with their rows `index` among those that the user gave.
+        part: observations of one group, with their rows `index` among the rows of the user.
         track: a label for each row, or one for all.
-        time: (N,), increasing along every track; None for the length of the path.
-        count: N, the number of rows.
+        time: times (N,), which increase along each track. None for the length of the path.
+        count: the number N of rows.
 
     Raises:
-        TypeError: times that are neither real numbers nor dates.
-        ValueError: labels or times of another length, missing labels, times that repeat or run
-            backwards, vectors with gaps, observations with weights.
+        TypeError: Times are neither real numbers nor dates.
+        ValueError: Labels or times have another length, labels are missing, times repeat or run
+            backwards, vectors have NaN, or observations have weights.
 
     Example:
         >>> import torch
@@ -1026,18 +1040,18 @@ def observations_along(
     if not (part.weight is None or part.key.known):
         raise ValueError(
             "expected one white noise for all observations of tracks, got variances=, which are "
-            "relative; leave them out, or give the known variance of each observation as noise="
+            "relative; omit them, or give the known variance of each observation as noise="
         )
     if not (part.pattern.complete or part.direction is not None):
         raise ValueError(
-            f"expected whole vectors along tracks, got {len(part)} observations with components "
+            f"expected complete vectors along tracks, got {len(part)} observations with components "
             "that are NaN; drop these observations, or give them as a separate chunk without "
-            "track, under another group"
+            "track, in another group"
         )
     names, which = labels_of_tracks(track, count)
     rows = part.index.cpu().numpy()
-    # A stable sort keeps the observations of a track in the order of the data, which has to be that
-    # of time.
+    # A stable sort preserves the order of the observations of a track, which must be the order of
+    # time.
     order = np.argsort(which[rows], kind="stable")
     present, of_track, sizes = np.unique(
         which[rows][order], return_inverse=True, return_counts=True
@@ -1061,10 +1075,10 @@ def observations_along(
 
 
 def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarray, "N"]]:
-    """The different labels as text, and the number of that of every row.
+    """The different labels as text, and the index of the label of each row.
 
     Raises:
-        ValueError: labels of another length, or missing ones.
+        ValueError: The labels have another length, or labels are missing.
     """
     if is_single(track):
         track = np.full(count, str(track))
@@ -1088,17 +1102,17 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
 
 
 def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
-    """The length of the path of its track up to every position."""
+    """The length of the path of each track up to each position."""
     steps = np.linalg.norm(np.diff(x, axis=0), axis=-1) * (np.diff(of_track) == 0)
     length = np.concatenate([[0.0], np.cumsum(steps)])
     return length - length[np.searchsorted(of_track, of_track)]
 
 
 def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
-    """One piece for each group; observations of a track that come later are appended to it.
+    """One piece for each group. Later observations of a track are appended to it.
 
     Raises:
-        ValueError: times and path lengths in one group, or times that run backwards.
+        ValueError: A group has times and path lengths, or times run backwards.
     """
     groups: dict[GroupKey, TrackObservations] = {}
     for part in parts:
@@ -1107,7 +1121,7 @@ def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:
 
 
 def blocks_in_words(tracks: Sequence[TrackObservations]) -> str:
-    """A sentence on observations along tracks whose means are taken; empty if there are none."""
+    """A note on observations along tracks that are averaged over blocks; empty without any."""
     observed, means = (sum(map(len, own)) for own in ([t.x for t in tracks], [t.y for t in tracks]))
     if observed == means:
         return ""

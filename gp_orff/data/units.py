@@ -1,4 +1,4 @@
-"""Units of data as of the CF conventions, converted by pint."""
+"""Units of data in the notation of the CF conventions, converted by pint."""
 
 import math
 import re
@@ -33,7 +33,8 @@ def optional(name: str, extra: str) -> ModuleType:
 
 @cache
 def _registry() -> Any:
-    """The units that pint knows, with names of UDUNITS that it lacks or reads as others."""
+    """The unit registry of pint, with names of UDUNITS that pint does not have or interprets
+    differently."""
     registry = optional("pint", "xarray").UnitRegistry()
     registry.define("@alias nautical_mile = nmile = nautical_miles")
     registry.define("@alias degree_Celsius = Celsius = degree_C = degrees_C = degrees_Celsius")
@@ -42,13 +43,13 @@ def _registry() -> Any:
 
 @cache
 def _root(symbol: str) -> tuple[float, float, frozenset[tuple[str, float]]] | None:
-    """Factor and offset that bring numbers in a unit to base units, and their powers; None for
-    units that are not known, and for logarithmic ones, such as dB."""
+    """The factor and offset that convert values in a unit to base units, and the powers of these.
+    None for unknown units and for logarithmic units such as dB."""
     registry = _registry()
     try:
         unit = registry.parse_units(symbol)
         zero, one, two = (registry.Quantity(n, unit).to_root_units() for n in (0.0, 1.0, 2.0))
-    except Exception:  # pint raises errors of many classes for texts that are no units
+    except Exception:  # pint raises errors of many classes for texts that are not units
         return None
     if not math.isclose(two.magnitude - one.magnitude, one.magnitude - zero.magnitude):
         return None
@@ -73,7 +74,7 @@ class Unit:
 
     @classmethod
     def parse(cls, text: object) -> "Unit | None":
-        """The unit of a text as of CF, such as "m s-1", "m/s" or "1"; None if it is no such."""
+        """The unit from a text such as "m s-1", "m/s" or "1". None if the text is not a unit."""
         unit, position, text = cls(1.0, {}), 0, _PER.sub("/", str(text).strip())
         while position < len(text):
             token = _TOKEN.match(text, position)
@@ -91,8 +92,8 @@ class Unit:
 
     @property
     def root(self) -> tuple[float, float, dict[str, float]] | None:
-        """Factor and offset that bring numbers in this unit to base units, and the powers of these;
-        None if a symbol is not known. Radians are a base unit, which "1" is not."""
+        """The factor and offset that convert values in this unit to base units, and the powers of
+        these. None if a symbol is unknown. Radians are a base unit, in contrast to "1"."""
         factor, offset, powers = self.scale, 0.0, {}
         for symbol, power in self.powers.items():
             base = _root(symbol)
@@ -107,7 +108,7 @@ class Unit:
 
     @property
     def has_length(self) -> bool:
-        """Whether a power of a length is in it."""
+        """Whether the unit contains a power of a length."""
         return bool(self.in_metres().powers.get("m"))
 
     @property
@@ -120,7 +121,7 @@ class Unit:
         return self.root is not None and self.root[2] == {"meter": 1.0}
 
     def in_metres(self) -> "Unit":
-        """This unit with metres instead of all lengths, and m s-1 in that of knots."""
+        """This unit with metres for all lengths, and m s-1 for knots."""
         unit = Unit(self.scale, {})
         for symbol, power in self.powers.items():
             factor, _, root = _root(symbol) or (1.0, 0.0, frozenset())
@@ -151,7 +152,7 @@ class Unit:
 
 
 def change(given: object, wanted: object) -> tuple[float, float] | None:
-    """Factor and offset that bring numbers in a unit to another; None if there are none."""
+    """The factor and offset that convert values from one unit to another; None if impossible."""
     if given == wanted:
         return 1.0, 0.0
     units = Unit.parse(given), Unit.parse(wanted)
@@ -166,19 +167,19 @@ def change(given: object, wanted: object) -> tuple[float, float] | None:
 
 
 def conversion(given: str, wanted: str) -> float | None:
-    """The factor of numbers in a unit that brings them to another; None if there is none."""
+    """The factor that converts values from one unit to another; None if impossible."""
     factors = change(given, wanted)
     return None if factors is None or factors[1] else factors[0]
 
 
-# Arrays that say in which units their columns are.
+# Arrays with the units of their columns.
 
 
 class UnitArray(np.ndarray):
-    """An array with the units of its columns; those of rows of it are the same.
+    """An array with the units of its columns. Selected rows have the same units.
 
-    What arithmetic makes of it, or columns of it, are arrays without units; so is the array itself
-    once other values than NaN were assigned.
+    The results of arithmetic, and selected columns, are arrays without units. If values other than
+    NaN are assigned to entries, the array loses its units.
 
     Example:
         >>> from gp_orff.data.units import UnitArray
@@ -191,7 +192,7 @@ class UnitArray(np.ndarray):
 
     @classmethod
     def of(cls, values: Float[np.ndarray, "N ..."], units: Iterable[str | None]) -> "UnitArray":
-        """An array (N, k) of k units, or (N,) of one."""
+        """An array (N, k) with k units, or (N,) with one unit."""
         result = np.asarray(values).view(cls)
         result.units = tuple(units)
         return result
@@ -224,8 +225,8 @@ class UnitArray(np.ndarray):
 
 
 def units_of_columns(values: object) -> tuple[str | None, ...]:
-    """The unit of each column, as far as values have some; one for all of those of xarray, pint or
-    astropy."""
+    """The unit of each column, or None if unknown. Values of xarray, pint or astropy have one unit
+    for all columns."""
     if isinstance(values, UnitArray):
         return values.units or ()
     unit = unit_of(values)

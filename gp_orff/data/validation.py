@@ -1,4 +1,4 @@
-"""Arrays of any kind as validated float64 tensors."""
+"""Convert arrays of any kind to validated float64 tensors."""
 
 from collections.abc import Mapping
 from numbers import Number
@@ -11,25 +11,25 @@ from torch import Tensor
 from gp_orff.kernels.base import as_real_tensor
 from gp_orff.symbols.base import refuse_units
 
-_MISSING = ("None", "nan", "<NA>", "NaT")  # labels that are missing, as text
+_MISSING = ("None", "nan", "<NA>", "NaT")  # the texts of missing labels
 
 
 def as_points(
     x: object, num_inputs: int | None = None, empty: bool = False
 ) -> Float[Tensor, "n d"]:
-    """Points x (N, d) as a float64 matrix; perhaps none if they may be `empty`.
+    """Points x (N, d) as a float64 matrix. With `empty`, there may be no points.
 
     Raises:
-        TypeError: values that are not real numbers.
-        ValueError: not a matrix, no points, a number of columns other than `num_inputs`, NaN or
-            infinite coordinates.
+        TypeError: Values are not real numbers.
+        ValueError: x is not a matrix, has no rows, has another number of columns than `num_inputs`,
+            or has NaN or infinite coordinates.
     """
     points = as_matrix(x, "points x (N, d)", empty)
-    if num_inputs is not None and points.shape == (0, 1):  # from an empty list
+    if num_inputs is not None and points.shape == (0, 1):  # for an empty list
         points = points.new_zeros(0, num_inputs)
     if num_inputs is not None and points.shape[-1] != num_inputs:
         raise ValueError(f"expected points with {num_inputs} columns, got {points.shape[-1]}")
-    if not torch.isfinite(points.sum()):  # the sum: needs no array of flags if all are finite
+    if not torch.isfinite(points.sum()):  # the sum needs no array of flags if all are finite
         invalid = int((~torch.isfinite(points)).any(-1).sum())
         if invalid:
             raise ValueError(
@@ -40,8 +40,8 @@ def as_points(
 
 
 def as_matrix(values: object, name: str, empty: bool = False) -> Float[Tensor, "n k"]:
-    """A tensor or array as a float64 matrix with at least one row, unless it may be `empty`; (N,)
-    becomes a column."""
+    """A tensor or array as a float64 matrix. It must have at least one row, unless `empty`. Values
+    (N,) become a column."""
     matrix = as_real(values, name)
     matrix = matrix.unsqueeze(-1) if matrix.dim() == 1 else matrix
     if matrix.dim() != 2 or matrix.shape[-1] == 0 or not (len(matrix) or empty):
@@ -50,7 +50,8 @@ def as_matrix(values: object, name: str, empty: bool = False) -> Float[Tensor, "
 
 
 def as_real(values: object, name: str) -> Float[Tensor, "..."]:
-    """A tensor or array of any shape in float64; TypeError for values that are no real numbers."""
+    """A tensor or array of any shape in float64. A TypeError is raised for values that are not real
+    numbers."""
     tensor = values if isinstance(values, Tensor) else torch.from_numpy(_array(values, name))
     if tensor.dtype == torch.bool:
         raise TypeError(f"expected real numbers for {name}, got {tensor.dtype}")
@@ -60,10 +61,10 @@ def as_real(values: object, name: str) -> Float[Tensor, "..."]:
 
 
 def _array(values: object, name: str) -> np.ndarray:
-    """An array-like as an array that torch accepts; masked values become NaN."""
-    values = getattr(values, "magnitude", values)  # of a quantity with a unit, as of pint
+    """An array-like as an array that torch accepts. Masked values become NaN."""
+    values = getattr(values, "magnitude", values)  # for a quantity of pint
     if isinstance(values, list | tuple):
-        # NumPy would drop the units, and the masks.
+        # NumPy would drop the units and the masks.
         refuse_units(values, f"the entries of {name}, or one quantity of all of them,")
         if any(isinstance(row, np.ma.MaskedArray) for row in values):
             values = np.ma.stack([np.ma.asarray(row) for row in values])
@@ -84,14 +85,14 @@ def _array(values: object, name: str) -> np.ndarray:
             f"expected {name} as a tensor or array of real numbers, got "
             f"{type(values).__name__} of type {array.dtype}{_remedy(array)}"
         )
-    array = array.astype(np.float64, copy=False)  # of any byte order
-    reversed_axis = any(stride < 0 for stride in array.strides)  # which torch has not
+    array = array.astype(np.float64, copy=False)  # from any byte order
+    reversed_axis = any(stride < 0 for stride in array.strides)  # torch does not support it
     return array.copy() if reversed_axis or not array.flags.writeable else array  # memory maps
 
 
 def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Numbers that are stored as objects, as in nullable columns, where None, pd.NA and masked
-    values become NaN; TypeError for other objects."""
+    """Numbers from an array of objects, for example a nullable column. None, pd.NA and masked
+    values become NaN. A TypeError is raised for other objects."""
     numbers = [np.nan if _is_missing(value) else value for value in array.ravel().tolist()]
     for value in numbers:
         if not isinstance(value, Number):
@@ -117,11 +118,11 @@ def _remedy(array: np.ndarray) -> str:
         "m": "durations / numpy.timedelta64(1, 's')",
     }
     call = calls.get(array.dtype.kind)
-    return f"; convert it, such as with {call}" if call else ""
+    return f"; convert it, for example with {call}" if call else ""
 
 
 def are_missing(texts: np.ndarray, labels: object) -> Bool[np.ndarray, "N"]:
-    """Whether each label is missing, by its text, or masked."""
+    """Whether each label is masked, or is missing according to its text."""
     return np.isin(texts, _MISSING) | np.ma.getmask(labels)
 
 
@@ -138,10 +139,10 @@ def is_single(values: object) -> bool:
 
 
 def entries_of(chunk: object) -> Mapping[str, object]:
-    """x, y and options of a chunk by name: of a mapping, or of a pair (x, y).
+    """The x, y and options of a chunk by name. A chunk is a mapping or a pair (x, y).
 
     Raises:
-        TypeError: something else.
+        TypeError: The chunk is something else.
     """
     if isinstance(chunk, Mapping):
         return chunk

@@ -13,14 +13,14 @@ from tqdm import tqdm
 
 from gp_orff.threads import Threads
 
-# Show the progress of a fit: a bar on a terminal or in a notebook, elsewhere a line per stage.
+# The progress of a fit: a bar in a terminal or notebook, otherwise one line per stage.
 
 
-_SECONDS = 30.0  # between the lines about one pass over the data
+_SECONDS = 30.0  # seconds between lines about one pass over the data
 
 
 class Progress:
-    """Where a fit shows its progress: nowhere."""
+    """The display of the progress of a fit. This class shows nothing."""
 
     def show_evaluation(self, stage: str, nats_per_number: float) -> None:
         """Show one more evaluation of the evidence."""
@@ -32,13 +32,13 @@ class Progress:
         """Begin another pass over the chunks of data."""
 
     def show_points(self, points: int, chunks: str) -> None:
-        """Show how many points of the pass have been read, and of how many chunks, in words."""
+        """Show the number of points that the pass has read. `chunks` is a text about the chunks."""
 
 
 class Visible(Progress, ABC):
-    """Shows the progress of a pass at intervals."""
+    """Shows the progress of a pass at intervals of at least `seconds`."""
 
-    seconds: float  # between two lines about one pass
+    seconds: float
 
     def __init__(self):
         self.passes, self.last = 0, time.perf_counter()
@@ -57,7 +57,7 @@ class Visible(Progress, ABC):
 
 
 class Bar(Visible):
-    """A bar, on a terminal or in a notebook."""
+    """A bar, in a terminal or notebook."""
 
     seconds = 0.5
 
@@ -67,7 +67,8 @@ class Bar(Visible):
 
     def show_evaluation(self, stage, nats_per_number):
         self.bar.set_description_str(f"{stage} ", refresh=False)
-        self.bar.set_postfix({"nats per number": f"{nats_per_number:.4f}"}, refresh=False)
+        evidence = {"log evidence per value": f"{nats_per_number:.4f} nats"}
+        self.bar.set_postfix(evidence, refresh=False)
         self.bar.update()
 
     def show_line(self, line):
@@ -75,7 +76,7 @@ class Bar(Visible):
 
 
 class Lines(Visible):
-    """Lines, in a file, where nothing can be redrawn."""
+    """Lines, for a file or another stream that cannot redraw text."""
 
     seconds = _SECONDS
 
@@ -99,9 +100,9 @@ _thread = _Thread()
 
 @contextmanager
 def shown(progress: bool) -> Iterator[Progress]:
-    """Show progress on the present standard error inside the block; nothing if not `progress`.
+    """Show progress on standard error inside the block, unless `progress` is False.
 
-    Notebooks redraw the text bar of `tqdm` too; `tqdm.auto` would need ipywidgets.
+    Notebooks redraw the text bar of `tqdm` too. `tqdm.auto` would need ipywidgets.
     """
     stream = sys.stderr
     if not progress or stream is None:
@@ -128,15 +129,15 @@ def announce(title: str, progress: bool) -> None:
 
 
 def redraws(stream: TextIO) -> bool:
-    """Whether a carriage return redraws a line: on a terminal, and in the output of a notebook."""
+    """Whether a carriage return redraws a line, as in a terminal or the output of a notebook."""
     notebook = type(stream).__module__.startswith("ipykernel")
     return notebook or (hasattr(stream, "isatty") and stream.isatty())
 
 
 def show_pass(chunks: int, points: int, of: int | None) -> None:
-    """Show how far the chunks of data have been read, while a fit shows progress.
+    """Show how many chunks have been read, if a fit is showing progress.
 
-    A function, with no reference to the `Progress`, because a model keeps and copies it.
+    This is a function without a reference to a `Progress`, because models store and copy it.
     """
     progress = _thread.progress
     if chunks == 0:
@@ -154,13 +155,13 @@ class Stage:
 
     Attributes:
         name: the representation of the data, such as "exact kernel" or "fine grid, 3292 features".
-        evaluations: how often the evidence and its gradient were evaluated.
-        seconds: wall time.
-        nats_per_number: the log evidence reached, plus the log priors, per observed number of the
-            data of this stage; −∞ for a pass over the data, without evaluations.
-        operations: floating-point operations of an evaluation, as foreseen; None if not.
-        loss: the nats of log evidence of all data that the optimum of this stage is expected to
-            lack; None if not known.
+        evaluations: the number of evaluations of the evidence and its gradient.
+        seconds: the wall time.
+        nats_per_number: the log evidence plus the log priors at the end of the stage, in nats per
+            observed value of the stage. −∞ for a pass over the data, which evaluates no evidence.
+        operations: the predicted floating-point operations of an evaluation. None if unknown.
+        loss: the predicted loss of log evidence in nats: the maximum for all data under the exact
+            kernel, less the value at the optimum of this stage. None if unknown.
     """
 
     name: str
@@ -175,33 +176,33 @@ class Stage:
             return f"{self.name}: {self.seconds:.1f} s"
         return (
             f"{self.name}: {self.evaluations} evaluations, {self.seconds:.1f} s, "
-            f"{self.nats_per_number:.5f} nats per number"
+            f"log evidence {self.nats_per_number:.5f} nats per value"
         )
 
 
 @dataclass(frozen=True)
 class History:
-    """What was done to a model; the fields are attributes of `FitReport`."""
+    """The actions on a model. The fields are attributes of `FitReport`, which explains them."""
 
-    action: str  # the last one: fitted, conditioned, updated, observed
-    stages: tuple[Stage, ...] = ()  # of the last fit
-    notes: tuple[str, ...] = ()  # sentences
-    seconds: float | None = None  # of the last fit
-    threads: int | None = None  # of the last fit
-    weak_priors: bool = False  # whether the last fit learned with weak priors
-    coverage: float | None = None  # of 95 % intervals, of observations that are left out in turn
+    action: str
+    stages: tuple[Stage, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float | None = None
+    threads: int | None = None
+    weak_priors: bool = False
+    coverage: float | None = None
 
     def then(self, action: str) -> "History":
-        """The history with another last action, of whose data the coverage is not known."""
+        """The history with a new last action. The coverage for its data is not known."""
         return replace(self, action=action, coverage=None)
 
     def with_duration(self, seconds: float, threads: Threads) -> "History":
-        """The history of a fit that has ended, with its wall time and threads."""
+        """The history of a finished fit, with its wall time and number of threads."""
         busy = [f"used {threads}"] if threads.busy else []
         return replace(self, seconds=seconds, threads=threads.number).with_notes(busy)
 
     def with_notes(self, notes: Iterable[str]) -> "History":
-        """The history with more notes, each once."""
+        """The history with more notes. Repetitions and empty texts are dropped."""
         texts = (text for text in (*self.notes, *notes) if text)
         return replace(self, notes=tuple(dict.fromkeys(texts)))
 
@@ -217,7 +218,7 @@ class OpenStage:
     start: float = field(default_factory=time.perf_counter)
 
     def count(self, nats_per_number: float) -> None:
-        """Count one evaluation, and show it."""
+        """Count and show one evaluation."""
         self.evaluations += 1
         self.progress.show_evaluation(self.name, nats_per_number)
 
@@ -240,7 +241,7 @@ class Journal:
         self.notes.append(text)
 
     def price(self, first: int, operations: float, loss: float) -> None:
-        """Add to the stages from the first one on what their plan foresaw."""
+        """Add the operations and loss that a plan predicts to all stages from number `first` on."""
         for number in range(first, len(self.stages)):
             if self.stages[number].evaluations:
                 stage = replace(self.stages[number], operations=operations, loss=loss)
@@ -248,7 +249,7 @@ class Journal:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:
-        """Count the searches of the block as one stage; a stage inside another is part of that."""
+        """Count the searches of the block as one stage. A nested stage is part of the outer one."""
         if self._outermost is not None:
             yield self._outermost
             return

@@ -501,8 +501,8 @@ Information = Callable[[], Float[np.ndarray, "k k"] | None]
 class SearchWarning(UserWarning):
     """The search of a fit ended before it reached a maximum of the evidence.
 
-    This warning is given if one more step of the search promised more than 1 nat of log evidence.
-    Call `fit` again with `warm_start=True` to continue the search.
+    You get this warning if one more step of the search is expected to raise the log evidence by
+    more than 1 nat. Call `fit` again with `warm_start=True` to continue the search.
 
     Example:
         A search that ends after two evaluations of its objective:

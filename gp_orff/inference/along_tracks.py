@@ -618,14 +618,29 @@ _TINY = 1e-300  # a variance that is none
 
 @dataclass(frozen=True)
 class TrackOffsets:
-    """The posterior of the offset of each track given all observations.
+    """The posterior of the offset of each track, given all observations.
+
+    `VectorFieldGP.track_offsets` returns it. `offsets[label]` is the mean and the standard
+    deviation of one track.
 
     Attributes:
         labels: the labels of the T tracks, as text.
-        mean: the posterior means, (T, p), in the unit of y; (T, 1) of observations along
-            directions.
-        sd: the posterior standard deviations, likewise. The constant mean of the field is common to
-            all tracks, so that the sum of their offsets is known less well than differences.
+        mean: the posterior means (T, p), in units of y; (T, 1) for observations along directions.
+        sd: the posterior standard deviations, with the shape and units of `mean`. Differences of
+            offsets are known better than their sum, because the constant mean of the field is
+            common to all tracks.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(
+        ...     60, 2, generator=torch.Generator().manual_seed(0)
+        ... ).double()
+        >>> track = torch.arange(60) // 20
+        >>> y = torch.sin(3 * x) + track[:, None]  # offsets 0, 1 and 2
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> offsets = model.fit(x, y, track=track, progress=False).track_offsets()
+        >>> offsets.labels, offsets.mean.shape
+        (('0', '1', '2'), torch.Size([3, 2]))
     """
 
     labels: tuple[str, ...]
@@ -636,7 +651,8 @@ class TrackOffsets:
         return len(self.labels)
 
     def __getitem__(self, label: object) -> tuple[Float[Tensor, "v"], Float[Tensor, "v"]]:
-        """Mean and standard deviation of the offset of one track; KeyError for others."""
+        """The mean and the standard deviation (p,) of the offset of one track. A KeyError is raised
+        for an unknown label."""
         if str(label) not in self.labels:
             some = ", ".join(map(repr, self.labels[:5]))
             raise KeyError(f"expected the label of a track, such as {some}, got {str(label)!r}")

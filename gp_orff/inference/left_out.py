@@ -303,21 +303,33 @@ def _(inference: FeatureInference, kernel, noises, mean, blocks):
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """Each observation against its prediction from all others: one row per point, in given order.
+    """Each observation compared with its prediction from all others.
 
-    NaN stands where nothing was observed.
+    `VectorFieldGP.leave_one_out` returns it. Attributes have one row for each of the N points, in
+    the given order, with v values each. Values that were not observed have NaN.
 
     Attributes:
-        residual: the observation less its prediction from the others, (N, v), in the unit of y.
-        covariance: the covariance of the residual, noise included, (N, v, v), in squared units;
-            under Student-t noise with the scale Σ of the noise instead of its covariance.
-        distance: rᵀ C⁻¹ r of residual r and covariance C, (N,).
-        p_value: the probability of a distance at least as large under the model, (N,); small for
-            outliers. The distance is χ² with as many degrees of freedom v as values, or v·F(v, ν)
-            under Student-t noise if the variance of the field is small compared with the noise.
-        log_density: the Gaussian log density of each observation given all others, (N,); under
-            Gaussian noise their sum is a score of the model.
-        weight: E[w] of each observation under Student-t noise, (N,), small for outliers; else 1.
+        residual: the observation less its prediction from all others, (N, v), in units of y.
+        covariance: the covariance of the residual with noise, (N, v, v), in squared units of y. For
+            Student-t noise, it uses the scale matrix of the noise.
+        distance: the squared distance rᵀ C⁻¹ r, (N,), for the residual r with the covariance C.
+        p_value: the probability of a distance at least as large under the model, (N,). It is small
+            for outliers. The distance has a χ² distribution with v degrees of freedom. Under
+            Student-t noise with ν degrees of freedom, it is v times an F(v, ν) variable, if the
+            variance of the field is small compared with the noise.
+        log_density: the Gaussian log density of each observation given all others, (N,), in nats.
+            Under Gaussian noise, their sum is a score of the model.
+        weight: the expected weight of each observation under Student-t noise, (N,). It is small for
+            outliers. Under Gaussian noise it is 1.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> model = model.condition(x, torch.sin(3 * x))
+        >>> result = model.leave_one_out(x, torch.sin(3 * x))
+        >>> result.residual.shape, result.p_value.shape
+        (torch.Size([40, 2]), torch.Size([40]))
     """
 
     residual: Float[Tensor, "N v"]
@@ -329,7 +341,7 @@ class LeaveOneOut:
 
     @classmethod
     def empty(cls, count: int, values: int) -> "LeaveOneOut":
-        """NaN in every row, to be overwritten."""
+        """A result with NaN in each row, which `record` overwrites."""
         shapes = [(values,), (values, values), (), (), (), ()]
         nan = torch.tensor(math.nan, dtype=torch.float64)
         return cls(*(nan.repeat(count, *shape) for shape in shapes))
@@ -343,7 +355,7 @@ class LeaveOneOut:
         weight: Float[Tensor, "n"],
         tail: Callable[[Float[Tensor, "n"], int], Float[Tensor, "n"]],
     ) -> None:
-        """Overwrite some rows; `tail(d, v)` is the probability of a distance of at least d."""
+        """Overwrite some rows. `tail(d, v)` is the probability of a distance of at least d."""
         distance = (residual * torch.linalg.solve(covariance, residual)).sum(-1)
         log_normaliser = residual.shape[-1] * math.log(2 * math.pi) + torch.logdet(covariance)
         self.residual[index[:, None], columns] = residual.cpu()
@@ -387,8 +399,8 @@ def leave_one_out(
         index = nominal.index.cpu()
         if not result.weight[index].isnan().all():
             raise ValueError(
-                "expected one observation for each point, got components of a vector with "
-                "noise of their own, which are several; give variances (N,) or noise (N,), or "
+                "expected one observation for each point, got components of a vector with separate "
+                "noise, which are several observations; give variances (N,) or noise (N,), or use "
                 "cross_validate(x, y, blocks=range(len(x)))"
             )
         if at_sites is None:
@@ -398,10 +410,10 @@ def leave_one_out(
         noise_covariance = weighted.noise(noise)
         if not (torch.linalg.eigvalsh(noise_covariance - latent)[:, 0] > 0).all():
             raise ValueError(
-                "expected observations that the model was conditioned on, one by one, got some at "
-                "which the field is less certain than the observation; pass the data of fit or "
-                "condition, and if the report states that positions were merged, condition with "
-                "merge=0, or take cross_validate(x, y, blocks=range(len(x)))"
+                "expected observations on which the model was conditioned, got some at which the "
+                "field is less certain than the observation; pass the data of fit or condition. If "
+                "the report states that positions were merged, condition with merge=0, or use "
+                "cross_validate(x, y, blocks=range(len(x)))"
             )
         gain = noise_covariance @ torch.linalg.inv(noise_covariance - latent)  # N (N − S)⁻¹
         residual = (gain @ residual.unsqueeze(-1)).squeeze(-1)

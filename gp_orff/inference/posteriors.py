@@ -589,8 +589,11 @@ class SymbolPosterior(InChunks):
 class FeatureWarning(UserWarning):
     """The error of random features exceeds the error bars of their posterior.
 
+    Use a grid, such as `gp_orff.Grid.for_data(x)`, or more frequencies by
+    `gp_orff.QuasiMonteCarlo`. `gp_orff.settings.check_features(False)` turns the check off.
+
     Example:
-        Few features and many accurate observations:
+        Many accurate observations with few features:
 
         >>> import gp_orff, torch, warnings
         >>> x = torch.rand(

@@ -257,7 +257,7 @@ class HelmholtzKernel(AdditiveKernel):
     K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z)
 
     By Helmholtz's theorem, every smooth field that vanishes at infinity is the sum of a curl-free
-    and a divergence-free field. The two terms of the kernel are gpytorch `ScaleKernel`s, with the
+    and a divergence-free field. Both terms have gpytorch's class `ScaleKernel`, with the
     outputscales σ₁² and σ₂². The scalar kernels k₁ and k₂ start as copies of `base_kernel`, and
     their hyperparameters are independent. The covariance matrix of points x (N, d) is (N·d, N·d),
     ordered as for `CurlFreeKernel`.

@@ -377,8 +377,8 @@ def tides(
             first searches of a fit, which use a subset of the data, train it.
 
     Returns:
-        A sum of `FieldProductKernel`s, one for each constituent, or a single one. If k has one
-        output, they are gpytorch's `ProductKernel`s.
+        A sum with one `FieldProductKernel` for each constituent, or a single one. If k has one
+        output, the terms have gpytorch's class `ProductKernel`.
 
     Raises:
         ValueError: `constituents` is a single string or empty, or contains an unknown name or a

@@ -497,7 +497,7 @@ class SpectralMatrixKernel(WrapperKernel):
     relative to another. For example, B = (1, e^{i⟨ω, τ⟩})ᵀ describes a signal f₁(x) = g(x) and its
     delayed copy f₂(x) = g(x − τ).
 
-    A is Hermitian and positive semidefinite for every B. Real fields need A(−ω) = A(ω)*. Every
+    A is Hermitian and positive semidefinite for every B. Real fields need A(−ω) = A(ω)ᵀ. Every
     stationary real kernel with a spectral density has this form (Brault et al. 2016, Propositions
     2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the product A·S matters. S can
     therefore be any positive density if B compensates for it.
@@ -529,7 +529,7 @@ class SpectralMatrixKernel(WrapperKernel):
             radians per unit of the inputs, and returns a tensor (D, p, r). D changes from call to
             call. The dtype of ω is float64, or the dtype of the parameters of a module, which must
             be the dtype of `base_kernel`. B must be continuous and finite, B(0) must be real, and
-            A(−ω) = A(ω)*. To satisfy the last condition, make each real column even or odd in ω,
+            A(−ω) = A(ω)ᵀ. To satisfy the last condition, make each real column even or odd in ω,
             and each complex column satisfy B(−ω) = ±conj B(ω). Derivatives of B with respect to
             trained parameters must be finite.
         num_outputs: p, the number of outputs.
@@ -546,7 +546,7 @@ class SpectralMatrixKernel(WrapperKernel):
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is neither a
             function nor an instance of a module.
-        ValueError: B does not have the shape (D, p, r), or is not finite; A(−ω) ≠ A(ω)*; the
+        ValueError: B does not have the shape (D, p, r), or is not finite; A(−ω) ≠ A(ω)ᵀ; the
             variance ∫ tr A S dω is infinite; `base_kernel` is a product or a constant, or has
             several outputs or `active_dims`.
         NotImplementedError: the spectrum of `base_kernel` is not registered. An evaluation of the
@@ -763,7 +763,7 @@ class SpectralMatrixKernel(WrapperKernel):
             worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
             raise ValueError(
                 "SpectralMatrixKernel expects an amplitude B for which A = B B* satisfies A(−ω) = "
-                f"A(ω)*, got another A(−ω) at ω = {worst}; make the real part of B even and its "
+                f"A(ω)ᵀ, got another A(−ω) at ω = {worst}; make the real part of B even and its "
                 "imaginary part odd in ω, or vice versa"
             )
         if b.is_complex() and b[0].imag.abs().max() > _EVEN * b[0].abs().max():

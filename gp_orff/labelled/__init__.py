@@ -1,9 +1,12 @@
 """Observations from an xarray Dataset, and a posterior as an xarray Dataset.
 
-Positions in degrees go to a local plane in km and come back, units are carried through derivatives
-and integrals, and total-field anomalies get the directions of the main field. xarray, pyproj and
-ppigrf are optional, `pip install gp_orff[xarray]`, `[geo]` and `[geomag]`, and imported when a
-function needs them.
+`readings` and `files` read observations, `total_field` reads magnetic anomalies, and `beams` gives
+the positions and directions of radar observations. `on_grid` writes a posterior to a Dataset.
+`LocalPlane` projects positions from degrees to km and back. Derivatives and integrals get units
+that follow from those of the data.
+
+The packages xarray, pyproj and ppigrf are optional, and imported when a function needs them. Run
+`pip install gp_orff[xarray,geo,geomag]` to install all three.
 """
 
 from gp_orff.labelled.directions import beams, total_field

@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 # Variables of a Dataset by name, and numbers and times as float64.
 
 
-_UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # of a fixed length
+_UNITS = ("W", "D", "h", "m", "s", "ms", "us", "ns")  # units of time with a fixed length
 EPOCH = "1970-01-01"
 
 
 def as_dataset(dataset: object) -> "xarray.Dataset":
-    """Raises TypeError if it is none."""
+    """The argument, if it is a Dataset. Otherwise a TypeError is raised."""
     xr = optional("xarray", "xarray")
     return required(
         dataset,
         xr.Dataset,
         "expected an xarray Dataset",
-        "convert a DataFrame with to_xarray(), a DataArray with to_dataset()",
+        "convert a DataFrame with to_xarray(), or a DataArray with to_dataset()",
     )
 
 
 def named(dataset: "xarray.Dataset", names: Sequence[str]) -> dict[str, "xarray.Variable"]:
-    """The variables of these names."""
+    """The variables with these names."""
     names = list(names)
     missing = [name for name in names if name not in dataset.variables]
     if missing or not names:
@@ -52,7 +52,7 @@ def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
     """The values of a variable as float64; missing values of nullable columns become NaN."""
     if variable.dtype.kind == "c":
         raise TypeError(
-            f"expected numbers in {name!r}, got type {variable.dtype}; for u + iv, make two "
+            f"expected real numbers in {name!r}, got type {variable.dtype}; for u + iv, make two "
             f"variables of {name}.real and {name}.imag"
         )
     try:
@@ -64,7 +64,7 @@ def floats(name: str, variable: "xarray.Variable") -> np.ndarray:
 
 
 def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarray:
-    """Coordinates as float64; times in units since an epoch, NaT as NaN."""
+    """Coordinates as float64. Times are in `unit` since `epoch`, and NaT becomes NaN."""
     if unit not in _UNITS:
         raise ValueError(f"expected a time_unit among {', '.join(_UNITS)}, got {unit!r}")
     if values.dtype.kind == "M":
@@ -90,34 +90,35 @@ def numbers(name: str, values: np.ndarray, unit: str, epoch: object) -> np.ndarr
 
 
 def since_epoch(date: object, unit: str | None) -> float:
-    """A date, or the text of one, as a number in a unit, such as "h since 1970-01-01"; a number as
-    it is.
+    """A date, or its text, as a number in a unit such as "h since 1970-01-01". A number is returned
+    unchanged.
 
     Raises:
-        TypeError: neither a number nor a date.
-        ValueError: a date for a unit without an epoch.
+        TypeError: `date` is neither a number nor a date.
+        ValueError: `date` is a date, and the unit has no epoch.
     """
     if not isinstance(date, str | np.datetime64 | datetime):
         return as_real(in_column_units(date, (unit,), "epoch"), "epoch").item()
     count, _, epoch = (unit or "").partition(" since ")
     if not epoch:
         raise ValueError(
-            f"expected the epoch as a number, since the data have times in {unit or 'no unit'!r}, "
-            f"whose epoch is not known, got {date!r}; give the time of the data at which phases "
-            "are zero, or read the data with gp_orff.labelled.readings"
+            f"expected a time as a number, because the data have times in {unit or 'no unit'!r}, "
+            f"whose epoch is not known, got {date!r}; give the time in the units of the data, or "
+            "read the data with gp_orff.labelled.readings"
         )
     return numbers("epoch", np.asarray(np.datetime64(date)), count, epoch).item()
 
 
 def _seconds(times: np.ndarray, epoch: np.datetime64) -> np.ndarray:
-    """Seconds since the epoch; whole seconds separately, since int64 ns overflow in 292 years."""
+    """Seconds since the epoch. Whole seconds are computed separately, because int64 nanoseconds
+    overflow after 292 years."""
     whole_times, whole_epoch = times.astype("M8[s]"), epoch.astype("M8[s]")
     second = np.timedelta64(1, "s")
     fractions = (times - whole_times) / second - (epoch - whole_epoch) / second
     return (whole_times - whole_epoch) / second + fractions
 
 
-# Which coordinates are longitude and latitude, by CF attributes or by name.
+# Identify longitude and latitude by CF attributes or by name.
 
 
 _EAST = ("degrees_east", "degree_east", "degrees_E", "degree_E", "degreesE", "degreeE")
@@ -133,8 +134,8 @@ _NAMES = {
 
 
 def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of coordinates whose attributes say that they are longitude and latitude, or other
-    angles on a sphere."""
+    """The names of coordinates that are longitude, latitude or other angles on a sphere, according
+    to their attributes."""
     return [
         name
         for name, entry in attributes.items()
@@ -145,14 +146,14 @@ def labelled_as_angles(attributes: Mapping[str, Mapping[str, Any]]) -> list[str]
 
 
 def degree_kind(name: str, attributes: Mapping[str, Any]) -> str | None:
-    """Whether a coordinate is, by its attributes, a longitude or a latitude; None if neither."""
+    """ "longitude" or "latitude" if the attributes of a coordinate say so; otherwise None."""
     if attributes.get("standard_name") in _ANGLES or not labelled_as_angles({name: attributes}):
         return None
     return _kind(name, attributes)
 
 
 def is_angle(units: object) -> bool:
-    """Whether a unit is degrees, radians or another one of angles."""
+    """Whether a unit is degrees, radians or another unit of angles."""
     unit = None if units is None else Unit.parse(units)
     return unit is not None and unit.is_angle
 
@@ -161,16 +162,18 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
     """The columns of longitude and latitude.
 
     Args:
-        attributes: those of all coordinates, by name and in order.
+        attributes: the attributes of all coordinates, by name and in order.
 
     Raises:
-        ValueError: not one of each, in another order, or other coordinates in metres.
+        ValueError: The coordinates are not one longitude before one latitude, or another coordinate
+            is in a unit of length other than km.
     """
     kinds = {i: kind for i, pair in enumerate(attributes.items()) if (kind := _kind(*pair))}
     if list(kinds.values()) != ["longitude", "latitude"]:
         raise ValueError(
             f"a projection expects a longitude before a latitude, got coordinates "
-            f"{list(attributes)}; name them so, or give them units degrees_east and degrees_north"
+            f"{list(attributes)}; name them longitude and latitude, or give them the units "
+            "degrees_east and degrees_north"
         )
     for i, (name, entry) in enumerate(attributes.items()):
         unit = None if entry.get("units") is None else Unit.parse(entry["units"])
@@ -182,15 +185,15 @@ def degree_columns(attributes: Mapping[str, Mapping[str, Any]]) -> tuple[int, in
                 )
         elif unit is not None and unit.is_length and conversion(entry["units"], "km") != 1:
             raise ValueError(
-                f"expected {name!r} in km, as positions in the plane are, got units "
-                f"{entry['units']!r}; convert it, and its units"
+                f"expected {name!r} in km, the unit of positions in the plane, got units "
+                f"{entry['units']!r}; convert it, and correct its attribute `units`"
             )
     longitude, latitude = kinds
     return longitude, latitude
 
 
 def _kind(name: object, attributes: Mapping[str, Any]) -> str | None:
-    """Longitude or latitude, by standard name, unit or name; None if neither."""
+    """ "longitude" or "latitude" by standard name, unit or name; None if neither."""
     if attributes.get("standard_name") in _NAMES:
         return attributes["standard_name"]
     units = attributes.get("units")
@@ -199,15 +202,15 @@ def _kind(name: object, attributes: Mapping[str, Any]) -> str | None:
     return next((kind for kind, names in _NAMES.items() if str(name).lower() in names), None)
 
 
-# Units of derivatives and integrals: only lengths have to be understood, all else is carried.
+# Units of derivatives and integrals. Only lengths need to be parsed; other units are copied.
 
 
 def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | None:
-    """The unit of f times that of x to a power, and the factor of numbers that it stands for.
+    """The unit of f times a power of the unit of x, and the factor that converts values to it.
 
-    Where f is in lengths, such as a velocity, the lengths of both become metres: ∂u/∂x of a
-    velocity in m s-1 along x in km is in s-1, after multiplication by 0.001. Otherwise the factor
-    is 1 and the unit the product, as in nT km-1. None if one of the units is not understood.
+    If the unit of f contains lengths, as that of a velocity does, all lengths become metres: ∂u/∂x
+    of a velocity in m s-1 along x in km is in s-1, after multiplication by 0.001. Otherwise the
+    factor is 1 and the unit is the product, such as nT km-1. None if a unit cannot be parsed.
     """
     if not power:
         return 1.0, outputs
@@ -221,7 +224,7 @@ def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | No
     return unit.scale, str(Unit(1.0, unit.powers))
 
 
-# The CF attributes of outputs and symbols: units, names, and those of standard deviations.
+# The CF attributes of outputs, symbols and standard deviations: units and names.
 
 
 Attributes = Mapping[str, Any]
@@ -246,20 +249,21 @@ def of_symbol(
     inputs: Sequence[Attributes],
     given: Attributes,
 ) -> tuple[float, Attributes]:
-    """The factor of the numbers of a symbol, and its attributes.
+    """The factor that converts the values of a symbol to its unit, and the attributes of the
+    symbol.
 
-    Nothing is added where outputs differ in their units, or directions of space in theirs. If
+    If the outputs have different units, or the directions of space have, no unit is added. If
     outputs have no units, a comment gives the power of a length in the values.
 
     Args:
-        name: of an output of the symbol, for errors.
+        name: the name of an output of the symbol, for errors.
         symbol: the symbol.
         outputs: the attributes of the outputs of the field.
-        inputs: those of the directions of space.
-        given: those that a user gave for the symbol.
+        inputs: the attributes of the directions of space.
+        given: the attributes that a user gave for the symbol.
 
     Raises:
-        ValueError: units are given that the numbers cannot have.
+        ValueError: The values cannot be converted to the given units.
     """
     power = symbol.length_power
     units = (_common(outputs), _common(inputs) if power else "1")
@@ -275,7 +279,7 @@ def of_symbol(
     if ratio is None:
         raise ValueError(
             f"expected units of {name!r} that follow from {units[0]!r} of the outputs and "
-            f"{units[1]!r} of the coordinates, such as {derived!r}, got {wanted!r}; leave them out"
+            f"{units[1]!r} of the coordinates, such as {derived!r}, got {wanted!r}; omit the units"
         )
     names = _STANDARD_NAMES.get(tuple(own.get("standard_name") for own in outputs), {})
     standard = names.get(type(symbol))
@@ -284,7 +288,7 @@ def of_symbol(
 
 
 def _common(attributes: Sequence[Attributes]) -> str | None:
-    """The one unit of all, None if there is none."""
+    """The common unit of all; None without one."""
     units = [own.get("units") for own in attributes]
     if None in units or not units:
         return None
@@ -294,7 +298,7 @@ def _common(attributes: Sequence[Attributes]) -> str | None:
 
 
 def of_moments(name: str, attributes: Attributes) -> tuple[Attributes, Attributes]:
-    """The attributes of a mean, and those of its standard deviation."""
+    """The attributes of a mean and of its standard deviation."""
     long_name = attributes.get("long_name", name)
     mean = {
         "long_name": f"posterior mean of {name}",
@@ -311,9 +315,9 @@ def of_moments(name: str, attributes: Attributes) -> tuple[Attributes, Attribute
 
 # Datasets of maps by the CF conventions, version 1.11: https://cfconventions.org.
 #
-# Coordinates get their standard names, units and axes, variables the order (time, height, latitude,
-# longitude) of dimensions and a grid mapping, and the Dataset its history. A standard name is given
-# only where an attribute, a date or a projection makes it certain.
+# Coordinates get standard names, units and axes. Variables get a grid mapping, and the order (time,
+# height, latitude, longitude) of dimensions. The Dataset gets a history. Standard names are added
+# only if an attribute, a date or a projection makes them certain.
 
 
 _VERSION = "CF-1.11"
@@ -335,8 +339,8 @@ _AXES = {
 
 
 def plane_of_unit(unit: str | None) -> tuple[str | None, str]:
-    """The unit and the coordinate reference system of a column in "km in +proj=tmerc ..."; the
-    system is empty for a column that is in no plane."""
+    """The unit and the coordinate reference system of a column, from a text such as
+    "km in +proj=tmerc ...". The system is empty for a column that is not in a plane."""
     length, _, crs = (unit or "").partition(" in ")
     return length or None, crs
 
@@ -348,14 +352,14 @@ def with_conventions(
     crs: str,
     attributes: Attributes,
 ) -> "xarray.Dataset":
-    """The Dataset with the attributes and the order of dimensions that the conventions ask for.
+    """The Dataset with the attributes and the order of dimensions that the conventions require.
 
     Args:
-        maps: variables and coordinates, with the attributes that are given.
-        degrees: the names of longitude and latitude, if they were projected.
-        plane: or those of the coordinates x, y of a plane.
-        crs: of the projection; empty without one.
-        attributes: of the Dataset.
+        maps: a Dataset with the variables and coordinates.
+        degrees: the names of longitude and latitude, if they were projected; otherwise empty.
+        plane: the names of the coordinates x and y, if they are in a plane; otherwise empty.
+        crs: the coordinate reference system of the projection; empty without one.
+        attributes: the attributes of the Dataset.
     """
     maps = maps.assign_attrs(attributes)
     standard = _DEGREES if degrees else _PLANE if plane else ()
@@ -381,10 +385,11 @@ def global_attributes(
     1970, if it is set, so that equal maps can be equal files.
 
     Args:
-        field: what was evaluated; its `description` and `coverage` are used if it has them.
-        names: of the outputs.
-        kind: what the maps show of these.
-        before: the attributes of the Dataset of the observations, whose history goes on.
+        field: the field that was evaluated. Its `description` and `coverage` are used if it has
+            them.
+        names: the names of the outputs.
+        kind: a text on the values in the maps, such as "posterior means and standard deviations".
+        before: the attributes of the Dataset of the observations. Its history is appended.
     """
     import gp_orff
 
@@ -405,7 +410,7 @@ def global_attributes(
 
 
 def _of_coordinate(name: str, variable: "xarray.Variable", certain: str | None) -> Attributes:
-    """The attributes of a coordinate; `certain` is its standard name where one is known."""
+    """The attributes of a coordinate. `certain` is its standard name, or None if not known."""
     attributes = dict(variable.attrs)
     dated = variable.dtype.kind == "M" or " since " in str(attributes.get("units", ""))
     standard = attributes.get("standard_name") or certain
@@ -422,8 +427,8 @@ def _of_coordinate(name: str, variable: "xarray.Variable", certain: str | None) 
 
 
 def _georeferenced(maps: "xarray.Dataset", plane: Sequence[str], crs: str) -> "xarray.Dataset":
-    """The Dataset with a grid mapping; with longitudes and latitudes as two-dimensional coordinates
-    where the conventions do not know the projection."""
+    """The Dataset with a grid mapping. If the conventions do not have the projection, longitudes
+    and latitudes are added as two-dimensional coordinates."""
     try:
         pyproj = optional("pyproj", "geo")
     except ImportError:  # a model of positions in a plane does not need it
@@ -436,7 +441,7 @@ def _georeferenced(maps: "xarray.Dataset", plane: Sequence[str], crs: str) -> "x
     if "grid_mapping_name" in metric:
         factor = conversion("m", x.attrs["units"])
         origin = {name: factor * metric[name] for name in ("false_easting", "false_northing")}
-        # The text of the projection would say that coordinates are in metres.
+        # The text of the projection (crs_wkt) would state that coordinates are in metres.
         mapping = {name: text for name, text in system.to_cf().items() if name != "crs_wkt"}
         return maps.assign({GRID_MAPPING: ((), np.int32(0), mapping | origin)})
     north, east = xr.broadcast(*(conversion(axis.attrs["units"], "km") * axis for axis in (y, x)))
@@ -450,7 +455,8 @@ def _georeferenced(maps: "xarray.Dataset", plane: Sequence[str], crs: str) -> "x
 
 
 def _order(maps: "xarray.Dataset") -> list[str]:
-    """The dimensions: others first, then time, height, latitude or y, longitude or x."""
+    """The order of the dimensions: others first, then time, height, latitude or y, longitude or
+    x."""
     axes = {str(dim): maps[dim].attrs.get("axis") for dim in maps.dims if dim in maps.coords}
     for coordinate in maps.coords.values():  # of a curvilinear grid
         if coordinate.ndim == 2:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyproj
     import xarray
 
-_NODES = (16, 16, 6)  # of the interpolation along x, y and height
+_NODES = (16, 16, 6)  # nodes of the interpolation along x, y and height
 _CHUNK = 2**14  # observations that are interpolated together
 
 
@@ -36,40 +36,46 @@ def total_field(
 ) -> tuple[Float[np.ndarray, "N 3"], Float[np.ndarray, "N"], dict[str, np.ndarray], LocalPlane]:
     """Return positions, total-field anomalies and directions of the main field, for `model.fit`.
 
-    A total-field magnetometer measures |B₀ + b|, and the survey gives the anomaly ΔT = |B₀ + b| −
-    |B₀|. Here B₀ is the main field from the International Geomagnetic Reference Field (IGRF), and b
-    is the field of the rocks. With u = B₀/|B₀|, the anomaly is u·b to first order, and
+    A total-field magnetometer measures |B₀ + b|. Here B₀ is the main field from the International
+    Geomagnetic Reference Field (IGRF), and b is the field of the rocks. The survey gives the
+    anomaly ΔT = |B₀ + b| − |B₀|. To first order, it is the component of b along the direction
+    u = B₀/|B₀|:
 
-        0 ≤ ΔT − u·b ≤ |b|²/(2|B₀|),
+        0 ≤ ΔT − u·b ≤ |b|²/(2|B₀|) .
 
-    which is 0.1 nT for |b| = 100 nT, and 10 nT for 1000 nT, at |B₀| = 50 000 nT. The anomaly is
-    therefore an observation of the component of b along u: use `model.fit(x, y, **options)`.
+    At |B₀| = 50 000 nT, this limit is 0.1 nT for |b| = 100 nT, and 10 nT for |b| = 1000 nT. Call
+    `model.fit(x, y, **options)` with the result.
 
     The direction u is computed at 1536 positions and interpolated by Chebyshev polynomials. The
-    error is less than 1e-7 in an area of 3000 km and heights up to 500 km, and 1e-11 if all heights
-    are within 10 km.
+    error is less than 1e-7 in an area of 3000 km and heights up to 500 km. It is 1e-11 if all
+    heights are within 10 km.
 
     Args:
         dataset: an xarray Dataset.
-        anomaly: the name of ΔT, in any unit.
-        coordinates: the names of longitude and latitude, in degrees, and of the height above the
-            ellipsoid, in m unless its attribute `units` gives another unit.
+        anomaly: the name of the variable ΔT, in any unit.
+        coordinates: the names of longitude, latitude and height. Longitude and latitude are in
+            degrees. The height is above the ellipsoid, in m unless its attribute `units` gives
+            another unit.
         date: the date of the survey: ISO 8601 such as "1978-04-20", decimal years such as 1978.3,
-            or a date. In a year u turns by about 0.1 degrees.
-        track, time, noise, project: as for `readings`. With labels of lines as `track`, `fit`
-            levels the survey: it learns an offset and correlated noise of each line.
+            or a date. The direction u changes by about 0.1 degrees per year.
+        track: the name of the line labels, as for `readings`. `fit` then levels the survey: it
+            learns an offset and correlated noise for each line.
+        time: the name of the times along lines, as for `readings`.
+        noise: the name of the noise variances, as for `readings`.
+        project: the projection, as for `readings`.
 
     Returns:
-        x (N, 3), in km to the east and north in the plane, and upward; y (N,); options, which are
-        the `directions` u (N, 3) along these axes and the options that `readings` returns; and the
-        projection.
+        A tuple (x, y, options, plane). The positions x (N, 3) are in km to the east, to the north
+        and upward. The anomalies are y (N,). The dictionary `options` has the `directions` u (N, 3)
+        along these axes, and `track`, `time` and `noise` if they are given. `plane` is the
+        `LocalPlane`.
 
     Raises:
-        ImportError: xarray, pyproj or ppigrf are not installed;
+        ImportError: xarray, pyproj or ppigrf is not installed. Run
             `pip install gp_orff[xarray,geo,geomag]`.
-        KeyError: a name that the Dataset does not have.
-        ValueError: a date that the IGRF does not cover; heights that are not lengths; and the
-            errors of `readings`.
+        KeyError: The Dataset does not have a variable with one of the names.
+        ValueError: The IGRF does not cover the date, the height is not a length, or `readings`
+            raises the error.
 
     Example:
         >>> import gp_orff, xarray
@@ -118,7 +124,7 @@ def _in_km(dataset: "xarray.Dataset", name: str) -> "xarray.Variable":
 
 
 def _moment(date: object) -> datetime:
-    """A date of any form, at most a second off."""
+    """A date in any form as a datetime, accurate to a second."""
     if isinstance(date, int | float | np.number):
         year = int(date)
         start, end = datetime(year, 1, 1), datetime(year + 1, 1, 1)
@@ -131,7 +137,7 @@ def _moment(date: object) -> datetime:
 def _main_field(
     x: Float[np.ndarray, "N 3"], plane: LocalPlane, moment: datetime
 ) -> Float[np.ndarray, "N 3"]:
-    """B₀ in nT in the axes of the plane, by interpolation in the box of all positions."""
+    """B₀ in nT along the axes of the plane, interpolated in the box of all positions."""
     low, high = np.nanmin(x, axis=0), np.nanmax(x, axis=0)
     middle, half = (low + high) / 2, np.maximum((high - low) / 2, 1e-3)
     points = [chebyshev.chebpts1(count) for count in _NODES]
@@ -160,11 +166,11 @@ def _interpolated(
 def _igrf(
     places: Float[np.ndarray, "n 2"], height: Float[np.ndarray, "n"], moment: datetime
 ) -> Float[np.ndarray, "n 3"]:
-    """The main field to the east, north and up, in nT."""
+    """The components of the main field to the east, to the north and upward, in nT."""
     ppigrf = optional("ppigrf", "geomag")
     if not 1900 <= moment.year < 2030:
         raise ValueError(
-            f"expected a date from 1900 to 2029, which the IGRF covers, got {moment.date()}"
+            f"expected a date that the IGRF covers, from 1900 to 2029, got {moment.date()}"
         )
     field = ppigrf.igrf(*places.T, height, moment)
     return np.stack(field, axis=-1)[0]
@@ -181,29 +187,37 @@ def beams(
     """Return the positions x (N, d) that a radar observes, and the directions (N, d) of its beams.
 
     Pass them to `model.fit(x, velocity, directions=directions)` with radial velocities (N,), which
-    are positive away from the radar. Without an elevation, positions and directions are horizontal,
-    d = 2, as for HF radars. Otherwise d = 3, with the height last.
+    are positive away from the radar. Without `elevation`, positions and directions are horizontal
+    with d = 2, as for HF radars. With `elevation`, d = 3 and the height is last.
 
-    A beam at the angle e above the horizon is straight in the plane. Over a spherical Earth, the
-    effective radius R is 4/3 of the true radius for weather radars in a standard atmosphere. The
-    height and the distance along the ground are then (Doviak & Zrnić 1993, eq. 2.28)
+    Over a flat Earth, a beam with the elevation e is straight. Over a spherical Earth with the
+    effective radius R, the height h and the distance s along the ground at the range r are
 
-        h = √(r² + R² + 2 r R sin e) − R ,    s = R asin(r cos e / (R + h)) ,
+        h = √(r² + R² + 2 r R sin e) − R ,    s = R asin(r cos e / (R + h))
 
-    and at the observed position it rises by e + s/R.
+    (Doviak & Zrnić 1993, *Doppler radar and weather observations*, eq. 2.28). The elevation of the
+    beam at this position is e + s/R. For weather radars in a standard atmosphere, R is 4/3 of the
+    radius of the Earth.
 
     Args:
-        distance: ranges r (N,), or of any shape.
-        azimuth: angles in degrees clockwise from north, or in radians if they have this unit. The
-            shape must broadcast with the shape of the ranges.
-        elevation: angles above the horizon, in units as the azimuth; None for horizontal beams.
+        distance: the ranges r, of any shape with N elements after broadcasting.
+        azimuth: the angles clockwise from north, in degrees, or in radians if they have this unit.
+            The shapes of ranges and angles must broadcast.
+        elevation: the angles e above the horizon, in degrees or radians. By default, beams are
+            horizontal.
         site: the position of the radar (d,), in the unit of the ranges, or an array with another
-            unit; zero if None. Use `plane.forward(places)` for the plane of other data.
-        effective_radius: R, in units as the site, such as 8495 km; None for a flat Earth.
+            unit. The default is the origin. If other data are in the plane of a `LocalPlane`, use
+            `plane.forward(places)`.
+        effective_radius: R, in the unit of the ranges, such as 8495 km. The default is a flat
+            Earth.
+
+    Returns:
+        The positions x (N, d), in the unit of the ranges, to the east, to the north and upward; and
+        the unit vectors (N, d) along the beams, away from the radar.
 
     Raises:
-        ValueError: negative ranges, NaN or infinite values, shapes that do not broadcast, angles in
-            other units, a site of another dimension or kind of unit, or a radius that is not
+        ValueError: Ranges are negative, values are NaN or infinite, or shapes do not broadcast. Or
+            units cannot be converted, the site has another dimension, or the radius is not
             positive.
 
     Example:
@@ -224,22 +238,29 @@ def beams(
         raise ValueError(
             "expected ranges, azimuths and elevations of shapes that broadcast, got "
             f"{', '.join(str(values.shape) for values in given)}; for all ranges along each beam, "
-            "give azimuths of shape (beams, 1); of DataArrays, xarray.broadcast(distance, azimuth)"
+            "give azimuths of shape (beams, 1), or use xarray.broadcast(distance, azimuth) with "
+            "DataArrays"
         ) from None
     wrong = ~((r >= 0) & np.isfinite(sum((r, east, *up))))
     if wrong.any():
         raise ValueError(
             f"expected finite angles, and finite ranges of at least zero, got {int(wrong.sum())} "
-            "others; drop them"
+            "NaN, infinite or negative ones; drop them"
         )
     rise = up[0] if up else np.zeros_like(r)
     height, ground = r * np.sin(rise), r * np.cos(rise)
     if effective_radius is not None:
         if not up:
-            raise ValueError("expected elevation= with effective_radius, got none")
+            raise ValueError(
+                "expected elevation= with effective_radius=, got none; give the elevations, for "
+                "example elevation=0.0"
+            )
         radius = float(_in_unit(effective_radius, unit, "effective_radius"))
         if not 0 < radius < np.inf:
-            raise ValueError(f"expected a positive effective_radius, got {effective_radius!r}")
+            raise ValueError(
+                f"expected a positive, finite effective_radius, got {effective_radius!r}; omit it "
+                "for a flat Earth"
+            )
         height = np.sqrt(r**2 + radius**2 + 2 * r * radius * np.sin(rise)) - radius
         ground = radius * np.arcsin(r * np.cos(rise) / (radius + height))
         rise = rise + ground / radius
@@ -251,25 +272,28 @@ def beams(
     if site is not None:
         place = _in_unit(site, unit, "site").reshape(-1)
         if place.shape != x.shape[1:]:
-            raise ValueError(f"expected a site of {x.shape[1]} numbers, got shape {place.shape}")
+            raise ValueError(
+                f"expected a site with {x.shape[1]} coordinates, got shape {place.shape}; with "
+                "elevation=, the height is the third coordinate"
+            )
         x = x + place
     return (x if unit is None else UnitArray.of(x, [unit] * x.shape[1])), directions
 
 
 def _in_unit(lengths: object, unit: str | None, name: str) -> Float[np.ndarray, "..."]:
-    """Lengths in the unit of the ranges, as far as both are known."""
+    """Lengths, converted to the unit of the ranges if both units are known."""
     given = next(iter(units_of_columns(lengths)), None)
     factor = 1.0 if None in (given, unit) else conversion(given, unit)
     if factor is None:
         raise ValueError(
-            f"expected {name} in {unit!r}, as the ranges, got {given!r}, which cannot be "
+            f"expected {name} in {unit!r}, the unit of the ranges, got {given!r}, which cannot be "
             "converted; convert it, or correct its attribute `units`"
         )
     return factor * as_real(lengths, name).numpy()
 
 
 def _radians(angle: object, name: str) -> Float[np.ndarray, "..."]:
-    """Angles in radians, from degrees unless they have another unit."""
+    """Angles, converted to radians from their unit, or from degrees if they have none."""
     unit = unit_of(angle) or "degree"
     factor = conversion(unit, "radian")
     if factor is None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import xarray
 
 _CHUNK = 2**18  # points that are evaluated together
-_KEPT = ("units", "standard_name", "long_name")  # attributes that hold for predictions, too
+_KEPT = ("units", "standard_name", "long_name")  # attributes that are valid for predictions too
 
 
 def on_grid(
@@ -56,47 +56,57 @@ def on_grid(
     paths: int | None = None,
     seed: int = 0,
 ) -> "xarray.Dataset":
-    """Return a Dataset of means and standard deviations on a grid; see `FieldPosterior.to_xarray`.
+    """Return a Dataset of means and standard deviations of a field on a grid.
+
+    `FieldPosterior.to_xarray` calls it. For each output or symbol, the variables `<name>` and
+    `<name>_sd` are the mean and the standard deviation.
 
     The Dataset follows the CF conventions 1.11. Coordinates get `standard_name`, `axis` and `units`
     if an attribute, a date or a projection determines them. Dimensions whose axis is known come
     last, in the order time, height, latitude or y, longitude or x. If the projection is known,
-    variables have a `grid_mapping`, the variable `crs`. The history has the version, the kernel and
-    the hyperparameters, followed by the history of the Dataset `attrs`. Its time comes from the
-    environment variable SOURCE_DATE_EPOCH if this is set. If the fit checked the coverage of
-    held-out observations, the attribute `coverage_of_95_percent_intervals` has it.
+    variables have the attribute `grid_mapping`, which refers to the variable `crs`.
+
+    The attribute `history` has the version, the kernel and the hyperparameters, followed by the
+    history of the Dataset `attrs`. Its time comes from the environment variable SOURCE_DATE_EPOCH
+    if this is set. If the fit checked the coverage, it is the attribute
+    `coverage_of_95_percent_intervals`.
 
     Args:
-        field: a `FieldPosterior`.
-        coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs. For a
-            curvilinear grid they are 2-D, along the dimensions y and x if they are arrays.
-        names: names of the outputs.
-        symbols: symbols of the field by name.
-        attrs: attributes by name, or a Dataset with attributes. Its units, standard_name and
-            long_name are used; units and standard_name also go to standard deviations. The units of
-            symbols are derived from the units of outputs and coordinates, if all outputs and all
-            coordinates have the same unit. If outputs contain lengths, as velocities do, all
-            lengths become metres: a vorticity is in "s-1" for "m s-1" and "km". If you give units
-            for a symbol, its values are converted to them.
-        time_unit: as for `readings`.
-        epoch: as for `readings`.
-        project: the `LocalPlane` that `readings` returned, for coordinates with a longitude and a
-            latitude in degrees. Vectors, and derivatives of vectors, are rotated back to east and
+        field: a `FieldPosterior` with d inputs and p outputs.
+        coordinates: d arrays or DataArrays by name, in the order of the inputs of the model. They
+            are 1-D. For a curvilinear grid they are 2-D, and arrays have the dimensions y and x.
+        names: the names of the p outputs. The default is u, v, w for 2 or 3 outputs, otherwise f1,
+            f2, ...
+        symbols: symbols of the field by name. If a symbol has several outputs, they are numbered.
+            The default is the divergence and the vorticity of a planar field, if they exist.
+        attrs: attributes by name, or a Dataset that has them. Its units, standard_name and
+            long_name are used. Standard deviations get the units and standard_name too. If all
+            outputs have one unit, and all coordinates in space have one unit, the units of symbols
+            follow. If outputs contain lengths, as velocities do, all lengths become metres: with
+            "m s-1" and "km", a vorticity is in "s-1". If you give units for a symbol, its values
+            are converted to them.
+        time_unit: the unit of time of the model, for datetime64 coordinates, as for `readings`.
+        epoch: the date at which the time of the model is zero, as for `readings`.
+        project: the `LocalPlane` that `readings` returned, if the coordinates contain a longitude
+            and a latitude in degrees. Vectors and their derivatives are rotated back to east and
             north. Positions and directions inside symbols are in the plane, in km.
-        chunks: sizes of blocks by dimension, such as {"time": 10}; blocks have the full size along
-            other dimensions. Variables are then Dask arrays, which are computed block by block by
-            `compute`, or by `to_zarr` without the complete map in memory. The field is sent to each
-            worker once.
+        chunks: the sizes of blocks by dimension, such as {"time": 10}. Blocks have the full size
+            along other dimensions. Variables are then Dask arrays, which `compute` or `to_zarr`
+            computes block by block. `to_zarr` never has the complete map in memory. Each worker
+            gets the field once.
         paths: the number of functions drawn from the posterior, along the dimension `realization`.
             They replace means and standard deviations. Particle-tracking and forecast software
             reads such ensembles.
         seed: the seed of these functions.
 
+    Returns:
+        A Dataset with the coordinates and variables.
+
     Raises:
-        ImportError: xarray is not installed, pyproj to project, or dask for chunks.
-        TypeError: coordinates that are neither numbers nor times; a symbol of another type; a
-            `project` that is not a `LocalPlane`.
-        ValueError: coordinates, names or symbols that do not fit the field or each other.
+        ImportError: xarray is not installed; or pyproj for `project`, or dask for `chunks`.
+        TypeError: Coordinates are neither numbers nor times, a value of `symbols` is not a
+            `Symbol`, or `project` is not a `LocalPlane`.
+        ValueError: Coordinates, names or symbols do not fit the field or each other.
 
     Example:
         >>> import gp_orff, torch
@@ -116,7 +126,7 @@ def on_grid(
             f"order, got {list(coordinates)}"
         )
     described, before = field, getattr(attrs, "attrs", {})
-    everything = isinstance(attrs, xr.Dataset)  # with more names than are of use
+    everything = isinstance(attrs, xr.Dataset)  # which may have other variables too
     attrs = _kept(attrs) if everything else attrs or {}
     coords = {name: _axis(xr, name, axis, attrs.get(name)) for name, axis in coordinates.items()}
     _check_shapes(coords)
@@ -165,14 +175,14 @@ def on_grid(
     if unknown and not everything:
         raise ValueError(f"expected attrs of {[*coords, *means]}, got those of {unknown}")
     of_field = {name: attrs.get(name, {}) for name in requests[0][1]}
-    if everything:  # whose numbers are those of `readings`
+    if everything:  # values have the units to which `readings` converts
         units = common_units(of_field, vectors_of(of_field))
         attrs = {**attrs, **{n: {**of_field[n], "units": unit} for n, unit in units.items()}}
     of_field = [attrs.get(name, {}) for name in of_field]
     in_space = [inputs[column] for column in field.space]
     layers = []
     for symbol, outputs in requests:
-        values(outline, symbol)  # so that all chunks have one domain
+        values(outline, symbol)  # extends the domain of a grid, the same for all chunks
         found = []
         for name in outputs:
             factor, own = 1.0, attrs.get(name, {})
@@ -194,11 +204,12 @@ def on_grid(
 
 @dataclass(frozen=True)
 class Output:
-    """A number at each point, by its name, in units `factor` times those of the model."""
+    """One output of the field or of a symbol. The values of the model are multiplied by `factor`
+    to get the unit of the variable."""
 
     name: str
     factor: float
-    attributes: tuple[Attributes, Attributes]  # of the mean and of the standard deviation
+    attributes: tuple[Attributes, Attributes]  # for the mean and for the standard deviation
 
 
 Layers = Sequence[tuple[Symbol | None, Sequence[Output]]]
@@ -206,11 +217,11 @@ Layers = Sequence[tuple[Symbol | None, Sequence[Output]]]
 
 @dataclass(frozen=True)
 class OnAxes:
-    """Variables on a grid: the broadcast of axes."""
+    """Variables on a grid, which is the broadcast of axes."""
 
-    leading: "dict[str, xarray.Variable]"  # coordinates of dimensions before those of the axes
-    attributes: Mapping[str, Attributes]  # of each variable, by name and in order
-    values: Callable[[Sequence[np.ndarray]], list[Float[np.ndarray, "..."]]]  # from the axes
+    leading: "dict[str, xarray.Variable]"  # coordinates of the dimensions before the axes
+    attributes: Mapping[str, Attributes]  # by the names of the variables, in order
+    values: Callable[[Sequence[np.ndarray]], list[Float[np.ndarray, "..."]]]  # maps axes to values
 
 
 def _map_of(field: Field, layers: Layers) -> OnAxes:
@@ -237,14 +248,14 @@ def _moments_of(
 def _ensemble_of(paths: Paths, layers: Layers) -> OnAxes:
     """The values of outputs and symbols of S functions drawn from a field."""
     number = np.arange(len(paths), dtype=np.int32)
-    note = {"standard_name": "realization", "units": "1"}  # as of the CF conventions
+    note = {"standard_name": "realization", "units": "1"}  # by the CF conventions
     variable = optional("xarray", "xarray").Variable("realization", number, note)
     attributes = {output.name: _of_draws(output) for _, outputs in layers for output in outputs}
     return OnAxes({"realization": variable}, attributes, partial(_draws_of, paths, layers))
 
 
 def _of_draws(output: Output) -> Attributes:
-    """The attributes of a mean, less what refers to standard deviations."""
+    """The attributes of a mean, without those that refer to standard deviations."""
     mean, _ = output.attributes
     note = {key: text for key, text in mean.items() if key != "ancillary_variables"}
     if note["long_name"] == f"posterior mean of {output.name}":
@@ -266,15 +277,16 @@ def _draws_of(
 def _converted(
     name: str, values: np.ndarray, given: Attributes, wanted: Attributes
 ) -> Float[np.ndarray, "n"]:
-    """Coordinates in the unit of the model's inputs."""
+    """Coordinates, converted to the unit of the inputs of the model."""
     units = given.get("units"), wanted.get("units")
     if None in units or units[0] == units[1]:
         return values
     factors = change(*units)
     if factors is None:
         raise ValueError(
-            f"expected coordinate {name!r} in {units[1]!r}, as the data are, got {units[0]!r}, "
-            "which cannot be converted; convert it, and correct its attribute `units`"
+            f"expected coordinate {name!r} in {units[1]!r}, the unit of the data, got "
+            f"{units[0]!r}, which cannot be converted; convert the coordinate, and correct its "
+            "attribute `units`"
         )
     return factors[0] * values + factors[1]
 
@@ -286,7 +298,7 @@ def _warn_of_other_names(
     variables = [name for name, own in attrs.items() if "units" in own and name not in coords]
     if variables and not {*attrs} & {*outputs}:
         warnings.warn(
-            f"maps will have no units: the Dataset given as attrs has those of {variables}, and "
+            f"maps will have no units: the Dataset attrs= has units of {variables}, but the "
             f"outputs are named {list(outputs)}; give names= of the variables, such as "
             f"names={variables[: len(outputs)]}",
             DataWarning,
@@ -298,8 +310,8 @@ def _check_plane(project: object) -> None:
     required(
         project,
         LocalPlane,
-        "expected project= as the LocalPlane of labelled.readings",
-        "predictions have to be in the plane of the data",
+        "expected project= as the LocalPlane that labelled.readings returned",
+        "predictions must be in the plane of the data",
     )
 
 
@@ -317,8 +329,8 @@ def _outline(
     columns: Sequence[int],
     project: LocalPlane | None,
 ) -> Float[Tensor, "n d"]:
-    """Points whose box contains the grid: its corners, and all points on its edges along some
-    columns; of a curvilinear part, the outermost points."""
+    """Points (n, d) whose box contains the grid: its corners, and all points on its edges along
+    `columns`. For a curvilinear grid, they are the outermost points."""
     dims = [c.dims for c in coords.values()]
     ends = [np.array([axis.min(), axis.max()]) for axis in axes]
     curved = [i for i, axis in enumerate(axes) if axis.ndim == 2]
@@ -346,20 +358,20 @@ def _axis(
     array = np.asarray(values)
     if array.ndim not in (1, 2) or array.size == 0:
         raise ValueError(
-            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; write one "
-            "value as [value], and the coordinates of a curvilinear grid as 2-D arrays"
+            f"expected coordinate {name!r} as a 1-D array, got shape {array.shape}; write "
+            "one value as [value], and the coordinates of a curvilinear grid as 2-D arrays"
         )
     dims = getattr(values, "dims", ("y", "x")) if array.ndim == 2 else (name,)
     if array.ndim == 2 and name in dims:
         raise ValueError(
-            f"expected dimensions of the 2-D coordinate {name!r} with other names than its, got "
-            f"{dims}; give it as xarray.DataArray(values, dims=('j', 'i'))"
+            f"expected the 2-D coordinate {name!r} along dimensions with other names than its "
+            f"name, got {dims}; give it as xarray.DataArray(values, dims=('j', 'i'))"
         )
     return xr.Variable(dims, array, {**getattr(values, "attrs", {}), **(attrs or {})})
 
 
 def _check_shapes(coords: "Mapping[str, xarray.Variable]") -> None:
-    """Coordinates of a curvilinear grid are along the same dimensions, which have one size."""
+    """Raise an error if 2-D coordinates have different shapes or dimensions."""
     curved = {name: dict(c.sizes) for name, c in coords.items() if c.ndim == 2}
     first = next(iter(curved.values()), None)
     for name, sizes in curved.items():
@@ -381,7 +393,8 @@ def _names(field: Field, names: Sequence[str] | None) -> list[str]:
 
 
 def _outputs(field: Field, name: str, symbol: Symbol) -> list[str]:
-    """The names of the outputs of a symbol: its own name, numbered if there are several."""
+    """The names of the outputs of a symbol: the name of the symbol, numbered if there are
+    several."""
     required(
         symbol,
         Symbol,
@@ -397,12 +410,12 @@ def _check_names(names: list[str]) -> None:
     if repeated:
         raise ValueError(
             f"expected different names for coordinates, outputs, symbols and their _sd, got "
-            f"{repeated} more than once; choose others with names= and symbols="
+            f"{repeated} more than once; choose other names by names= and symbols="
         )
 
 
 def _derivatives(values: Values, x: Float[Tensor, "n d"], num_outputs: int) -> dict[str, Symbol]:
-    """Divergence and vorticity of a planar field, where they exist."""
+    """Divergence and vorticity of a planar field, if they exist."""
     symbols = {"divergence": Divergence(), "vorticity": Curl()} if num_outputs == 2 else {}
     return {name: symbol for name, symbol in symbols.items() if _exists(values, symbol, x)}
 
@@ -411,7 +424,7 @@ def _exists(values: Values, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
     try:
         values(x, symbol)
     except (ValueError, NotImplementedError):
-        values(x, None)  # raises if the points are to blame
+        values(x, None)  # raises if the points are not valid
         return False
     return True
 
@@ -419,7 +432,7 @@ def _exists(values: Values, symbol: Symbol, x: Float[Tensor, "n d"]) -> bool:
 def _moments(
     field: Field, symbol: Symbol | None, axes: Sequence[np.ndarray]
 ) -> tuple[Float[np.ndarray, "q *grid"], Float[np.ndarray, "q *grid"]]:
-    """Means and standard deviations on the broadcast of the axes."""
+    """Means and standard deviations (q, *grid) on the broadcast of the axes."""
     q = field.num_outputs if symbol is None else symbol.num_outputs(field.num_outputs)
     shape = np.broadcast_shapes(*map(np.shape, axes))
     mean, sd = np.empty((2, q, np.prod(shape)))
@@ -432,7 +445,7 @@ def _moments(
 def _points(
     axes: Sequence[np.ndarray], shape: tuple[int, ...]
 ) -> Iterator[tuple[slice, Float[Tensor, "n d"]]]:
-    """Chunks of the broadcast of the axes: row numbers and points."""
+    """Chunks of the broadcast of the axes, each with its row numbers and points."""
     size, axes = int(np.prod(shape)), [np.broadcast_to(axis, shape) for axis in axes]
     for start in range(0, size, _CHUNK):
         rows = slice(start, min(start + _CHUNK, size))
@@ -441,17 +454,17 @@ def _points(
         yield rows, torch.from_numpy(np.stack(x, axis=-1))
 
 
-# Maps as Dask arrays, of which each block is computed where it is used.
+# Maps as Dask arrays: each block is computed where it is used.
 #
 # 1. A template Dataset of zeros with the sizes of the blocks describes the result without computing
 #    it.
-# 2. `xarray.map_blocks` calls `_block` with each block of a grid. The grid has the numbers of its
-#    coordinates as additional coordinates, since the coordinates themselves may be dates.
-# 3. The field travels once to every worker, as an array without dimensions (`_on_every_worker`): an
-#    argument in the graph would be sent with every block, and large graphs slow a scheduler down.
+# 2. `xarray.map_blocks` calls `_block` with each block of a grid. The grid has the coordinates as
+#    floats in additional coordinates, because the coordinates themselves may be dates.
+# 3. The field is sent to every worker once, as an array without dimensions (`_on_every_worker`). An
+#    argument in the graph would be sent with every block, and large graphs make a scheduler slow.
 
 
-_NUMBER = ":number"  # of a coordinate along its axis, beside its values
+_NUMBER = ":number"  # suffix of the coordinate that has the values of another one as floats
 
 
 def _by_blocks(
@@ -460,19 +473,19 @@ def _by_blocks(
     axes: Sequence["xarray.Variable"],
     chunks: Mapping[str, object],
 ) -> "xarray.Dataset":
-    """A Dataset of Dask arrays; `axes` are the numbers of the coordinates `coords`, along the
-    dimensions of these.
+    """A Dataset of Dask arrays. `axes` are the coordinates `coords` as floats, along the same
+    dimensions.
 
     Raises:
         ImportError: dask is not installed.
-        ValueError: chunks of something else than these coordinates.
+        ValueError: `chunks` has names that are not dimensions of the coordinates.
     """
     xr, arrays = optional("xarray", "xarray"), optional("dask.array", "dask")
     dims, shape = _dims_of(axes), np.broadcast_shapes(*(axis.shape for axis in _open_mesh(axes)))
     if not isinstance(chunks, Mapping) or not set(chunks) <= set(dims):
         raise ValueError(
-            f"expected chunks as sizes by coordinate, such as {{{dims[0]!r}: 100}}, of {dims}, got "
-            f"{chunks!r}"
+            f"expected chunks as sizes by dimension, such as {{{dims[0]!r}: 100}}, with dimensions "
+            f"among {dims}, got {chunks!r}"
         )
     sizes = arrays.core.normalize_chunks(
         tuple(chunks.get(name, -1) for name in dims), shape, dtype=np.float64
@@ -494,12 +507,13 @@ def _by_blocks(
 
 
 def _dims_of(variables: "Iterable[xarray.Variable]") -> list[str]:
-    """The dimensions of all variables, in their order."""
+    """The dimensions of all variables, in the order in which they first occur."""
     return list(dict.fromkeys(dim for variable in variables for dim in variable.dims))
 
 
 def _open_mesh(variables: "Sequence[xarray.Variable]") -> list[np.ndarray]:
-    """Arrays along all dimensions, of length one where a variable does not vary."""
+    """Arrays along all dimensions. The length is one along dimensions that a variable does not
+    have."""
     dims = _dims_of(variables)
     return [variable.set_dims(dims).to_numpy() for variable in variables]
 
@@ -510,7 +524,7 @@ def _on_every_worker(value: Callable) -> "xarray.DataArray":
     held = np.empty((), dtype=object)
     held[()] = value
     client = getattr(dask.base.get_scheduler(), "__self__", None)
-    if hasattr(client, "scatter"):  # of a cluster, whose scheduler should not carry it
+    if hasattr(client, "scatter"):  # a cluster: the field does not pass through its scheduler
         one = dask.delayed(client.scatter(held, broadcast=True))
     else:
         one = dask.delayed(held, name=f"field-{uuid.uuid4().hex}")
@@ -520,7 +534,7 @@ def _on_every_worker(value: Callable) -> "xarray.DataArray":
 def _block(
     grid: "xarray.DataArray", columns: Sequence[str], held: "xarray.DataArray"
 ) -> "xarray.Dataset":
-    """The variables on one block of the grid, whose inputs are the numbers in `columns`."""
+    """The variables on one block of the grid. Its inputs are the coordinates named `columns`."""
     coords = {name: variable.variable for name, variable in grid.coords.items()}
     indexed = {name: coords[name] for name in grid.dims if name in coords}
     return _computed(held.to_numpy()[()], [coords[name] for name in columns], indexed)
@@ -531,7 +545,7 @@ def _computed(
     axes: "Sequence[xarray.Variable]",
     coords: "Mapping[str, xarray.Variable]",
 ) -> "xarray.Dataset":
-    """The variables on the broadcast of axes, which are the numbers of the coordinates."""
+    """The variables on the broadcast of `axes`, which are the coordinates as floats."""
     dims = [*on_axes.leading, *_dims_of(axes)]
     pairs = zip(on_axes.attributes.items(), on_axes.values(_open_mesh(axes)), strict=True)
     variables = {name: (dims, values, dict(note)) for (name, note), values in pairs}

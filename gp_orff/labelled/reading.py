@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-# Blocks of a Dataset of Dask arrays, as chunks that are loaded where they are used.
+# Blocks of a Dataset of Dask arrays, as chunks. The process that uses a chunk loads it.
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Block:
     where: str
 
     def __call__(self) -> dict[str, np.ndarray]:
-        return self.read(self.dataset.compute(scheduler="synchronous"))  # the workers are many
+        # One thread, because several workers load blocks at a time.
+        return self.read(self.dataset.compute(scheduler="synchronous"))
 
     def __repr__(self) -> str:
         return f"the block {self.where}"
@@ -64,11 +65,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a Dataset of Dask arrays, which can be visited again; nothing is loaded."""
+    """The blocks of a Dataset of Dask arrays, which can be iterated repeatedly. No data are
+    loaded."""
 
     dataset: "xarray.Dataset"
     read: Callable[["xarray.Dataset"], dict[str, np.ndarray]]
-    units: ColumnUnits  # of every block
+    units: ColumnUnits  # the units to which every block is converted
 
     def __len__(self) -> int:
         return prod(len(sizes) for sizes in self.dataset.chunksizes.values())
@@ -86,7 +88,7 @@ class Blocks:
             yield Block(part, self.read, where)
 
 
-# `readings`: observations of a Dataset as arrays for `model.fit`.
+# `readings`: the observations in a Dataset as arrays for `model.fit`.
 
 
 def readings(
@@ -101,59 +103,68 @@ def readings(
     epoch: object = None,
     project: "str | pyproj.CRS | LocalPlane | None" = None,
 ) -> tuple[Float[np.ndarray, "N ..."] | dict[str, np.ndarray] | LocalPlane, ...]:
-    """Return points x (N, d) and vectors y (N, p) of a Dataset, as arrays for `model.fit`.
+    """Return points x (N, d) and vectors y (N, p) from a Dataset, as arrays for `model.fit`.
 
-    Variables may be on a grid or along trajectories. On a grid, every combination of coordinates is
-    a point. Points at which all variables are NaN, for example land, are dropped. If only some are
-    NaN, they stay NaN in y: use `fit(x, y, missing="mask")`. The variables must be in the order of
-    the coordinates that they point along: u, v with lon, lat. Standard names are checked.
+    Variables are on a grid or along trajectories. On a grid, every combination of coordinates is a
+    point. Points at which all variables are NaN, for example land, are dropped. If only some
+    variables are NaN at a point, they stay NaN in y: use `fit(x, y, missing="mask")`. The variables
+    must be in the order of the coordinates along which they point, for example u, v with lon, lat.
+    Standard names are checked.
 
-    Variables are converted to the unit of the first variable with an attribute `units`, and
-    coordinates likewise. Noise variances are in the square of this unit. The arrays x and y have
-    units, which a model stores. Later data in other units are converted to them, or raise an error.
-    Packed and missing values are decoded if attributes show that they are not yet decoded.
+    Variables are converted to the unit of the first variable with an attribute `units`. Coordinates
+    are converted to the unit of the first coordinate in the same way. Noise variances are in the
+    squared unit of the variables. The arrays x and y have units, which a model stores. The model
+    converts later data to them, or raises an error. Packed and missing values are decoded if
+    attributes show that they are not yet decoded.
 
     A Dataset of Dask arrays is not loaded. The first value is then a list of chunks for
-    `model.fit`, one for each block, which contain the options, so that `fit(*readings(...))` works
-    as before. In this case "auto" uses the box of all positions. See `files` for a folder.
+    `model.fit`, one for each block. The chunks contain the options, so you can also call
+    `fit(*readings(...))`. For a folder of files, use `files`.
 
     Args:
         dataset: an xarray Dataset.
         variables: the names of p variables with the same dimensions.
-        coordinates: the names of d coordinates or variables, in the order of the model's inputs.
-        track: the name of a coordinate or variable with the track of every observation. If it,
-            `time` or `noise` is given, the third value has these columns, (N,) each, as arguments
-            of `model.fit`. In a ragged array of trajectories, a variable with one value per
-            trajectory, such as `id`, is repeated for its observations. With `track="rowsize"`, the
-            variable of their lengths, trajectories are numbered.
-        time: likewise, with the times along tracks.
-        noise: likewise, with the noise variances: one name, one for each variable, or p×p names of
-            covariances. Square standard errors, with their unit:
+        coordinates: the names of d coordinates or variables, in the order of the inputs of the
+            model.
+        track: the name of a coordinate or variable with the track of each observation. In a ragged
+            array of trajectories, a variable with one value per trajectory, such as `id`, is
+            repeated for its observations. The name of the variable with the lengths of the
+            trajectories, such as "rowsize", gives a number to each trajectory.
+        time: the name of a coordinate or variable with the times along tracks.
+        noise: the names of noise variances: one name, one name for each variable, or p×p names of
+            covariances. If the Dataset has standard errors, square them, and set the unit:
             `dataset.assign(var_u=(dataset.sd_u**2).assign_attrs(units="m2 s-2"))`.
-        time_unit: the unit to which datetime64 and timedelta64 are converted: a NumPy unit from "W"
+        time_unit: the unit to which datetime64 and timedelta64 are converted, a NumPy unit from "W"
             to "ns".
-        epoch: the time that becomes zero, a datetime64 or a value that NumPy converts to one;
-            1970-01-01 if None.
-        project: "auto", a coordinate reference system such as "EPSG:31983", or a `LocalPlane`, to
-            project longitude and latitude in degrees to a plane in km. The projection is the last
-            value: pass it to `to_xarray`, which transforms predictions back. Coordinates are
-            identified by units, standard_name or name; longitude comes first. If there are two or
-            more variables, the first two must be east and north. They, and their noise variances,
-            are converted to components in the plane (see `LocalPlane`). For several scalars, pass a
-            `LocalPlane` with `vectors=False`. Heights must be in km. If one of the two components
-            is NaN, all observed components become observations along `directions`, in the third
-            value, and y is (M,).
+        epoch: the date at which time is zero: a datetime64, or a value that NumPy converts to one.
+            The default is 1970-01-01.
+        project: a projection of longitude and latitude in degrees to a plane in km. It is "auto", a
+            coordinate reference system such as "EPSG:31983", or a `LocalPlane`. With Dask arrays,
+            "auto" uses the box of all positions. Longitude and latitude are identified by units,
+            standard_name or name, and longitude comes first. Heights must be in km. If there are
+            two or more variables, the first two must be the components to the east and north. They
+            and their noise are converted to components in the plane (see `LocalPlane`). For several
+            scalars, pass a `LocalPlane` with `vectors=False`. If one of the two components is NaN
+            at some points, all observed components become observations along `directions`, with y
+            of shape (M,).
+
+    Returns:
+        A tuple (x, y), followed by a dictionary of options and by the projection, if there are any.
+        The options are arguments of `model.fit`: `track`, `time` and `noise` if they are given, and
+        `directions`. The projection is a `LocalPlane`: pass it to `to_xarray`, which transforms
+        predictions back.
 
     Raises:
-        ImportError: xarray is not installed, or pyproj (`pip install gp_orff[geo]`) to project.
-        KeyError: a name that the Dataset does not have.
+        ImportError: xarray is not installed, or pyproj for `project`. Run
+            `pip install gp_orff[xarray,geo]`.
+        KeyError: The Dataset does not have a variable with one of the names.
         TypeError: `dataset` is not a Dataset, or values are neither numbers nor times.
-        ValueError: dimensions that do not fit; an unknown unit; only NaN; units or standard names
-            that contradict each other. With `project`: an area of more than 3000 km; no longitude
-            and latitude; a vector with one component together with `track` or covariances.
+        ValueError: Dimensions do not fit, a unit is unknown, all values are NaN, or units or
+            standard names contradict each other. With `project`, the area exceeds 3000 km, there is
+            no longitude and latitude, or vectors with one component have a `track` or covariances.
 
     Warns:
-        DataWarning: attributes show that coordinates are degrees, and there is no `project`.
+        DataWarning: Attributes show that coordinates are degrees, and `project` is not given.
 
     Example:
         >>> import gp_orff, xarray
@@ -173,7 +184,7 @@ def readings(
         >>> options["noise"].tolist()
         [1.1, 2.1, 3.1, 4.1, 6.1]
 
-        In km, with the projection that goes back:
+        Positions in km, and the projection, whose `inverse` returns degrees:
 
         >>> x, y, plane = gp_orff.labelled.readings(
         ...     ds.dropna("lon"), ["u", "v"], ["lon", "lat"], project="auto"
@@ -192,7 +203,10 @@ def readings(
     x, y, options = columns.read(dataset)
     if not len(x):
         names = " or ".join(columns.variables)
-        raise ValueError(f"expected observations of {names}, got nothing but NaN")
+        raise ValueError(
+            f"expected observations of {names}, got nothing but NaN; check the names and the "
+            "selected region"
+        )
     columns = columns.in_plane_of(dataset, project, x)
     x, y, options = columns.finished(x, y, options)
     return x, y, *([options] if options else []), *columns.projection
@@ -200,17 +214,17 @@ def readings(
 
 @dataclass(frozen=True)
 class Columns:
-    """Which variables of a Dataset are what, and how they are read."""
+    """The roles of the variables of a Dataset, and the units to which they are converted."""
 
     variables: tuple[str, ...]
     coordinates: tuple[str, ...]
-    along: Mapping[str, str]  # names by option, track and time
-    noise: np.ndarray  # of names, empty if there are none
+    along: Mapping[str, str]  # names of variables for the options "track" and "time"
+    noise: np.ndarray  # names of variables; empty without noise
     time_unit: str
     epoch: object
     plane: LocalPlane | None = None
-    positions: tuple[int, int] = ()  # of longitude and latitude among the coordinates
-    units: Mapping[str, str] = field(default_factory=dict)  # that the numbers are brought to
+    positions: tuple[int, int] = ()  # columns of longitude and latitude among the coordinates
+    units: Mapping[str, str] = field(default_factory=dict)  # units to which values are converted
     dates: tuple[str, ...] = ()  # names of coordinates that are dates
 
     @classmethod
@@ -224,7 +238,7 @@ class Columns:
         time_unit: str,
         epoch: object,
     ) -> "Columns":
-        """The arguments of `readings`."""
+        """The columns for the arguments of `readings`."""
         variables, coordinates = (
             (names,) if is_single(names) else tuple(names) for names in (variables, coordinates)
         )
@@ -248,11 +262,11 @@ class Columns:
         return columns, columns.prepared(dataset)
 
     def along_one_dimension(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
-        """A Dataset in which what a ragged array has once for a trajectory is repeated.
+        """A Dataset in which values of trajectories are repeated for each of their observations.
 
         Raises:
-            KeyError: missing names.
-            ValueError: dimensions that do not fit.
+            KeyError: The Dataset does not have a variable with one of the names.
+            ValueError: Dimensions do not fit.
         """
         (first, *_) = named(dataset, self.variables).values()
         if len(first.dims) == 1:
@@ -277,8 +291,8 @@ class Columns:
         return dataset
 
     def with_units_of(self, dataset: "xarray.Dataset", project: object) -> "Columns":
-        """These columns, with the unit of each, one for those that need the same; a Dataset whose
-        attributes contradict each other or the order of the names is refused."""
+        """These columns, with the unit of each column. Columns that need the same unit have the
+        same one. Raises if attributes contradict each other or the order of the names."""
         of = {name: entry.attrs for name, entry in named(dataset, self.names).items()}
         variables = {name: of[name] for name in self.variables}
         coordinates = {name: of[name] for name in self.coordinates}
@@ -295,7 +309,7 @@ class Columns:
             coordinates = {n: entry for n, entry in coordinates.items() if n not in angles}
         # A time that xarray decodes becomes a number in `time_unit`.
         positions = named(dataset, [*self.coordinates, *self.along.values()])
-        dated = [  # numbers that become dates, or are some
+        dated = [  # columns that are dates, or are decoded to dates
             name
             for name, variable in positions.items()
             if variable.dtype.kind == "M" or " since " in str(variable.attrs.get("units", ""))
@@ -317,7 +331,7 @@ class Columns:
         return replace(self, units=units, dates=tuple(dated))
 
     def prepared(self, dataset: "xarray.Dataset") -> "xarray.Dataset":
-        """These columns of a Dataset, decoded where they are not, in the units of `units`."""
+        """These columns of a Dataset, decoded if necessary, and converted to `units`."""
         dataset = decoded(dataset[self.names], self.names)
         changed = {}
         for name, wanted in self.units.items():
@@ -328,8 +342,9 @@ class Columns:
             factors = change(given, wanted)
             if factors is None:
                 raise ValueError(
-                    f"expected {name!r} in {wanted!r}, as at first, got {str(given)!r}, which "
-                    "cannot be converted; convert the numbers, and correct the attribute `units`"
+                    f"expected {name!r} in {wanted!r}, as in the first file or block, got "
+                    f"{str(given)!r}, which cannot be converted; convert the numbers, and correct "
+                    "the attribute `units`"
                 )
             if factors != (1.0, 0.0):
                 changed[name] = factors[0] * variable.astype(np.float64) + factors[1]
@@ -345,9 +360,9 @@ class Columns:
         """These columns with the plane of a projection, or a warning if positions are degrees.
 
         Args:
-            dataset: with the coordinates.
-            project: the projection that was given.
-            x: all positions; if None, the plane is that of the box of the coordinates.
+            dataset: a Dataset with the coordinates.
+            project: the projection, as for `readings`.
+            x: all positions (N, d). If None, the plane is for the box of the coordinates.
         """
         attributes = {name: dataset.variables[name].attrs for name in self.coordinates}
         if project is None:
@@ -374,7 +389,7 @@ class Columns:
     def read(
         self, dataset: "xarray.Dataset"
     ) -> tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-        """x, y and options of `model.fit`, without what is NaN in all variables."""
+        """x, y and options of `model.fit`, without points at which all variables are NaN."""
         fields, positions = named(dataset, self.variables), named(dataset, self.coordinates)
         sizes = dict(next(iter(fields.values())).sizes)
         y = [floats(name, values.set_dims(sizes)) for name, values in fields.items()]
@@ -412,7 +427,7 @@ class Columns:
         options: dict[str, np.ndarray],
     ) -> tuple[UnitArray, UnitArray, dict[str, np.ndarray]]:
         """These observations with positions and vectors in the plane, if there is one. The arrays
-        say in which units they are, so that a model keeps these."""
+        have their units, which a model stores."""
         if self.plane is not None and len(x):
             x, y, options = self._in_the_plane(x, y, options)
         units = self.column_units
@@ -436,14 +451,14 @@ class Columns:
         return x, y, options
 
     def chunk(self, dataset: "xarray.Dataset") -> dict[str, np.ndarray]:
-        """A chunk for `model.fit`, without observations where all is NaN."""
+        """A chunk for `model.fit`. It has no observations if all values are NaN."""
         x, y, options = self.finished(*self.read(dataset))
         return {"x": x, "y": y, **options}
 
     @property
     def column_units(self) -> ColumnUnits:
-        """The units of x, y and times, as far as attributes say them; of positions in a plane with
-        the plane, of dates with the epoch."""
+        """The units of x, y and times, if attributes state them. The unit of positions in a plane
+        contains the plane, and the unit of dates contains the epoch."""
         x = [self._unit_of(name) for name in self.coordinates]
         for position in self.positions:
             x[position] = f"km in {self.plane.crs}"
@@ -461,17 +476,17 @@ class Columns:
 def of_each_observation(
     dataset: "xarray.Dataset", names: Sequence[str], along: str
 ) -> "xarray.Dataset":
-    """A Dataset in which what a ragged array has for each trajectory is repeated for each of its
-    observations.
+    """A Dataset in which the values of each trajectory are repeated for its observations.
 
-    The observations of all trajectories follow each other along one dimension. The number of
-    those of each is a variable of integers along the dimension of the trajectories, such as
-    `rowsize`; or each observation has the number of its trajectory, in a variable with the
-    attribute `instance_dimension` of the CF conventions.
+    In a ragged array, the observations of all trajectories follow each other along one dimension.
+    There are two forms. In the first one, a variable of integers along the dimension of the
+    trajectories, such as `rowsize`, has the number of observations of each. In the second one, a
+    variable has the index of the trajectory of each observation, and the attribute
+    `instance_dimension` of the CF conventions.
 
     Args:
-        dataset: with the variables `names`.
-        names: of those that are read.
+        dataset: a Dataset with the variables `names`.
+        names: the names of the variables that are read.
         along: the dimension of the observations.
     """
     variables, repeated = named(dataset, names), {}
@@ -479,7 +494,7 @@ def of_each_observation(
         if variable.dims != (along,) and len(variable.dims) == 1:
             numbers = _trajectories(dataset, variable.dims[0], along)
             if numbers is not None:
-                counts = name == numbers[0]  # the sizes themselves: trajectories have their numbers
+                counts = name == numbers[0]  # the variable of sizes itself: number trajectories
                 values = numbers[1] if counts else variable.to_numpy()[numbers[1]]
                 repeated[name] = (along, values, variable.attrs)
     if not repeated:
@@ -490,7 +505,8 @@ def of_each_observation(
 def _trajectories(
     dataset: "xarray.Dataset", dimension: str, along: str
 ) -> tuple[str, Int[np.ndarray, "N"]] | None:
-    """The variable that numbers trajectories, and the number of that of each observation."""
+    """The variable that defines the trajectories, and the index of the trajectory of each
+    observation. None without such a variable."""
     for name, variable in dataset.variables.items():
         index = variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension
         if index and variable.dtype.kind in "iu":
@@ -507,12 +523,12 @@ def _trajectories(
         elif says:
             raise ValueError(
                 f"expected whole numbers of at least 0 in {name!r}, with the sum "
-                f"{dataset.sizes[along]}, the observations along {along!r}, got the sum "
+                f"{dataset.sizes[along]}, the number of observations along {along!r}, got the sum "
                 f"{sizes.sum():g}; select trajectories together with their observations"
             )
     if not counts:
         return None
-    _, name, sizes = min(counts, key=lambda count: count[:2])  # that which says so first
+    _, name, sizes = min(counts, key=lambda count: count[:2])  # with `sample_dimension` first
     return name, np.repeat(np.arange(len(sizes)), sizes)
 
 
@@ -520,10 +536,9 @@ def _warn_of_degrees(attributes: Mapping[str, Mapping[str, Any]]) -> None:
     degrees = labelled_as_angles(attributes)
     if degrees:
         warnings.warn(
-            f"coordinates {degrees} are degrees, or other angles, which are of different lengths "
+            f"coordinates {degrees} are degrees, or other angles, which have different lengths "
             "to the east and to the north: lengthscales, derivatives and fields without divergence "
-            "or curl need lengths. Take project='auto', or drop the attributes if degrees are "
-            "meant",
+            "or curl need lengths. Use project='auto', or drop the attributes to fit in degrees",
             DataWarning,
             stacklevel=4,
         )
@@ -535,7 +550,7 @@ def _in_the_plane(
     y: Float[np.ndarray, "N p"],
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-    """Components in the plane of vectors and their noise."""
+    """The components of vectors and their noise in the plane."""
     p, noise = y.shape[-1], options.get("noise")
     turn = plane.frame(places, p)[:, :2, :2]
     if noise is not None:
@@ -551,20 +566,20 @@ def _along_directions(
     y: Float[np.ndarray, "N p"],
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "M d"], Float[np.ndarray, "M"], dict[str, np.ndarray]]:
-    """Every observed component as an observation along its direction in the plane, since a single
-    component to the east or to the north is none of the plane's.
+    """Every observed component as an observation along its direction in the plane, because a single
+    component to the east or to the north is not a component in the plane.
 
-    With the frame T, v = T⁻¹ m has the components v_j = ⟨row j of T⁻¹, m⟩ of a vector m of the
-    plane; both sides are divided by the length of the row.
+    If m is a vector in the plane and T is the frame, v = T⁻¹ m has the components to the east and
+    north, v_j = ⟨row j of T⁻¹, m⟩. Both sides are divided by the length of the row.
     """
     noise = options.get("noise")
     if "track" in options or (noise is not None and noise.ndim == 3):
         given = "track=" if "track" in options else "covariances"
         single = np.isnan(y[:, 0]) != np.isnan(y[:, 1])
         raise ValueError(
-            "expected both or neither of the components to the east and to the north with "
-            f"{given}, got one of them in {single.sum()} observations: in the plane they mix; drop "
-            "these observations, or set both to NaN"
+            f"expected both or neither of the components to the east and to the north with {given},"
+            f" got only one of them in {single.sum()} observations: the rotation to the plane needs"
+            " both; drop these observations, or set both components to NaN"
         )
     rows = np.linalg.inv(plane.frame(places, y.shape[-1]))
     length = np.linalg.norm(rows, axis=-1)
@@ -581,7 +596,8 @@ def _along_directions(
 def _noise_of_components(
     noise: Float[np.ndarray, "N *b"], turn: Float[np.ndarray, "N 2 2"], p: int
 ) -> Float[np.ndarray, "N *b"]:
-    """One variance stays one; those of components become covariances."""
+    """The noise in the plane. One variance stays one variance; variances of components become
+    covariances."""
     if noise.ndim == 1:
         return noise * np.linalg.det(turn)  # 1/k², or 1
     noise = noise if noise.ndim == 3 else np.where(np.eye(p) > 0, noise[:, :, None], 0.0)
@@ -590,7 +606,7 @@ def _noise_of_components(
     return noise
 
 
-# `files`: a folder of netCDF or Zarr as chunks for `model.fit`.
+# `files`: a folder of netCDF files or Zarr stores as chunks for `model.fit`.
 
 
 _KINDS = (".nc", ".nc4", ".cdf", ".netcdf", ".zarr")
@@ -606,13 +622,14 @@ class File:
     def __call__(self) -> dict[str, np.ndarray]:
         with opened(self.path) as dataset:
             dataset = self.columns.along_one_dimension(dataset)
-            # This raises where the file cannot be read; its numbers come in units of the first.
+            # This raises for units that contradict each other. Values get the units of the first
+            # file.
             self.columns.with_units_of(dataset, self.columns.plane)
             return self.columns.chunk(self.columns.prepared(dataset).load())
 
     @property
     def units(self) -> ColumnUnits:
-        """The units of what is read, whatever those of the file are."""
+        """The units of x, y and times after reading, which may differ from those of the file."""
         return self.columns.column_units
 
     def __repr__(self) -> str:
@@ -631,21 +648,34 @@ def files(
     epoch: object = None,
     project: object = None,
 ) -> tuple[list[File]] | tuple[list[File], LocalPlane]:
-    """Return `(chunks,)` for `model.fit(*chunks)`, with one chunk for each file.
+    """Return chunks for `model.fit`, one for each netCDF file or Zarr store.
 
-    The process that uses a chunk loads its file. Files with only NaN have no observations. The
-    first file is opened to check the names.
+    A file is loaded when a pass over the data uses its chunk, by the process that uses it. A file
+    with only NaN has no observations. The first file is opened to check the names. All files are
+    converted to its units.
 
     Args:
         paths: a folder of netCDF files or Zarr stores, or a list of paths, such as
-            `sorted(glob("drifters/*.nc"))`. Their order is kept.
-        variables, coordinates, track, time, noise, time_unit, epoch: as for `readings`.
-        project: a coordinate reference system or a `LocalPlane`, as for `readings`. The projection
-            is then the second value. "auto" is not available, because it needs all positions.
+            `sorted(glob("drifters/*.nc"))`. Files of a folder are sorted by name.
+        variables: the names of p variables, as for `readings`.
+        coordinates: the names of d coordinates, as for `readings`.
+        track: the name of the track labels, as for `readings`.
+        time: the name of the times along tracks, as for `readings`.
+        noise: the names of noise variances, as for `readings`.
+        time_unit: the unit to which times are converted, as for `readings`.
+        epoch: the date at which time is zero, as for `readings`.
+        project: a coordinate reference system or a `LocalPlane`, as for `readings`. "auto" is not
+            available, because it needs all positions.
+
+    Returns:
+        A tuple `(chunks,)`, or `(chunks, plane)` with `project`. Call `model.fit(chunks)`.
 
     Raises:
-        FileNotFoundError: no files.
-        ImportError, KeyError, TypeError, ValueError: as for `readings`.
+        FileNotFoundError: There are no files.
+        ImportError: xarray is not installed, or pyproj for `project`.
+        KeyError: The first file does not have a variable with one of the names.
+        TypeError: Values are neither numbers nor times.
+        ValueError: `project` is "auto", or the first file is not valid, as for `readings`.
 
     Example:
         >>> import gp_orff, os, tempfile, xarray
@@ -677,7 +707,7 @@ def files(
 
 
 def opened(path: str) -> "xarray.Dataset":
-    """A netCDF file or a Zarr store, of which nothing is loaded."""
+    """An open netCDF file or Zarr store. No data are loaded."""
     xr = optional("xarray", "xarray")
     if Path(path).is_dir() or path.endswith(".zarr"):
         return xr.open_zarr(path, chunks=None)
@@ -685,7 +715,7 @@ def opened(path: str) -> "xarray.Dataset":
 
 
 def _paths(paths: str | os.PathLike | Iterable[str | os.PathLike]) -> list[str]:
-    """The paths, or those of a folder by name."""
+    """The paths, or the paths in a folder, sorted by name."""
     if isinstance(paths, str | os.PathLike):
         folder = Path(paths)
         inside = sorted(folder.iterdir()) if folder.is_dir() else []

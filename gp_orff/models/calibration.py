@@ -43,30 +43,31 @@ from gp_orff.models.cross_validation import (
 )
 from gp_orff.models.state import ModelState
 
-# A few blocks of many observations, predicted by the exact kernel from the ones around them.
+# A few blocks of large data, predicted by the exact kernel from the observations around them.
 #
-# A calibrated model is calibrated given any of its observations. Those next to a block decide what
-# it predicts there, and are as dense as all are, so that errors which they share show.
+# A calibrated model is also calibrated if it is conditioned on some of the observations only. The
+# observations around a block have the largest effect on the prediction there. All of them are used,
+# so that errors which neighbours share are visible.
 #
-# 1. A sample of the data gives the positions of blocks and of tested observations.
-# 2. The sample shows how far the nearest 2 × 1200 numbers around a block reach.
-# 3. One visit to the data collects all observations in this shell, and the nearest 1200 numbers
-#    are kept.
+# 1. The positions of blocks and of tested observations are from a sample of the data.
+# 2. The sample shows the distance within which a block has 2 × 1200 values around it.
+# 3. One visit to the data collects all observations within this distance, and the nearest 1200
+#    values are used.
 # 4. The exact kernel, with the hyperparameters of the fit, predicts the block from these.
 
 
-_LEARNED = 1200  # numbers around a block
+_LEARNED = 1200  # values around a block, from which it is predicted
 _OF_ALL, _FEW, _MOST_READINGS = (
     20,
     5000,
     2**20,
-)  # observations of chunks: a share, and at least and at most
-_FEWEST_NEIGHBOURS = 4  # observations of a sample, from whose distance that of more is told
+)  # observations of chunks: one of this many, at least, and at most
+_FEWEST_NEIGHBOURS = 4  # observations of a sample that determine a distance
 
 
 def first_readings(data: Dataset) -> Dataset:
-    """Few observations as they are, and the first of chunks or of many: a twentieth or so, with
-    their learned weights."""
+    """All observations of small data. From chunks and large data, about the first twentieth, with
+    learned weights."""
     if data.is_small and _at_hand(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
@@ -93,11 +94,11 @@ def left_out_of_surroundings(
     """The tested observations of every block, and the field there given the observations around it.
 
     Args:
-        state: of a kernel with a covariance.
+        state: the state of a model whose kernel has a covariance in closed form.
         data: observations at single points, in memory.
-        constant: the mean of the field.
-        blocks: of the sample of the survey of these data.
-        half: half the width of a block, about.
+        constant: the mean (p,) of the field.
+        blocks: blocks of the sample of the survey of these data.
+        half: about half the width of a block (d,).
     """
     kernel, noises = state.e_step.kernel, state.e_step.noises
     x = torch.cat([part.x for part in data.survey.sample])
@@ -140,51 +141,57 @@ def _rows_of(part: Observations, chosen: Bool[Tensor, "n"]) -> Observations:
     return part.take(torch.nonzero(chosen)[:, 0].to(part.x.device))
 
 
-# A cheap look at a few left-out blocks after a fit: whether error bars hold.
+# A cheap test of a few held-out blocks after a fit: the coverage of the intervals.
 #
-# The observations of a block have errors in common. With the correlation ρ_ij of two predictions of
-# a block, given the rest, the indicators of their intervals are correlated by at most ρ_ij², so
-# that
+# The predictions of a block have common errors. If ρ_ij is the correlation of two predictions of a
+# block given the rest, the indicators of their intervals are correlated by at most ρ_ij². The
+# effective number of independent values among the tested ones is therefore
 #
-#     n_eff = (Σ_b n_b)² / Σ_b Σ_ij ρ_ij²
+#     n_eff = (Σ_b n_b)² / Σ_b Σ_ij ρ_ij² .
 #
-# of the tested numbers count as independent. A warning needs both: fewer than 0.85 of the numbers
-# inside 95 % intervals, and a share that so many independent numbers of a calibrated model would
-# barely ever fall short of.
+# A warning needs two conditions. The coverage of 95 % intervals is below 0.85, and so small a
+# coverage is improbable for n_eff independent values of a calibrated model.
 #
-# `_calibration_of` chooses what to leave out by the kind of the data: whole tracks, since the
-# observations of a track share errors; blocks of two lengthscales, given the rest, where matrices
-# are small; and blocks given their surroundings otherwise. Large data along tracks are not tested.
-# The draws are those of a fixed seed, so that a fit always warns alike.
+# `_calibration_of` chooses what to hold out by the kind of data. For tracks, it holds out complete
+# tracks, because the observations of a track share errors. If matrices are small, it holds out
+# blocks of two lengthscales, given the rest. Otherwise, it holds out blocks given the observations
+# around them. Large data along tracks are not tested. The draws have a fixed seed, so that a fit
+# always gives the same warnings.
 
 
-LEAST = 0.85  # of the numbers inside
-_CHANCE = 0.003  # of so few inside, under a calibrated model
-_FEWEST_NUMBERS = 5  # independent numbers: fewer tell nothing
-_OUTLIER = 0.3  # the weight of an observation up to which it is one
-_MAJORITY = 0.6  # of the observations, that are no outliers
+LEAST = 0.85  # coverage below which a warning is possible
+_CHANCE = 0.003  # probability of the coverage under a calibrated model, below which one is given
+_FEWEST_NUMBERS = 5  # effective number of values below which there is no test
+_OUTLIER = 0.3  # largest weight of an outlier
+_MAJORITY = 0.6  # least share of observations that are not outliers
 _HALF = 1.0  # lengthscales from the centre of a block to its sides
-_SHARE = 0.2  # of the observations, at most, in a block
-_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; observations of each, and about as many numbers
-_FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, where matrices have more rows
-_HALF_WIDTH = NormalDist().inv_cdf(0.5 + 0.5 * LEVEL)  # of an interval, over sd
-_RARE = 1e-5  # likewise, of what few fits have: blocks that lie well beside one that does not
-_OF_STUDENT_T = 0.1  # outliers, which Student-t noise is made for
-_MIDDLE = 0.5 * NormalDist().inv_cdf(0.75)  # half of the median of |z|, over its sd
+_SHARE = 0.2  # largest share of the observations in a block
+_BLOCKS, _TESTED, _NUMBERS = 5, 60, 180  # blocks; tested observations and values of each, at most
+_FEW_BLOCKS, _MANY_ROWS = 3, 1000  # blocks, if matrices have more rows than this
+_HALF_WIDTH = NormalDist().inv_cdf(0.5 + 0.5 * LEVEL)  # half the width of an interval over sd
+_RARE = 1e-5  # as `_CHANCE`, for tests that are rarely significant
+_OF_STUDENT_T = 0.1  # share of outliers that Student-t noise explains
+_MIDDLE = 0.5 * NormalDist().inv_cdf(0.75)  # half of the median of |z| over its sd
 _SHARE_OF_MIDDLE = 2 * NormalDist().cdf(_MIDDLE) - 1
-_TINY = 1e-12  # a probability: normal scores are finite
-_MOST = 4096  # rows; more would take long beside the fit
+_TINY = 1e-12  # least probability, so that normal scores are finite
+_MOST = 4096  # rows of a matrix; more would take long compared with the fit
 
 
 class CalibrationWarning(UserWarning):
-    """A check after a fit shows that error bars may be wrong.
+    """Held-out observations or residuals show that error bars may be wrong.
 
-    It is given in four cases: 95 % intervals cover less than 85 % of held-out observations; some
-    observations have much larger noise than the others; residuals of neighbours are correlated; or
-    residuals along tracks oscillate.
+    `VectorFieldGP.fit` makes this check after the search. You get the warning in four cases:
+
+    - The 95 % intervals cover less than 85 % of the held-out values, and chance does not explain
+      this.
+    - Some observations have much larger noise than the others.
+    - The residuals of neighbours are correlated.
+    - The residuals along tracks oscillate.
+
+    `gp_orff.settings.check_calibration(False)` turns the check off.
 
     Example:
-        Observations along tracks, each with an error of its own:
+        Each of 20 tracks has a constant error, of which the model is not informed:
 
         >>> import gp_orff, torch, warnings
         >>> generator = torch.Generator().manual_seed(1)
@@ -211,27 +218,28 @@ class CalibrationWarning(UserWarning):
 
 
 Tested = tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]
-"""The numbers of a block as normal scores z = Φ⁻¹(F(y)), where F is the predictive distribution,
-and the correlations of their predictions."""
+"""The m values of a block as normal scores z = Φ⁻¹(F(y)), where F is the predictive distribution
+function, and the correlations of their predictions."""
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The coverage of 95 % intervals for the values of a few held-out blocks."""
 
-    inside: int
-    numbers: int
+    inside: int  # values inside their intervals
+    numbers: int  # tested values
     blocks: int
-    independent: float  # of the numbers, about
-    central: int = 0  # numbers whose score is less than half of what their root mean square implies
-    alike: float | None = None  # the correlation of residuals of neighbours; None if not tested
-    between_lines: float | None = None  # likewise, where the kernel has only lines along an axis
-    noise_kept: bool = False  # as given with the readings, without a factor that is learned
+    independent: float  # the effective number of independent values
+    central: int = 0  # values whose score is below a third of the root mean square
+    alike: float | None = None  # correlation of residuals of neighbours, if it is significant
+    between_lines: float | None = None  # the same if all kernels of an axis are periodic
+    noise_kept: bool = False  # whether the noise was given and has no learned factor
 
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
-        """From the parts of every block; None without any. A share of `outliers` is no fault."""
-        scores, deviations = [], []  # of the number inside each block, over that of one number
+        """The coverage from the parts of every block; None without blocks. A share `outliers` of
+        the values may be outliers."""
+        scores, deviations = [], []  # deviations: sd of the count of covered values, over one value
         for parts in map(list, blocks):
             scores += [score.detach().cpu() for score, _ in parts]
             # Parts of one block, such as groups, are taken as fully dependent: their deviations add
@@ -253,18 +261,18 @@ class Calibration:
 
     @property
     def chance(self) -> float:
-        """The probability of so small a share, or a smaller one, under a calibrated model."""
+        """The probability of this coverage, or a smaller one, under a calibrated model."""
         return _chance(self.coverage, self.independent, LEVEL)
 
     @property
     def notes(self) -> list[str]:
-        """What is wrong and what helps, as sentences; empty if the error bars may well hold."""
+        """Faults of the error bars and remedies, as sentences. Empty if no test is significant."""
         every = [self.note, self.note_of_outliers, self.note_of_axes, self.note_of_lines]
         return [text for text in every if text]
 
     @property
     def note_of_outliers(self) -> str:
-        """What to do about observations of very different noise; empty where there are none."""
+        """A note and remedy for observations with much larger noise than the others; or empty."""
         rest = 1 - self.central / self.numbers
         scarce = self.independent < _FEWEST_NUMBERS
         if scarce or rest >= 0.5 or _chance(rest, self.independent, 1 - _SHARE_OF_MIDDLE) > _RARE:
@@ -279,7 +287,7 @@ class Calibration:
 
     @property
     def note_of_axes(self) -> str:
-        """What to do about one lengthscale for axes of very different scale."""
+        """A note and remedy for one lengthscale along axes of very different extents; or empty."""
         if self.alike is None:
             return ""
         return (
@@ -293,20 +301,20 @@ class Calibration:
 
     @property
     def note_of_lines(self) -> str:
-        """What to do about a field that varies in other ways than its periods."""
+        """A note and remedy for a field that also varies without a period; or empty."""
         if self.between_lines is None:
             return ""
         return (
             f"residuals of neighbours in space and time are correlated by {self.between_lines:.2f}:"
-            " the field also varies without a period, such as by eddies, but all kernels of time "
-            "are periodic. The fitted noise includes this variation, and the error bars of tides "
-            "are too small. Add a kernel for it, as in gp_orff.tides(space, ...) + space * "
+            " the field also varies without a period, for example by eddies, but all kernels of "
+            "time are periodic. The fitted noise includes this variation, and the error bars of "
+            "tides are too small. Add a kernel for it, as in gp_orff.tides(space, ...) + space * "
             "gpytorch.kernels.MaternKernel(nu=0.5, active_dims=...)"
         )
 
     @property
     def note(self) -> str:
-        """What is wrong with the coverage and what helps; empty if it may well be right."""
+        """A note and remedies if the coverage is too low; or empty."""
         few = self.independent < _FEWEST_NUMBERS
         if few or self.coverage >= LEAST or self.chance > _CHANCE:
             return ""
@@ -322,22 +330,23 @@ class Calibration:
 
 
 def _chance(share: float, independent: float, expected: float) -> float:
-    """The probability of a share, or a smaller one, of so many independent numbers: the binomial
-    distribution, and between its integers the incomplete beta function that equals it there."""
+    """The probability of a share, or a smaller one, for `independent` values that each count with
+    the probability `expected`: the binomial distribution. Between integers, it is the incomplete
+    beta function that interpolates the binomial distribution."""
     trials = max(independent, 1.0)
     count = min(share * trials, trials - 1e-9)
     return float(scipy.special.betainc(trials - count, count + 1, 1 - expected))
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    """Predict observations of a few blocks of two lengthscales, or a few whole tracks, from the
-    rest; blocks of the first chunks, and of data that take large matrices, from the observations
-    around them.
+    """The coverage for observations of a few blocks of two lengthscales, or of a few complete
+    tracks, given the rest. For chunks and large matrices, blocks are predicted from the
+    observations around them.
 
-    None for statistics alone, data with observations of symbols, large ones along tracks or without
-    a covariance in closed form, and where a covariance is singular."""
+    None in these cases: the model stores only statistics, symbols were observed, data along tracks
+    are large, large data have no covariance in closed form, or a covariance is singular."""
     try:
-        with warnings.catch_warnings():  # near-singular data: the fit has said so
+        with warnings.catch_warnings():  # of near-singular data, of which the fit has warned
             warnings.simplefilter("ignore", NumericalWarning)
             found = _calibration_of(state, prior_mean)
             given = is_kept(state.likelihoods, state.data)
@@ -370,7 +379,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
 
 
 def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterator[Iterator[Tested]]:
-    """A few blocks of two lengthscales."""
+    """The tested values of a few blocks of two lengthscales."""
     inference, parts, first = state.inference, [], 0
     for part in inference.data.unweighted().visit():
         index = torch.arange(first, first + len(part), device=part.x.device)
@@ -390,7 +399,7 @@ def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterato
 
 
 def _left_out_of_surroundings(state: ModelState, prior_mean: Mean) -> Iterator[Iterator[Tested]]:
-    """A few blocks of a sample, given the observations around them."""
+    """The tested values of a few blocks of a sample, given the observations around them."""
     if not has_covariance(state.kernel, state.data):
         return
     data = first_readings(state.data)
@@ -415,7 +424,7 @@ def _tested(predictor: Predictor, part: LeftOut) -> Tested:
 def _left_out_tracks(
     state: ModelState, chosen: Sequence[TrackObservations]
 ) -> Iterator[list[Tested]]:
-    """The block means of a few whole tracks of each group, which are left out together."""
+    """The block means of a few complete tracks of each group, which are held out together."""
     noises = state.e_step.noises
     found = tracks_left_out(state.inference, state.e_step.kernel, noises, state.mean, chosen)
     for part, (residual, covariance) in zip(chosen, found, strict=True):
@@ -425,7 +434,7 @@ def _left_out_tracks(
             root = more.clamp_min(0).sqrt()
             sizes = torch.tensor([len(track.y) for track in part.tracks]).to(root.device)
             track = torch.arange(len(sizes)).to(sizes).repeat_interleave(sizes)
-            same = (track.unsqueeze(-1) == track).to(root)  # what the numbers of a track share
+            same = (track.unsqueeze(-1) == track).to(root)  # values of one track share an error
             shared = in_components(same, part.y.shape[-1]) * root.unsqueeze(-1) * root
             covariance = covariance + shared
         sd = covariance.diagonal().sqrt()
@@ -433,41 +442,41 @@ def _left_out_tracks(
 
 
 def _correlations(covariance: Float[Tensor, "m m"], sd: Float[Tensor, "m"]) -> Float[Tensor, "m m"]:
-    """The correlations of numbers with these standard deviations, noise included."""
+    """The correlations of values whose standard deviations `sd` include the noise."""
     return (covariance / (sd.unsqueeze(-1) * sd)).fill_diagonal_(1.0)
 
 
 def warn_of_calibration(notes: Iterable[str]) -> None:
-    """Warn of what is wrong with the error bars, or with the model along tracks."""
+    """Give a warning for each note."""
     for note in notes:
         text = f"{note}; gp_orff.settings.check_calibration(False) silences this check"
         warnings.warn(text, CalibrationWarning, stacklevel=2)
 
 
-# Oscillations along tracks, such as a tide that the model lacks.
+# Oscillations along tracks, such as a tide that the model omits.
 #
-# The noise along tracks, which is correlated over a time, takes up an oscillation, and the field
-# and its error bars are then wrong. Given all data, residuals r of the block means of a track have
-# the covariance C = N − S, with N of the noise and S of the field. At the frequency ω, with
-# a_b = exp(iωt_b), the ratio |aᴴr|²/(aᴴCa) has the mean 1 and is about exponential, and its sum
+# Correlated noise along tracks can absorb an oscillation. The field and its error bars are then
+# wrong. Given all data, the residuals r of the block means of a track have the covariance C = N −
+# S, where N is the covariance of the noise and S that of the field. At the frequency ω, with a_b =
+# exp(iωt_b), the ratio |aᴴr|²/(aᴴCa) has the mean 1 and is about exponentially distributed. Its sum
 # over n tracks and components has about a Gamma distribution. An oscillation is a ratio that is too
-# large for this, and for the ratios at longer and at shorter periods.
+# large for this distribution, and larger than the ratios at longer and shorter periods.
 
 
-_TRACKS = 20  # tracks that are looked at
-_SHORTEST, _LONGEST = 8, 200  # blocks of a track
-_NEIGHBOURS = 1.5  # the ratio of periods that an oscillation is compared with, at least
+_TRACKS = 20  # most tracks that are tested
+_SHORTEST, _LONGEST = 8, 200  # blocks of a track, at least and at most
+_NEIGHBOURS = 1.5  # least ratio to the periods with which an oscillation is compared
 
 
 class Oscillation(NamedTuple):
     """A period along tracks at which residuals have more variance than the model explains."""
 
     period: float
-    ratio: float  # of the variances
+    ratio: float  # the variance of the residuals over the variance that the model explains
 
     @property
     def note(self) -> str:
-        """What it may be and what helps."""
+        """The possible reason, and remedies."""
         return (
             f"residuals along tracks oscillate with a period of about {self.period:.3g}, in units "
             f"of time=. At this period, their variance is {self.ratio:.2g} times the variance that "
@@ -479,7 +488,8 @@ class Oscillation(NamedTuple):
 
 @torch.no_grad()
 def oscillation_along_tracks(state: ModelState, prior_mean: Mean) -> Oscillation | None:
-    """The most significant oscillation of residuals along tracks with times; None without any."""
+    """The most significant oscillation of residuals along tracks with times. None if none is
+    significant."""
     tracks = [along for along in getattr(state.data, "tracks", ()) if along.timed]
     if not tracks or not math.isfinite(_rows(state)):
         return None
@@ -495,7 +505,8 @@ def _oscillation(
     noises: Noises,
     along: TrackObservations,
 ) -> tuple[float, Oscillation] | None:
-    """The chance of an oscillation under the model, and what it is; None of what may well be."""
+    """The most significant oscillation of a group, and its probability under the model. None if
+    none is significant."""
     long = [number for number, track in enumerate(along.tracks) if len(track.y) >= _SHORTEST]
     if not long:
         return None
@@ -529,7 +540,7 @@ def ratios_of_track(
     part: TrackObservations,
     wave: Complex[Tensor, "k T"],
 ) -> Iterator[Float[Tensor, "k"]]:
-    """|aᴴr|²/(aᴴCa) of every component of the block means of a track, at k frequencies."""
+    """|aᴴr|²/(aᴴCa) for each component of the block means of a track, at k frequencies."""
     residual, width = residual_of_blocks(field, part).cpu().to(wave), part.y.shape[-1]
     latent = covariance_of_blocks(field, part)
     covariance = (part.noise_covariance(noises, truncated) - latent).cpu().to(wave)
@@ -544,7 +555,7 @@ def _peak(
     sums: Float[np.ndarray, "k"],
     counts: Float[np.ndarray, "k"],
 ) -> tuple[float, Oscillation] | None:
-    """The oscillation of the smallest chance, of sums of so many ratios."""
+    """The oscillation with the smallest probability. `sums` are sums of `counts` ratios."""
     ratios, significant = sums / counts, []
     for i, frequency in enumerate(frequencies):
         longer = ratios[frequencies * _NEIGHBOURS <= frequency]
@@ -558,31 +569,32 @@ def _peak(
     return (min(significant)[0], min(significant)[2]) if significant else None
 
 
-# A part of the field that the kernel cannot have, and that is learned as noise.
+# A part of the field that the kernel excludes, and that is learned as noise.
 #
-# 1. If one lengthscale is longer than the data along one axis and shorter than along another, the
-#    field cannot vary along the first.
-# 2. If all kernels of an axis are periodic, such as tides of time, the field repeats along it.
+# 1. If one lengthscale is longer than the extent of the data along one axis and shorter than along
+#    another axis, the field cannot vary along the first axis.
+# 2. If all kernels of an axis are periodic, such as tides, the field repeats along it.
 #
-# What the field does there else is learned as noise. Predictions of left-out observations then have
-# the right coverage, as their noise is large, but the field has not. Residuals show it: those of
-# neighbours, where each axis counts by its extent, are correlated. With normal scores e of the
-# residuals and M pairs of neighbours, Σ e_i e_j/√M is about standard normal if they are
-# independent. Given all data, residuals of a calibrated model are correlated by less than their
-# noise is.
+# All other variation of the field is learned as noise. Predictions of held-out observations then
+# have the right coverage, because the noise is large, but the field does not. The residuals of
+# neighbours show this: they are correlated. Neighbours are found with distances relative to the
+# extent of each axis. If e are the normal scores of the residuals of M pairs of neighbours,
+# Σ e_i e_j/√M is about standard normal for independent residuals. Given all data, the residuals of
+# a calibrated model are correlated less than the noise is.
 #
-# Neighbours of a sample are farther from each other in a long record than eddies live. Along an
-# axis of lines the sample is therefore one stretch of it, whose length is the extent.
+# In a long record, neighbours in a random sample are further apart in time than eddies live. For an
+# axis with periodic kernels only, the sample is therefore one interval of this axis, and the extent
+# is the length of this interval.
 
 
-_SAMPLED = 1000  # points
-_CORRELATED = 5.0  # standard deviations
+_SAMPLED = 1000  # most points of a sample
+_CORRELATED = 5.0  # standard deviations above which a correlation is significant
 
 
 @torch.no_grad()
 def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | None:
-    """The correlation of residuals of neighbours, where it shows that a lengthscale shared by axes
-    of very different extents is wrong; None otherwise."""
+    """The correlation of residuals of neighbours, if it is significant and axes of very different
+    extents have one lengthscale. Otherwise None."""
     data, space = state.data, list(space_of(state.kernel, state.data.num_inputs))
     if not data.revisitable or data.tracks:
         return None
@@ -600,8 +612,8 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
 
 @torch.no_grad()
 def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | None:
-    """The correlation of residuals of neighbours, where it shows that the field varies along an
-    axis in other ways than all kernels of that axis, which are periodic; None otherwise."""
+    """The correlation of residuals of neighbours, if it is significant and all kernels of an axis
+    are periodic. Otherwise None."""
     data = state.data
     if not data.revisitable or data.tracks:
         return None
@@ -616,8 +628,8 @@ def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | No
 def _correlation(
     state: ModelState, prior_mean: Mean, axes: Sequence[int], stretched: int | None = None
 ) -> float | None:
-    """The correlation of residuals of neighbours, if it is significant, in a sample at random or of
-    a stretch of one axis."""
+    """The correlation of residuals of neighbours, if it is significant. The sample is random, or is
+    an interval of the axis `stretched`."""
     data, snapshot, products = state.data, state.snapshot(prior_mean), []
     for part in data.survey.sample:
         extents = data.survey.distances.bulk.copy()
@@ -634,7 +646,7 @@ def _correlation(
         if len(part) < 2:
             continue
         scaled = part.x[:, axes].cpu().numpy() / extents[axes].clip(min=_TINY)
-        # pairs of points, of which one is the nearest to the other, each once
+        # pairs of a point and its nearest neighbour, each pair once
         nearest = scipy.spatial.cKDTree(scaled).query(scaled, k=2)[1][:, 1]
         pairs = np.stack([np.arange(len(part)), nearest], axis=-1)
         first, second = np.unique(np.sort(pairs, axis=-1), axis=0).T
@@ -647,7 +659,7 @@ def _correlation(
 
 
 def _rows(state: ModelState) -> float:
-    """The rows of the matrix that is factorised for a block; infinite where there is none."""
+    """The rows of the matrix that is factorised for a block; infinite if none is."""
     inference = state.inference
     if inference.is_exact:
         return inference.size
@@ -659,7 +671,7 @@ def _at_hand(data: Dataset) -> bool:
 
 
 def _some(held: TrackObservations, count: int) -> TrackObservations:
-    """Blocks of a few tracks drawn at random, a fifth of all at most."""
+    """Blocks of a few tracks that are drawn at random, at most a fifth of all tracks."""
     generator, few = torch.Generator().manual_seed(0), int(_SHARE * len(held.tracks))
     few = min(count, max(1, few))
     chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
@@ -673,7 +685,7 @@ def _most_tested(key: GroupKey) -> int:
 
 
 def _half_widths(state: ModelState) -> Float[Tensor, "d"]:
-    """Half the width of a block: a lengthscale along each axis, the extent where there is none."""
+    """Half the width of a block (d,): a lengthscale along each axis, or else the extent."""
     lengths = torch.from_numpy(lengthscales_of(state.kernel, state.data.num_inputs))
     low, high = torch.tensor(state.data.survey.box, dtype=lengths.dtype).mT
     half = _HALF * torch.where(lengths > 0, lengths, high - low)
@@ -687,15 +699,16 @@ def _blocks(
     count: int,
     most_tested: int,
 ) -> list[Block]:
-    """Blocks around observations drawn at random, which do not overlap.
+    """Blocks around observations that are drawn at random. Blocks do not overlap.
 
-    A block is two lengthscales wide, or less if it had a fifth of the observations. Outliers under
-    Student-t noise are no fault of the field, and are not tested, unless they are many.
+    A block is two lengthscales wide, or less if it would contain more than a fifth of the
+    observations. Outliers under Student-t noise are not tested, unless they are the majority,
+    because the intervals of the field need not cover them.
     """
     generator, blocks = torch.Generator().manual_seed(0), []
     columns = (x / half).mT.contiguous()
     free, share = torch.ones(len(x), dtype=torch.bool), max(1, int(_SHARE * len(x)))
-    # If most weights are small, they say nothing of single observations, and all are tested.
+    # If most weights are small, they do not identify outliers, and all observations are tested.
     usual = usual | (usual.double().mean() < _MAJORITY)
     for centre in torch.randperm(len(x), generator=generator)[: 10 * count].tolist():
         if not free[centre]:

@@ -1,4 +1,4 @@
-"""Coasts, which no flow crosses, as observations of the component along their normals."""
+"""Coasts as observations: the component of the flow along the normal of a coast is zero."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.cross_validation import lengthscales_of_terms
 
-_NOISE = 1e-4  # the variance of the flow through a coast, over that of the flow
+_NOISE = 1e-4  # the variance of the flow through a coast, over the prior variance of the flow
 
 
 def coast_observations(
@@ -29,10 +29,14 @@ def coast_observations(
     noise: object,
     at: object,
 ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m 2"], object]:
-    """Points along a coast near the data, the normals there, and the variance of the flow across.
+    """Points (m, d) along a coast near the data, the normals (m, 2) there, and the variance of the
+    flow across the coast.
 
     Args:
-        kernel, num_inputs, box, units: of the model and of its data.
+        kernel: the kernel of the model.
+        num_inputs: the number d of inputs.
+        box: the box of the data.
+        units: the units of the inputs, as far as they are known.
         polygon, spacing, noise, at: as for `VectorFieldGP.observe_coast`.
     """
     space = space_of(kernel, num_inputs)
@@ -46,7 +50,10 @@ def coast_observations(
     )
     positive = lengths[lengths > 0]
     if spacing is None and not len(positive):
-        raise ValueError("expected spacing= for a kernel without a lengthscale, got None")
+        raise ValueError(
+            "expected spacing= for a kernel without a lengthscale, got None; give the distance "
+            "between points along the coast"
+        )
     of_space = tuple(units[column] for column in space) if units else ()
     step = 0.5 * positive.min() if spacing is None else _positive(spacing, of_space)
     along = [
@@ -54,7 +61,10 @@ def coast_observations(
     ]
     x, normals = (np.concatenate(parts) for parts in zip(*along, strict=True))
     if not len(x):
-        raise ValueError("expected a coast with edges, got one whose vertices are at one place")
+        raise ValueError(
+            "expected a coast with edges, got one whose vertices are all at one place; give at "
+            "least two different vertices"
+        )
     low, high = np.array(box)[list(space)].T
     reach = positive.max() if len(positive) else (high - low).max()
     near = ((x >= low - reach) & (x <= high + reach)).all(-1)
@@ -77,13 +87,13 @@ def coast_observations(
 def points_along(
     ring: Float[np.ndarray, "v 2"], closed: bool, spacing: float
 ) -> tuple[Float[np.ndarray, "m 2"], Float[np.ndarray, "m 2"]]:
-    """Points at equal distances of at most `spacing` along each edge, and the unit normals."""
+    """Equidistant points along each edge, at most `spacing` from each other, and unit normals."""
     ends = np.concatenate([ring[1:], ring[:1]]) if closed else ring[1:]
     starts = ring if closed else ring[:-1]
     edges = ends - starts
     lengths = np.linalg.norm(edges, axis=-1)
     starts, edges, lengths = (values[lengths > 0] for values in (starts, edges, lengths))
-    counts = np.ceil(lengths / spacing - 1e-6).astype(int).clip(1)  # not one more by rounding
+    counts = np.ceil(lengths / spacing - 1e-6).astype(int).clip(1)  # 1e-6 allows for rounding
     edge = np.repeat(np.arange(len(edges)), counts)
     number = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
     share = (number + 0.5) / counts[edge]  # in the middle of equal parts, away from corners
@@ -95,12 +105,12 @@ def points_along(
 def _with_others(
     x: Float[Tensor, "m 2"], at: object, space: tuple[int, ...], num_inputs: int
 ) -> Float[Tensor, "m d"]:
-    """The points with the other inputs of the model, at each of their rows."""
+    """The points along a coast, repeated for each row of the other inputs of the model."""
     others = [column for column in range(num_inputs) if column not in space]
     if bool(others) != (at is not None):
         raise ValueError(
-            f"expected at= with the {len(others)} inputs of the model, apart from space, got "
-            f"{'None' if at is None else 'some'}"
+            f"expected at= with the {len(others)} inputs of the model that are not in space, got "
+            f"{'None' if at is None else 'an array'}"
         )
     rows = as_points(at, len(others)) if others else x.new_empty(1, 0)
     points = x.new_empty(len(rows), len(x), num_inputs)
@@ -117,12 +127,15 @@ def _positive(spacing: object, units: tuple[str | None, ...]) -> float:
     except (TypeError, RuntimeError):  # no number, or several
         number = np.nan
     if not 0 < number < np.inf:
-        raise ValueError(f"expected a positive spacing, got {spacing!r}")
+        raise ValueError(
+            f"expected a positive spacing, got {spacing!r}; give the distance between points"
+        )
     return number
 
 
 Ring = tuple[object, bool]
-"""The vertices of a ring or line, as they were given, and whether it is closed."""
+"""The vertices of a ring or line in the form in which the user gave them, and whether the line is
+closed."""
 
 
 def _rings(polygon: object) -> Iterator[Ring]:
@@ -144,7 +157,7 @@ def _rings(polygon: object) -> Iterator[Ring]:
 
 
 def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
-    """Those of a geometry as of GeoJSON."""
+    """The rings and lines of a geometry in the form of GeoJSON."""
     kind = shape.get("type")
     if kind == "Feature":
         yield from _rings(shape["geometry"])
@@ -159,7 +172,7 @@ def _of_geometry(shape: Mapping[str, Any]) -> Iterator[Ring]:
 
 
 def _lines(vertices: Any) -> Iterator[Any]:
-    """The lines in nested vertices as of GeoJSON, without third coordinates."""
+    """The lines in nested vertices in the form of GeoJSON, without third coordinates."""
     first = vertices[0] if len(vertices) else ()
     if len(first) and np.ndim(first[0]) == 0:
         yield [point[:2] for point in vertices]
@@ -169,7 +182,7 @@ def _lines(vertices: Any) -> Iterator[Any]:
 
 
 def _vertices(ring: object, units: tuple[str | None, ...]) -> Float[np.ndarray, "v 2"]:
-    """The vertices of a ring or line in the units of the directions of space."""
+    """The vertices of a ring or line, converted to the units of the directions of space."""
     array = as_real(in_column_units(ring, units, "the coast"), "the coast").numpy()
     if array.ndim != 2 or array.shape[-1] != 2 or len(array) < 2 or not np.isfinite(array).all():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Comparisons: of kernels with one another, and of features with their exact kernel."""
+"""Comparisons of kernels with each other, and of features with their exact kernel."""
 
 import math
 import warnings
@@ -22,24 +22,32 @@ from gp_orff.models.vector_field_gp import VectorFieldGP
 from gp_orff.settings import check_calibration
 from gp_orff.threads import chosen_threads
 
-# Compare kernels by evidence or left-out blocks.
+# Compare kernels by evidence or held-out blocks.
 
 
 @dataclass(frozen=True)
 class KernelComparison:
-    """Models of the same data, the best first; `print` shows a table.
+    """Models of the same data, ranked by `compare_kernels`. `print` shows a table.
 
-    They are ordered by evidence, or by the NLPD of left-out blocks where there are some.
+    The models are ordered by evidence, or by the NLPD of held-out blocks if there are blocks. The
+    attributes are mappings by the names of the kernels, with the best kernel first.
 
     Attributes:
-        evidence: log marginal likelihood of each model, total nats; with a `LearnedSpectrumKernel`,
-            that with the curve of its weights integrated out, by Laplace's method.
+        evidence: the log marginal likelihood of each model, in nats. With a
+            `LearnedSpectrumKernel`, its curve is integrated out by Laplace's method.
         models: the fitted `VectorFieldGP` of each kernel.
-        num_values: how many numbers were observed.
-        standard_errors: of the evidence of each model, in nats; 0 where it is exact. The evidence
-            of a grid of many features is an estimate. Kernels whose evidences are within two
-            standard errors of each other are tied: the order says nothing about them.
-        cross_validations: the `CrossValidation` of each model; empty if none was asked for.
+        num_values: the number of observed values.
+        standard_errors: the standard error of each evidence, in nats. It is 0 if the evidence is
+            exact. With many features, the evidence is an estimate.
+        cross_validations: the `CrossValidation` of each model; empty without blocks.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+        >>> y = torch.stack([x[:, 1], -x[:, 0]], dim=-1)  # divergence-free
+        >>> found = gp_orff.compare_kernels(x, y, progress=False)
+        >>> found.best is found.models[list(found.evidence)[0]]
+        True
     """
 
     evidence: dict[str, float]
@@ -50,25 +58,31 @@ class KernelComparison:
 
     @property
     def best(self) -> VectorFieldGP:
-        """The model of the smallest NLPD of left-out blocks; without them, that of the largest
-        evidence, and a `UserWarning` if others are tied with it."""
+        """The best model: with blocks, that with the smallest NLPD, otherwise that with the largest
+        evidence. You get a `UserWarning` if the evidence of other models is within two standard
+        errors."""
         first, *others = self.models
         if self.cross_validations:
             return self.models[first]
         ties = [name for name in others if self.tied(first, name)]
         if ties:
             warnings.warn(
-                f"the evidence does not determine the best of {[first, *ties]}: its "
-                f"error is {self._error(first):.2g} nats for {first!r}, and the others are within "
-                "two standard errors; compare predictions of held-out data",
+                f"the evidence does not determine the best of {[first, *ties]}: its standard error "
+                f"is {self._error(first):.2g} nats for {first!r}, and the others are within two "
+                "standard errors; compare predictions of held-out data by blocks='auto'",
                 UserWarning,
                 stacklevel=2,
             )
         return self.models[first]
 
     def tied(self, first: str, second: str) -> bool:
-        """Whether two kernels, by name, are within two standard errors of each other: in evidence,
-        or in the NLPD of left-out blocks."""
+        """Whether two kernels are within two standard errors of each other.
+
+        The comparison is by the NLPD of held-out blocks if there are blocks, otherwise by evidence.
+
+        Args:
+            first, second: the names of the kernels.
+        """
         if self.cross_validations:
             gain, error = self.cross_validations[first].gain_over(self.cross_validations[second])
             return abs(gain) <= 2 * error
@@ -90,11 +104,12 @@ class KernelComparison:
 
     @property
     def _by_blocks(self) -> list[tuple[str, ...]]:
-        rows = [("kernel", "NLPD", "behind", "error", "RMSE", "inside 95 %")]
+        header = "kernel", "NLPD", "difference", "standard error", "RMSE"
+        rows = [(*header, "coverage of 95 % intervals")]
         best = next(iter(self.cross_validations.values()))
         for name, result in self.cross_validations.items():
-            behind, error = best.gain_over(result)
-            scores = f"{result.nlpd:.4f}", f"{behind:.4f}", f"{error:.4f}", f"{result.rmse:.4g}"
+            difference, error = best.gain_over(result)
+            scores = f"{result.nlpd:.4f}", f"{difference:.4f}", f"{error:.4f}", f"{result.rmse:.4g}"
             rows.append((name, *scores, f"{result.coverage:.3f}"))
         return rows
 
@@ -102,7 +117,8 @@ class KernelComparison:
     def _by_evidence(self) -> list[tuple[str, ...]]:
         best = next(iter(self.models))
         points = self.num_values / self.models[best].num_outputs
-        rows = [("kernel", "nats", "nats/point", "behind", "error")]
+        header = "kernel", "log evidence, nats", "nats per point", "difference"
+        rows = [(*header, "standard error")]
         for name, nats in self.evidence.items():
             of_point = nats, nats - self.evidence[best], self._error(name)
             rows.append((name, f"{nats:.1f}", *(f"{value / points:.4f}" for value in of_point)))
@@ -122,44 +138,45 @@ def compare_kernels(
 ) -> KernelComparison:
     """Fit a model with each kernel, and rank the models by evidence or by held-out blocks.
 
-    If two kernels explain the data, the evidence favours the more restrictive kernel. For a
-    curl-free field, it tends to be larger for the curl-free kernel than for the Helmholtz kernel,
-    which contains it. A difference of 5 nats is a factor of 150 in probability, if the noise model
-    is right. Correlated noise exaggerates the differences, so the printed table also shows nats per
-    point.
+    If two kernels explain the data, the evidence favours the more restrictive one. An example is a
+    curl-free field: the evidence tends to be larger for a curl-free kernel than for a Helmholtz
+    kernel, whose fields include all curl-free ones. If the noise model is right, a difference of
+    5 nats is a factor of 150 in probability. Correlated noise exaggerates the differences, so the
+    printed table also shows nats per point.
 
-    Pass `blocks` to rank the models by held-out blocks, which should be as wide as the correlated
-    errors. The score is the negative log predictive density (NLPD) of the values in the blocks,
-    with hyperparameters from all data. The table then shows the difference of each kernel from the
-    best one, with its standard error from the scatter between blocks.
+    With `blocks`, the models are ranked by the negative log predictive density (NLPD) of the values
+    in held-out blocks. The blocks should be as wide as correlated errors extend. Hyperparameters
+    are from all data. The table shows the difference of each kernel from the best one, with a
+    standard error from the scatter between blocks.
 
     The evidence of a `LearnedSpectrumKernel` is an integral over its curves under their prior, not
-    the maximum over curves. Many weights are therefore no advantage over kernels with two
-    hyperparameters. Lengthscales, variances and noise have their best values for every kernel.
-
-    The result has `.evidence`, in total nats by name, the best first; `.models`; `.best`; and
-    `.standard_errors` of the evidence, if it is estimated. `.best` warns, and the table states, if
-    evidences are within two standard errors of each other. With `blocks`, `.cross_validations` has
-    the scores of each model, and the table states if neighbours are within two standard errors.
+    the maximum over curves. The kernel therefore has no advantage from its many weights.
+    Lengthscales, variances and noise have their best values for every kernel.
 
     Args:
         x, y: points (N, d) and vectors (N, p), or chunks, as for `VectorFieldGP.fit`.
-        kernels: kernels by name, trained in place, without common parameters. If None, four RBF
-            kernels are compared: curl-free, divergence-free, Helmholtz, and independent components,
-            with p = d.
+        kernels: kernels by name. They are trained in place and may not share parameters. By
+            default, four RBF kernels with p = d are compared: "curl-free", "divergence-free",
+            "Helmholtz" and "independent" (independent components).
         progress: whether to show the progress of each fit.
-        likelihood: the noise of every model, as for `VectorFieldGP`, which is copied: a
+        likelihood: the noise of every model, as for `VectorFieldGP`. Each model gets a copy. Use a
             `MultitaskStudentTLikelihood` for data with outliers.
         frequencies: the frequency rule, as for `VectorFieldGP`.
-        blocks: as for `VectorFieldGP.cross_validate`, the same for all kernels; "auto" uses the
-            lengthscale of the kernel of largest evidence. If None, the evidence ranks the models.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `scale_noise`,
-            `directions`, `group`, `missing`, `merge`, `track`, `time`.
+        blocks: held-out blocks, as for `VectorFieldGP.cross_validate`. All models have the same
+            blocks. With "auto", their size follows from the lengthscale of the kernel with the
+            largest evidence. By default, the evidence ranks the models.
+        options: the arguments of `VectorFieldGP.fit` that describe the data, from `variances` to
+            `time`.
+
+    Returns:
+        A comparison with the mappings `evidence` (in nats), `standard_errors`, `models` and, with
+        `blocks`, `cross_validations`. All are by name, the best kernel first. `best` is the best
+        model. The printed table states if a kernel is within two standard errors of the one above.
 
     Raises:
-        TypeError: kernels without names; as `VectorFieldGP.fit`.
-        ValueError: kernels with common hyperparameters; as `VectorFieldGP.fit` and, with `blocks`,
-            `cross_validate`.
+        TypeError: `kernels` is not a mapping, or values are not real numbers.
+        ValueError: Kernels share hyperparameters, the data are not valid (see `VectorFieldGP.fit`),
+            or `blocks` do not fit the data (see `VectorFieldGP.cross_validate`).
 
     Example:
         >>> import gp_orff, torch
@@ -193,7 +210,7 @@ def compare_kernels(
     for name, kernel in kernels.items():
         announce(f"{name}:", progress)
         model = VectorFieldGP(kernel, frequencies=frequencies, likelihood=deepcopy(likelihood))
-        with check_calibration(False):  # of kernels that may well be wrong
+        with check_calibration(False):  # some of the kernels are expected to be wrong
             models[name] = model.fit(x, y, progress=progress, **options)
     snapshots = {name: model.state.snapshot(model.mean) for name, model in models.items()}
     evidence = {
@@ -221,7 +238,7 @@ def compare_kernels(
 
 
 def _check(kernels: Mapping[str, Kernel]) -> None:
-    """Raise on kernels without names, and on some that training would change for each other."""
+    """Raise an error for kernels without names, and for kernels that share parameters."""
     if not isinstance(kernels, Mapping) or not kernels:
         raise TypeError(
             "compare_kernels expects kernels= as a mapping from names to kernels, such as "
@@ -233,14 +250,14 @@ def _check(kernels: Mapping[str, Kernel]) -> None:
             owner = owners.setdefault(parameter, name)
             if owner != name and parameter.requires_grad:
                 raise ValueError(
-                    "compare_kernels expects kernels with separate hyperparameters, since each "
+                    "compare_kernels expects kernels with separate hyperparameters, because each "
                     f"is trained in place, got {owner!r} and {name!r}, which share some; give each "
-                    "a base kernel of its own, such as copy.deepcopy(k)"
+                    "kernel a separate base kernel, such as copy.deepcopy(k)"
                 )
 
 
 def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
-    """The columns of the points; the default kernels have as many outputs."""
+    """The number of columns of the points, which is the number of outputs of default kernels."""
     Options(**options)  # raises for an unknown name
     if y is None:
         x = next(iter(x))
@@ -253,17 +270,26 @@ def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
 
 @dataclass(frozen=True)
 class ExactComparison:
-    """The error of features against the exact kernel at the same hyperparameters.
+    """The error of features relative to the exact kernel, at the same hyperparameters.
 
-    `print` shows the verdict and the numbers.
+    `compare_with_exact` returns it. `print` shows the verdict and the errors.
 
     Attributes:
-        mean: root mean square difference of the posterior means, over the exact posterior sd.
-        sd: the largest difference of the posterior standard deviations, over the exact one.
-        evidence: difference of the log marginal likelihoods, nats per observed number.
-        num_features: how many features; 0 for the exact kernel.
-        num_points: how many points were conditioned on.
-        on_grid: whether the features are those of a `Grid`.
+        mean: the root mean square difference of the posterior means, divided by the exact posterior
+            standard deviation.
+        sd: the largest relative difference of the posterior standard deviations.
+        evidence: the difference of the log marginal likelihoods, in nats per observed value.
+        num_features: the number of features; 0 for the exact kernel.
+        num_points: the number of points of the posteriors.
+        on_grid: whether the features are on a `Grid`.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> x, y = torch.rand(50, 2), torch.randn(50, 2)
+        >>> found = gp_orff.compare_with_exact(model.condition(x, y), x, y)
+        >>> found.mean, found.num_features, found.num_points
+        (0.0, 0, 50)
     """
 
     mean: float
@@ -275,7 +301,8 @@ class ExactComparison:
 
     @property
     def verdict(self) -> str:
-        """The largest of the three differences, judged in words, with a remedy."""
+        """A judgement of the largest of the three errors, with a remedy: "exact", "good", "fair",
+        "poor" or "unusable", followed by a reason."""
         if self.num_features == 0:
             return "exact: this model uses the exact kernel, nothing is approximated"
         if not math.isfinite(self.mean + self.sd + self.evidence):
@@ -295,9 +322,9 @@ class ExactComparison:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict} (mean off by {self.mean:.2g} posterior sd, sd by {self.sd:.2g}, "
-            f"evidence by {self.evidence:.2g} nats per number; {self.num_features} features, "
-            f"{self.num_points} points)"
+            f"{self.verdict} (errors: mean {self.mean:.2g} posterior sd, relative error of the sd "
+            f"{self.sd:.2g}, log evidence {self.evidence:.2g} nats per value; "
+            f"{self.num_features} features, {self.num_points} points)"
         )
 
 
@@ -306,28 +333,29 @@ class ExactComparison:
 def compare_with_exact(
     model: VectorFieldGP, x: object, y: object, subset: int = 500, seed: int = 0, **options: object
 ) -> ExactComparison:
-    """Measure the error of a model's features against its exact kernel, on a subset of the data.
+    """Measure the error of the features of a model relative to its exact kernel.
 
     Two posteriors are computed from `subset` random points at the same hyperparameters: one with
-    the features of the model, the other with the exact kernel. The two are compared at these points
-    and at up to as many others. A model that uses the exact kernel has no error.
+    the features of the model, the other with the exact kernel. The posteriors are compared at these
+    points and at up to `subset` other points of the data. If the model uses the exact kernel, all
+    errors are zero.
 
     Args:
         model: a model with data, from `fit` or `condition`. It is not changed.
         x, y: points (N, d) and vectors (N, p), usually the data of the model.
-        subset: the number of points to condition on; the cost is cubic in it.
+        subset: the number of points that the posteriors use. The cost is cubic in this number.
         seed: the seed of the random choice of points.
-        options: other arguments of `VectorFieldGP.fit`: `variances`, `noise`, `directions`,
-            `group`, `missing`.
+        options: the arguments `variances`, `noise`, `directions`, `group` and `missing`, as for
+            `VectorFieldGP.fit`.
 
     Returns:
-        The differences in mean, standard deviation and evidence, as an `ExactComparison`. `print`
-        shows them and a verdict.
+        An `ExactComparison` with the errors of mean, standard deviation and evidence. `print` shows
+        them and a verdict.
 
     Raises:
-        RuntimeError: a model without data.
-        NotImplementedError: a kernel whose covariance has no closed form.
-        ValueError: as `VectorFieldGP.fit`; a subset of fewer than 2 points.
+        RuntimeError: The model has no data.
+        NotImplementedError: The covariance of the kernel has no closed form.
+        ValueError: `subset` is less than 2, or the data are not valid (see `VectorFieldGP.fit`).
 
     Example:
         >>> import gp_orff, torch

@@ -36,46 +36,48 @@ if TYPE_CHECKING:
     import pandas
 
 
-# Blocks of observations to leave out: by labels, a splitter or tracks; cells of two lengthscales.
+# Blocks of observations to hold out: labels, a splitter, tracks, or cells of two lengthscales.
 #
-# Neighbouring observations predict one another whether or not the model is right: a test has to
-# leave out whole neighbourhoods. With `blocks="auto"`,
+# Neighbouring observations predict each other well, whether or not the model is right. A test
+# therefore has to hold out whole neighbourhoods. With `blocks="auto"`:
 #
-# 1. tracks are blocks if there are labels, since the observations of a track share errors;
-# 2. otherwise the box of the data is divided into cells of two lengthscales along each axis, and
-#    finer along the axis with the largest cells until five of them have observations;
-# 3. more than 50 tracks or cells are combined into 50 blocks of about equal size. The random order
-#    keeps neighbouring cells in different blocks, as a large connected block would test
+# 1. If there are track labels, tracks are blocks, because the observations of a track share errors.
+# 2. Otherwise, the box of the data is divided into cells of two lengthscales along each axis. If
+#    fewer than five cells have observations, the axis with the largest cells is divided further.
+# 3. More than 50 tracks or cells are combined into 50 blocks of about equal size, in random order.
+#    Neighbouring cells are then in different blocks. A large connected block would test
 #    extrapolation.
 
 
-_WIDTH = 2.0  # lengthscales
-_FEWEST, _MOST = 5, 50  # blocks
-_FINEST = 2**20  # cells along an axis
+_WIDTH = 2.0  # width of a cell in lengthscales
+_FEWEST, _MOST = 5, 50  # number of blocks
+_FINEST = 2**20  # most cells along an axis
 
 
 class Blocks(tuple[Block, ...]):
-    """All blocks, as they serve several models."""
+    """Blocks that were chosen before, for use with several models."""
 
 
 def blocks_of(blocks: object, kernel: Kernel, x: object, y: object, options: Options) -> Blocks:
-    """The blocks that a user asked for.
+    """Return the blocks that a user asked for.
 
     Args:
-        blocks: "auto", labels (N,), or a splitter; or what this function returned before.
-        kernel: whose lengthscales are the size of blocks, where there are no tracks.
-        x, y: the observations (N, d), (N, v).
-        options: the group of each observation, or its track, for splitters that need groups.
+        blocks: "auto", labels (N,), a splitter, or the result of an earlier call.
+        kernel: a kernel whose lengthscales determine the size of cells, if there are no tracks.
+        x, y: points (N, d) and values (N, v).
+        options: options with the group or track of each observation, for splitters that need
+            groups.
 
     Raises:
-        TypeError: no y; blocks that are none of these, or labels that cannot be hashed.
-        ValueError: labels of another length, one label for all, a splitter whose sets do not fit.
+        TypeError: y is missing, `blocks` is of another type, or labels cannot be hashed.
+        ValueError: The labels have another length or are all equal, or the sets of a splitter do
+            not fit.
     """
     if isinstance(blocks, Blocks):
         return blocks
     if y is None:
         raise TypeError(
-            "expected arrays x and y in memory, whose observations blocks= can leave out, got x "
+            "expected arrays x and y in memory, whose observations blocks= can hold out, got x "
             "alone; give a sample of the chunks, concatenated"
         )
     x, y = (
@@ -119,7 +121,8 @@ def _of_labels(labels: object, count: int) -> list[Block]:
     if len(numbers) < 2:
         raise ValueError(
             f"expected at least two blocks, got {next(iter(numbers))!r} for all observations, "
-            "which leaves nothing to learn from; give labels of smaller blocks, or blocks='auto'"
+            "so that no observations remain for the prediction; give labels of smaller blocks, or "
+            "blocks='auto'"
         )
     masks = [which == number for number in numbers.values()]
     return [Block(name, mask, mask) for name, mask in zip(numbers, masks, strict=True)]
@@ -128,8 +131,8 @@ def _of_labels(labels: object, count: int) -> list[Block]:
 def _of_splitter(
     splitter: Any, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
 ) -> list[Block]:
-    """A block for each split: what it learns from may be less than all but the tested
-    observations."""
+    """A block for each split of the splitter. Observations that are in neither set of a split are
+    held out, but not predicted."""
     blocks = []
     for number, (learned, tested) in enumerate(splitter.split(x, y, groups)):
         left_out, test = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
@@ -148,12 +151,12 @@ def _of_splitter(
 
 
 def lengthscales_of(kernel: Kernel, num_inputs: int) -> Float[np.ndarray, "d"]:
-    """The largest lengthscale along each axis; 0 for kernels without any."""
+    """The largest lengthscale along each axis; 0 for kernels without lengthscales."""
     return np.max([np.zeros(num_inputs), *lengthscales_of_terms(kernel, num_inputs)], axis=0)
 
 
 def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndarray, "d"]]:
-    """The largest lengthscale of each term along each axis; none for kernels without any."""
+    """The largest lengthscale along each axis, for each term that has lengthscales."""
     try:
         return [lengthscales([term], num_inputs) for term in term_spectra(kernel, num_inputs)]
     except NotImplementedError:
@@ -161,11 +164,11 @@ def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndar
 
 
 def by_track(track: object, count: int) -> Sequence[Hashable] | None:
-    """The block of each observation: its track, or one of 50 sets of tracks of about equally many
-    observations; None without labels, or with a single one.
+    """The block of each observation: its track, or one of 50 sets of tracks with about equal
+    numbers of observations. None without labels, or with a single one.
 
     Raises:
-        ValueError: labels of another length than `count` observations, or missing ones.
+        ValueError: The number of labels is not `count`, or labels are missing.
 
     Example:
         >>> from gp_orff.models.cross_validation import by_track
@@ -189,16 +192,16 @@ def by_track(track: object, count: int) -> Sequence[Hashable] | None:
 def cells(
     x: Float[np.ndarray, "N d"], lengths: Float[np.ndarray, "d"], seed: int = 0
 ) -> Int[np.ndarray, "N"]:
-    """The number of the block of each observation, for blocks of cells of about two lengthscales.
+    """The index of the block of each observation, for blocks of cells of about two lengthscales.
 
-    Where that gives fewer than five cells with observations, they are smaller. More than 50 are put
-    together in 50 blocks of about equally many observations, at random, so that the cells of a
-    block barely touch each other.
+    If fewer than five cells have observations, cells are smaller. If there are more than 50 cells,
+    they are combined at random into 50 blocks with about equal numbers of observations. The cells
+    of a block then rarely touch each other.
 
     Args:
-        x: positions.
-        lengths: lengthscales along each axis; 0 where there is none.
-        seed: of the random order.
+        x: positions (N, d).
+        lengths: lengthscales (d,) along each axis; 0 for an axis without one.
+        seed: the seed of the random order.
 
     Example:
         >>> import numpy as np
@@ -220,7 +223,7 @@ def cells(
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
-    """The block of each cell, of which there are `sizes` observations; at most 50 blocks."""
+    """The block of each cell, for cells with `sizes` observations. There are at most 50 blocks."""
     count = min(_MOST, len(sizes))
     block, totals = np.empty(len(sizes), dtype=np.int64), np.zeros(count)
     for cell in np.random.default_rng(seed).permutation(len(sizes)):
@@ -229,38 +232,37 @@ def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
     return block
 
 
-# `CrossValidation`: how a model predicts observations that it did not learn from.
+# `CrossValidation`: predictions of held-out observations and their scores.
 
 
-LEVEL = 0.95  # of the intervals whose coverage is told
-_SHOWN = 20  # blocks in print
+LEVEL = 0.95  # probability of the intervals whose coverage is reported
+_SHOWN = 20  # most blocks in print
 
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """Predictions of held-out observations, with their scores; `print` shows a table.
+    """Predictions of held-out observations, with their scores. `print` shows a table.
 
     `VectorFieldGP.cross_validate` returns it. A prediction is the distribution of a new
-    observation: the field plus the noise of its group. Each of the M observed values is scored
-    separately: every component of a vector, or the one component along a direction. The arrays
-    below have one entry for each value, block after block.
+    observation: the field plus the noise of the group. Each of the M observed values is scored
+    separately. A value is a component of a vector, or the component along a direction.
 
-    `rmse`, `nlpd`, `crps` and `coverage` are scores of all values together. `blocks["name"]` has
-    the scores of one block, as another `CrossValidation`.
+    The attributes from `block` to `pit` are tensors (M,), with one entry for each value, block
+    after block. `rmse`, `nlpd`, `crps` and `coverage` are scores of all values together.
+    `blocks["name"]` has the scores of one block, as another `CrossValidation`.
 
     Attributes:
-        names: the names of the blocks: their labels, or the numbers of the splits.
-        block: (M,), the block of each value, as an index of `names`.
-        index: (M,), the row in x of the observation that has the value.
-        column: (M,), the column of the value in y.
-        observed: (M,), the observed values, in units of y.
-        mean: (M,), the predicted means given the observations outside the block, in units of y.
-        sd: (M,), the standard deviations of the predictions, noise included, in units of y.
-        log_density: (M,), the logs of the predictive densities at the observed values, in nats.
-        crps_values: (M,), the continuous ranked probability scores, in units of y.
-        pit: (M,), the predicted probabilities of a smaller value (probability integral transform).
-            They are uniformly distributed between 0 and 1 if the predictive distributions are
-            right.
+        names: the names of the blocks: their labels, or the indices of the splits.
+        block: the block of each value, as an index into `names`.
+        index: the row of the observation in x.
+        column: the column of the value in y.
+        observed: the observed values, in units of y.
+        mean: the predicted means given the observations outside the block, in units of y.
+        sd: the standard deviations of the predictions with noise, in units of y.
+        log_density: the log predictive densities at the observed values, in nats.
+        crps_values: the continuous ranked probability scores, in units of y.
+        pit: the probability integral transforms: the predicted probabilities of a smaller value. If
+            the predictive distributions are right, they are uniformly distributed between 0 and 1.
 
     Example:
         >>> import gp_orff, torch
@@ -294,27 +296,28 @@ class CrossValidation:
 
     @property
     def rmse(self) -> float:
-        """The root mean square of prediction less observation, in units of y."""
+        """The root mean square error (RMSE) of the predicted means, in units of y. The observations
+        include noise."""
         return (self.mean - self.observed).square().mean().sqrt().item()
 
     @property
     def nlpd(self) -> float:
-        """The mean negative log predictive density (NLPD) of a value, in nats; small is good."""
+        """The mean negative log predictive density (NLPD) per value, in nats. Smaller is better."""
         return -self.log_density.mean().item()
 
     @property
     def crps(self) -> float:
-        """The mean continuous ranked probability score, in units of y; small is good."""
+        """The mean continuous ranked probability score (CRPS), in units of y. Smaller is better."""
         return self.crps_values.mean().item()
 
     @property
     def inside(self) -> Bool[Tensor, "M"]:
-        """Whether the central 95 % interval of the prediction contains each value, (M,)."""
+        """Whether the central 95 % interval of each prediction contains the value, (M,)."""
         return (self.pit - 0.5).abs() <= 0.5 * LEVEL
 
     @property
     def coverage(self) -> float:
-        """The fraction of the values that their 95 % intervals contain."""
+        """The coverage: the fraction of values that are inside their 95 % intervals."""
         return self.inside.double().mean().item()
 
     @cached_property
@@ -328,30 +331,50 @@ class CrossValidation:
         return len(self.names)
 
     def _take(self, rows: Int[Tensor, "m"]) -> "CrossValidation":
-        """The scores of some numbers of one block."""
+        """The scores of the values in `rows`, which belong to one block."""
         names = (self.names[int(self.block[rows[0]])],)
         scores = map_tensors(self, lambda tensor: tensor[rows])
         return replace(scores, names=names, block=torch.zeros_like(rows))
 
     def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
-        """Return the decrease of the NLPD relative to `other`, and its standard error.
+        """Return the decrease of the NLPD relative to `other`, and its standard error, in nats.
 
-        Observations of one block may have common errors. With the sums D_b of the differences over
-        the n_b values of the blocks b, and their mean Δ over all M values,
+        The decrease Δ is the mean difference of the log densities over all M values. For its
+        standard error, the B blocks are independent, but values of one block may have common
+        errors. If D_b is the sum of the differences over the n_b values of block b,
 
             error² = B/(B − 1) Σ_b (D_b − n_b Δ)² / M² .
 
         Args:
             other: the result of another model for the same blocks of the same observations.
 
+        Returns:
+            The decrease and its standard error. A positive decrease means that this model predicts
+            better than `other`.
+
         Raises:
-            ValueError: different observations or blocks.
+            ValueError: The observations or the blocks differ.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(60, 2, generator=torch.Generator().manual_seed(0))
+            >>> y = torch.stack([x[:, 1], -x[:, 0]], dim=-1)  # divergence-free
+            >>> kernels = gp_orff.DivergenceFreeKernel, gp_orff.CurlFreeKernel
+            >>> right, wrong = (
+            ...     gp_orff.VectorFieldGP(kernel(num_dims=2))
+            ...     .condition(x, y)
+            ...     .cross_validate(x, y, blocks=[i % 6 for i in range(60)])
+            ...     for kernel in kernels
+            ... )
+            >>> decrease, error = right.gain_over(wrong)
+            >>> decrease > 0, error > 0
+            (True, True)
         """
         same = torch.equal(self.block, other.block) and torch.equal(self.index, other.index)
         if not (same and self.names == other.names):
             raise ValueError(
                 "expected cross-validations of the same blocks of the same observations, got "
-                "others; give both models the same data and blocks"
+                "different ones; give both models the same data and blocks"
             )
         gains = self.log_density - other.log_density
         mean, count = gains.mean(), len(self)
@@ -363,10 +386,10 @@ class CrossValidation:
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return a pandas DataFrame with a row for each block, and a last row "all".
 
-        Its columns are numbers, rmse, nlpd, crps and coverage.
+        Its columns are numbers (of values), rmse, nlpd, crps and coverage.
 
         Raises:
-            ImportError: pandas is not installed; `pip install pandas`.
+            ImportError: pandas is not installed. Run `pip install pandas`.
         """
         try:
             import pandas
@@ -391,42 +414,43 @@ class CrossValidation:
             formats = zip(scores, (".4g", ".3f", ".4g", ".3f"), strict=True)
             rows.append((str(name), str(numbers), *(format(*pair) for pair in formats)))
         left = len(self) - len(shown)
-        notes = [f"the blocks of largest NLPD; {left} others are not shown"] if left else []
+        notes = [f"blocks with the largest NLPD; {left} others are not shown"] if left else []
         return "\n".join([*table(rows), *notes])
 
 
 _COLUMNS = {
-    "numbers": "numbers",
+    "numbers": "values",
     "rmse": "RMSE",
     "nlpd": "NLPD",
     "crps": "CRPS",
-    "coverage": f"inside {100 * LEVEL:.0f} %",
+    "coverage": f"coverage of {100 * LEVEL:.0f} % intervals",
 }
 
 
-# Scores of predictions whose distribution is a mixture of Gaussians of one mean.
+# Scores of predictions whose distribution is a mixture of Gaussians with a common mean.
 #
-# A new observation is y = H f + ε. Gaussian noise gives one Gaussian. Student-t noise is Gaussian
-# of variance σ²/w with w ~ Gamma(ν/2, ν/2), and y a mixture of Gaussians of variance Var[H f] +
-# σ²/w: the integral over log w is a sum over equidistant nodes. The noise variance of an
-# observation on a new track may have several values too, each with its probability.
+# A new observation is y = H f + ε. With Gaussian noise, it has one Gaussian distribution. Student-t
+# noise is Gaussian with the variance σ²/w, where w ~ Gamma(ν/2, ν/2). Then y is a mixture of
+# Gaussians with the variances Var[H f] + σ²/w, and the integral over log w is a sum over
+# equidistant nodes. The noise variance of an observation on a new track may also have several
+# values, each with a probability.
 #
-# The trapezoidal rule in log w converges exponentially, as the density is analytic there and falls
-# quickly at both ends. The lower end reaches further than the density needs, because small weights
-# determine the density of large residuals. The CRPS needs pairs of nodes; negligible pairs are
+# The trapezoidal rule in log w converges exponentially, because the density is analytic there and
+# decreases quickly at both ends. Small weights determine the density of large residuals, so the
+# nodes extend further at the lower end. The CRPS needs pairs of nodes; negligible pairs are
 # dropped.
 
 
 _CHUNK = 2**22  # numbers in memory
-_STEP = 0.5  # of the nodes, in standard deviations of log w
-_SMALLEST = 35.0  # −log of the density of log w, over its maximum, beyond the first and last node
-_OUTLIERS = 5.0  # what nodes extend below that: they serve residuals of many standard deviations
-_NEGLIGIBLE = 1e-12  # share of a pair of nodes in the CRPS
+_STEP = 0.5  # distance of the nodes, in standard deviations of log w
+_SMALLEST = 35.0  # −log of the density of log w over its maximum, at the first and last node
+_OUTLIERS = 5.0  # extension of the nodes below the first one, for very large residuals
+_NEGLIGIBLE = 1e-12  # least weight of a pair of nodes in the CRPS
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of single numbers, each (M,)."""
+    """Scores of M values, each (M,)."""
 
     log_density: Float[Tensor, "M"]
     crps: Float[Tensor, "M"]
@@ -441,10 +465,11 @@ class Scores:
         scales: Float[Tensor, "k"],
         q: Float[Tensor, "k"],
     ) -> "Scores":
-        """The scores of observations y of residual y − E[y].
+        """Return the scores of observations y with the residuals r = y − E[y].
 
-        With the mixture Σ_k q_k N(0, s_k²) of the residual r, A(r, s²) = 2 s φ(r/s) + r (2 Φ(r/s) −
-        1) and Φ the distribution function of the normal distribution,
+        Each residual has the distribution Σ_k q_k N(0, s_k²), with s_k² = latent + noise·scales_k.
+        Let φ and Φ be the density and the distribution function of the standard normal
+        distribution, and A(r, s²) = 2 s φ(r/s) + r (2 Φ(r/s) − 1). Then
 
             log p = log Σ q_k N(r; 0, s_k²) ,    pit = Σ q_k Φ(r/s_k) ,
             crps = Σ q_k A(r, s_k²) − ½ Σ q_k q_l A(0, s_k² + s_l²)
@@ -453,11 +478,11 @@ class Scores:
         application to mesoscale forecast ensemble verification*, eq. 5).
 
         Args:
-            residual: y − E[y].
-            latent: the variance of H f.
-            noise: the variance of ε, or that over the scales.
-            scales, q: the variance of ε is `noise` · `scales`_k with probability q_k, as by
-                `scales_of_noise`.
+            residual: r (M,).
+            latent: the variances (M,) of H f.
+            noise: the variances (M,) of ε, divided by the scales.
+            scales: factors (k,) of the noise variance, from `scales_of_noise`.
+            q: the probabilities (k,) of the factors.
         """
         scales, q = scales.to(residual), q.to(residual)
         pairs = _pairs(scales, q)
@@ -493,7 +518,7 @@ def _normal_density(z: Tensor) -> Tensor:
 
 
 def scales_of_noise(deg_free: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-    """1/w and the probability at nodes of w ~ Gamma(ν/2, ν/2), equidistant in log w."""
+    """1/w and its probability for nodes of w ~ Gamma(ν/2, ν/2) that are equidistant in log w."""
     one = torch.ones(1, dtype=torch.float64)
     if math.isinf(deg_free):
         return one, one
@@ -516,31 +541,31 @@ def _pairs(
     return total[kept], weight[kept]
 
 
-# Predict left-out observations, block by block, and score the predictions.
+# Predict held-out observations, block by block, and score the predictions.
 #
-# Blocks are divided into shares for the workers of a call, each share is predicted and scored where
-# it runs (`_scores_of_blocks`), and the results are joined in the order of the blocks. The
-# hyperparameters are those of all data: only the field is conditioned again.
+# The blocks are divided into shares for the workers of a call. Each worker predicts and scores its
+# share (`_scores_of_blocks`). The results are joined in the order of the blocks. The
+# hyperparameters are from all data: only the field is conditioned again.
 
 
-_DRAWS = 500  # of a value that is no number with Gaussian or Student-t noise
+_DRAWS = 500  # draws of a value whose noise is neither Gaussian nor Student-t
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts observations of the data of an inference from the others."""
+    """Predicts some observations of the data of an inference from all others."""
 
     inference: Inference  # of a `Dataset` in memory whose observations have an `index`
     e_step: EStep
     prior_mean: Mean
-    along: Sequence[TrackReadings] = ()  # all observations, where they are along tracks
+    along: Sequence[TrackReadings] = ()  # all observations along tracks
 
     @torch.no_grad()
     def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
         """The tested observations of every block, and the field there given the rest.
 
         Raises:
-            ValueError: a block that leaves nothing to learn from.
+            ValueError: A block contains all observations.
         """
         device = next(self.e_step.kernel.parameters()).device
         blocks = [block.to(device) for block in blocks]
@@ -548,7 +573,7 @@ class Predictor:
         for block in blocks:
             if all(block.left_out[part.index].all() for part in observed):
                 raise ValueError(
-                    "expected blocks that leave observations to learn from, got block "
+                    "expected blocks that hold out some of the observations, got block "
                     f"{block.name!r} with all of them; give smaller blocks, or blocks='auto'"
                 )
         parts = self.e_step.kernel, self.e_step.noises, self.e_step.mean
@@ -561,7 +586,7 @@ class Predictor:
         """The scores of all blocks with observations.
 
         Raises:
-            ValueError: a block that leaves nothing to learn from, or no numbers to predict.
+            ValueError: A block contains all observations, or no block has observed values.
         """
         work = Work(tuple, partial(_scores_of_blocks, self), len)
         scored = fold(
@@ -581,7 +606,7 @@ class Predictor:
         )
 
     def scores(self, found: LeftOut) -> list[Tensor]:
-        """Row, column, value, mean, sd, log density, CRPS and PIT of each number of a group."""
+        """Row, column, value, mean, sd, log density, CRPS and PIT of each value of a group."""
         if found.part.represented is not None:
             return self._scores_of_values(found)
         part, noises, noise = found.part, self.e_step.noises, found.noise
@@ -597,7 +622,7 @@ class Predictor:
         variance = latent + heavier * noise
         if slow is None:
             scores = Scores.of(residual, latent, noise, *scales_of_noise(nu))
-        else:  # `variance` has the present value of that of new tracks, and not those integrated
+        else:  # `variance` of new tracks has one value; `scales` have several
             new = found.on_new_track.repeat_interleave(part.pattern.num_values)
             rest = variance - new * noises.tracks[label].slow
             scores = Scores.of(residual, rest, new.to(rest), slow.values, slow.weights)
@@ -615,8 +640,8 @@ class Predictor:
         ]
 
     def _scores_of_values(self, left: LeftOut) -> list[Tensor]:
-        """Those of values that pseudo-observations represent: the density by quadrature, all else
-        from draws at evenly spread quantiles of the field."""
+        """Scores as from `scores`, for values that pseudo-observations represent. The density is
+        from quadrature. All else is from draws at equidistant quantiles of the field."""
         part, variance = left.part, left.variance.clamp_min(0)
         likelihood = likelihood_of(self.e_step.likelihoods, part)
         y = part.represented.values
@@ -624,7 +649,7 @@ class Predictor:
             raise NotImplementedError(
                 "cross_validate expects a likelihood of single outputs, got "
                 f"{type(likelihood.base).__name__}; condition a copy of the model on the rest, "
-                "and score the left-out values with likelihood.log_marginal"
+                "and score the held-out values with likelihood.log_marginal"
             )
         field = MultivariateNormal(left.mean[:, 0], DiagLinearOperator(variance[:, 0]))
         levels = (torch.arange(_DRAWS, dtype=torch.float64) + 0.5) / _DRAWS
@@ -653,7 +678,7 @@ class Predictor:
 def _scores_of_blocks(
     predictor: Predictor, blocks: Sequence[Block], number: int
 ) -> list[tuple[Hashable, list[Tensor]]]:
-    """The name of every block with observations, and its scores in the order of their rows."""
+    """The name of each block with observations, and its scores in the order of the rows."""
     found = []
     for block, parts in zip(blocks, predictor.left_out(blocks), strict=True):
         scores = [predictor.scores(part) for part in parts]

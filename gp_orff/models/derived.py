@@ -1,4 +1,4 @@
-"""Warnings of unknown derivatives, normal distributions of a field, heights of harmonic kernels."""
+"""Warnings of undetermined derivatives, distributions of a field, heights of harmonic kernels."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from gp_orff.kernels.tree import space_of, terms
 from gp_orff.models.cross_validation import lengthscales_of
 from gp_orff.symbols.base import Symbol
 
-_ZERO = 1e-12  # of the multiplier of a symbol of the kernel's fields
+_ZERO = 1e-12  # below this, the multiplier of a symbol is zero
 
 # Derivatives across a line or a plane on which all points lie.
 
 
 def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
-    """Directions of space in which all points are at one place, in lengthscales: the data say
-    nothing of derivatives along them. None under a harmonic kernel, and with observations of
-    symbols, which do."""
+    """Directions of space along which all points have the same coordinate, in units of
+    lengthscales. The data do not determine derivatives along them. The result is empty for a
+    harmonic kernel and if symbols were observed, because these determine derivatives."""
     columns = list(space_of(kernel, data.num_inputs))
     lengths = torch.from_numpy(lengthscales_of(kernel, data.num_inputs))[columns]
     lengths = torch.where((lengths > 0) & lengths.isfinite(), lengths, 1.0)
@@ -38,17 +38,18 @@ def directions_unknown(kernel: Kernel, data: Data) -> Float[Tensor, "m k"]:
 
 
 def note_of_places(kernel: Kernel, data: Data) -> str:
-    """A sentence on points that all lie on a line or a plane; empty if they do not."""
+    """A note if all points lie on a line or in a plane; otherwise an empty text."""
     unknown = directions_unknown(kernel, data)
     if not len(unknown):
         return ""
     place = place_in_words(*unknown.shape)
-    return f"all points lie {place}: derivatives across come from the prior alone"
+    return f"all points lie {place}: derivatives across it come from the prior alone"
 
 
 @torch.no_grad()
 def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "m k"]) -> None:
-    """Warn of a symbol with derivatives along directions of which the data say nothing."""
+    """Warn of a symbol with derivatives along `unknown` directions, which the data do not
+    determine."""
     if not len(unknown) or symbol.order < 1:
         return
     every, unknown = terms(kernel), unknown.to(next(kernel.parameters()).device)
@@ -62,9 +63,9 @@ def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "
         return
     along = " and ".join(str([round(v, 3) + 0.0 for v in row]) for row in unknown.tolist())
     warnings.warn(
-        f"all points lie {place_in_words(*unknown.shape)}: the part of {type(symbol).__name__} "
-        f"that has derivatives along {along} comes from the prior alone, with its error bars; "
-        "observe at other places, or give what is known there to model.observe",
+        f"all points lie {place_in_words(*unknown.shape)}: the derivatives along {along} in "
+        f"{type(symbol).__name__} have the mean and the error bars of the prior alone; "
+        "observe at other places, or pass known derivatives to model.observe",
         DataWarning,
         stacklevel=4,
     )
@@ -76,38 +77,39 @@ def warn_of_derivatives(symbol: Symbol, kernel: Kernel, unknown: Float[Tensor, "
 class _InAnyUnit(MultivariateNormal):
     """A normal distribution whose variances have no floor.
 
-    gpytorch raises variances to `gpytorch.settings.min_variance`, 1e-10 in double precision, which
-    is a standard deviation of 1e-5 in whatever the unit is: that of a vorticity in s⁻¹ may be less.
+    gpytorch raises variances to at least `gpytorch.settings.min_variance`, which is 1e-10 in double
+    precision. This is a standard deviation of 1e-5 in any unit. The standard deviation of a
+    vorticity in s⁻¹ may be smaller.
     """
 
     @property
     def variance(self) -> Tensor:
-        """The variances: at every point, of every output."""
+        """The variances of all outputs at all points, (n, q) or (n,)."""
         floor = gpytorch.settings.min_variance(float_value=0.0, double_value=0.0, half_value=0.0)
         with floor:
             return super().variance
 
 
 class FieldNormal(_InAnyUnit, MultitaskMultivariateNormal):
-    """Several outputs at n points, (n, q)."""
+    """A joint normal distribution of q outputs at n points, (n, q)."""
 
 
 class ScalarNormal(_InAnyUnit):
-    """One output at n points, (n,)."""
+    """A joint normal distribution of one output at n points, (n,)."""
 
 
-# The heights that harmonic kernels take from the observations.
+# The heights that harmonic kernels get from the observations.
 
 
-_ONE_HEIGHT = 1e-3  # of the horizontal extent: heights that differ by less are one
-_TURN = 0.05  # the root mean square of directions across their axis, of those that are one
+_ONE_HEIGHT = 1e-3  # heights that differ by less, over the horizontal extent, count as equal
+_TURN = 0.05  # directions count as equal if their root mean square across their axis is less
 
 
 @torch.no_grad()
 def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
-    """Give every `HarmonicKernel` of a tree without a `reference_height` those of the observations.
+    """Give each `HarmonicKernel` without a `reference_height` the heights of the observations.
 
-    Kernels that have them already keep them, unless `again`.
+    Heights that a kernel already has do not change, unless `anew`.
     """
     for term in terms(kernel):
         for leaf in term.leaves:
@@ -124,26 +126,26 @@ def take_heights(kernel: Kernel, data: Data, anew: bool = False) -> None:
 
 
 def warn_of_one_height(box: Sequence[tuple[float, float]], parts: Sequence[Observations]) -> None:
-    """Warn of numbers along one direction at one height: sources below and above explain them
-    equally well. Vectors distinguish the sides, by the sign of the vertical component."""
+    """Warn of observations along one direction at one height, because sources below and above
+    explain them equally well. With complete vectors, the vertical component determines the
+    side."""
     (west, east), (south, north), (low, high) = box
     units = torch.cat([_directions(part) for part in parts])
     turns = torch.linalg.svdvals(units)[1:].square().sum() > _TURN**2 * len(units)
     flat = high - low <= _ONE_HEIGHT * max(east - west, north - south)
     if flat and not turns:
         warnings.warn(
-            'a HarmonicKernel with sources="both" expects observations at several '
-            "heights, or of several components, got one value at each point at one height, which "
-            "does not determine the side of the sources: components and fields at other heights "
-            "follow the prior; give "
-            'sources="below" or "above"',
+            'a HarmonicKernel with sources="both" expects observations at several heights or of '
+            "several components, got one value at each point, all at one height. This does not "
+            "determine the side of the sources, so other components, and the field at other "
+            'heights, follow the prior; give sources="below" or "above"',
             DataWarning,
             stacklevel=2,
         )
 
 
 def _directions(part: Observations) -> Float[Tensor, "m p"]:
-    """The unit vectors along which numbers are observed."""
+    """The unit vectors along which components are observed."""
     if part.direction is not None:
         return part.direction.double()
     every = torch.eye(part.pattern.num_outputs, dtype=torch.float64)
@@ -153,9 +155,10 @@ def _directions(part: Observations) -> Float[Tensor, "m p"]:
 def warn_of_degrees(box: Sequence[tuple[float, float]]) -> None:
     """Warn of positions that look like longitudes and latitudes, with heights in metres.
 
-    Those are positions within −180° to 360° and ±90°, further from the origin than their extent,
-    as those on a local plane are not, and heights of hundreds, far larger than it. A harmonic
-    field needs all three coordinates in one unit of length.
+    A harmonic field needs all three coordinates in one unit of length. Positions look like degrees
+    if they are within −180° to 360° and ±90° and are further from the origin than their extent,
+    which positions on a local plane are not. In addition, the heights are at least 100 and 10 times
+    the extent.
     """
     (west, east), (south, north), (low, high) = box
     largest, extent = max(abs(low), abs(high)), max(east - west, north - south)

@@ -1,20 +1,20 @@
 """Where to measure next, and which observations are redundant, by the posterior variance.
 
-The aim is the mean over a region of the posterior variance of a target, such as the field, its
-vorticity or a transport: v = Σ_m tr Var[t(r_m)] / M. An observation y = H f(x) + ε, with noise of
-the covariance N, decreases it by
+Let t be a target, such as the field, its vorticity or a transport. The criterion is the posterior
+variance of t, averaged over M points r_m of a region: v = Σ_m tr Var[t(r_m)] / M. A new observation
+y = H f(x) + ε with the noise covariance N decreases v by
 
     tr( (B + N)⁻¹ W Wᵀ ) / M ,    B = Cov[H f(x)],    W = Cov[H f(x), (t(r_1), …, t(r_M))] ,
 
-whatever its value, with the covariances given all data. Without an observation that is among the
-data, v is larger by tr((N − B)⁻¹ W Wᵀ) / M.
+where the covariances are conditional on all data. The decrease does not depend on the value of y.
+If an observation is removed from the data, v increases by tr((N − B)⁻¹ W Wᵀ) / M.
 
-1. `Side` has what covariances between points of two distributions need: features, or the whitened
-   covariance with the data under the exact kernel.
-2. `design` chooses the candidate of the largest decrease for its cost. Then the covariances of all
-   others are those given this one too: W − C A⁻¹ W_*, with C = Cov[H f, H_* f] and A = B_* + N_*.
-   This is exact for each choice; the set of choices is greedy, and decreases v by at least 63 % of
-   what the best set would if the decrease is submodular (Nemhauser et al. 1978).
+1. `Side` has the arrays from which covariances between two sets of points follow: features, or the
+   whitened covariance with the data under the exact kernel.
+2. `design` chooses the candidate with the largest decrease divided by its cost. Then it updates the
+   covariances of all others for this choice (*): W − C A⁻¹ W_*, with C = Cov[H f, H_* f] and
+   A = B_* + N_*. The update is exact. The choices are greedy: if the decrease is submodular, their
+   total decrease is at least 63 % of the largest possible one (Nemhauser et al. 1978).
 """
 
 import math
@@ -52,16 +52,27 @@ _REGION = 256  # quasi-random points of a region that is given as a box
 
 
 class Design(NamedTuple):
-    """Chosen candidates, in the order of their choice.
+    """The candidates that `FieldPosterior.design` chose, in the order of their choice.
+
+    The mean variance is the posterior variance of the target, summed over its outputs and averaged
+    over the region, in squared units of the target.
 
     Attributes:
-        indices: (count,), the numbers of the candidates.
-        points: (count, d), where they are.
-        gains: (count,), by how much each decreases the mean variance of the target, given those
-            before it.
-        variance: the mean variance of the target before.
-        candidates: (C, d), all candidates.
-        first: (C,), by how much each candidate alone would decrease it.
+        indices: the indices (k,) of the k chosen candidates.
+        points: the points (k, d) of the chosen candidates.
+        gains: the decrease (k,) of the mean variance by each choice, after the choices before it.
+        variance: the mean variance before the first choice.
+        candidates: the points (C, d) of all candidates.
+        first: the decrease (C,) of the mean variance by each candidate alone.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.rand(30, 2).double()
+        >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+        >>> field = model.condition(x, torch.sin(5 * x.flip(-1))).posterior()
+        >>> chosen = field.design(torch.rand(50, 2), 3)
+        >>> chosen.points.shape, bool(chosen.gains.sum() < chosen.variance)
+        (torch.Size([3, 2]), True)
     """
 
     indices: Int[Tensor, "k"]
@@ -73,13 +84,25 @@ class Design(NamedTuple):
 
 
 class Redundancy(NamedTuple):
-    """Stations, and what the target would lose without each alone.
+    """The increase of variance if one station is removed; `FieldPosterior.redundancy` returns it.
+
+    The mean variance is the posterior variance of the target, summed over its outputs and averaged
+    over the region, in squared units of the target.
 
     Attributes:
-        labels: (s,), of the stations: those given, or the numbers of distinct positions.
-        points: (s, d), the mean position of each.
-        losses: (s,), by how much the mean variance of the target is larger without the station.
-        variance: the mean variance of the target with all of them.
+        labels: the labels (s,) of the s stations, or the indices of the distinct positions.
+        points: the mean position (s, d) of each station.
+        losses: the increase (s,) of the mean variance if only this station is removed.
+        variance: the mean variance with all stations.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.01]]).double()
+        >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> field = model.condition(x, torch.ones(3, 2)).posterior()
+        >>> result = field.redundancy(["a", "b", "c"])
+        >>> str(result.labels[result.order[-1]])  # far from the others
+        'a'
     """
 
     labels: np.ndarray
@@ -89,7 +112,7 @@ class Redundancy(NamedTuple):
 
     @property
     def order(self) -> Int[Tensor, "s"]:
-        """The stations from the most redundant on."""
+        """The indices (s,) of the stations, the most redundant one first."""
         return self.losses.argsort()
 
 
@@ -100,10 +123,10 @@ class Redundancy(NamedTuple):
 class Side:
     """Points under a distribution of the field, or of a symbol of it."""
 
-    core: WeightPosterior | ExactPosterior  # given the mean
+    core: WeightPosterior | ExactPosterior  # conditional on the constant mean
     x: Float[Tensor, "n d"]
     rows: Tensor  # features (n·q, F), or Cov[t(x), H f] L⁻ᵀ (n·q, M)
-    effect: Float[Tensor, "n*q k"]  # of the unknown constant mean
+    effect: Float[Tensor, "n*q k"]  # the effect of the uncertain constant mean
 
     def take(self, points: Int[Tensor, "k"]) -> "Side":
         """Some of the points."""
@@ -112,14 +135,14 @@ class Side:
         return replace(self, x=self.x[points], rows=self.rows[rows], effect=self.effect[rows])
 
     def covariance(self, other: "Side") -> Float[Tensor, "n*q m*r"]:
-        """Cov[t(x), s(z)] given the data."""
+        """Cov[t(x), s(z)] given the data, for the points x of this side and z of the other."""
         return _between(self.core, self, other) + self.effect @ other.effect.mT
 
 
 @singledispatch
 def side_of(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Side:
-    """Points under any layers of a distribution; what is white, or common to all points, is of no
-    use."""
+    """The `Side` of points under a distribution. Variance that is white, or common to all points,
+    is ignored, because it does not contribute to covariances."""
     raise NotImplementedError(
         f"expected a posterior of one model, got a {type(distribution).__name__}"
     )
@@ -193,7 +216,7 @@ def design(
     noise: object,
     cost: object,
 ) -> Design:
-    """Choose candidates one after another; the arguments are those of `FieldPosterior.design`."""
+    """Choose candidates one after another. The arguments are as for `FieldPosterior.design`."""
     x = as_points(candidates, snapshot.num_inputs).to(snapshot.device)
     check_positive_integer(count, "count", "design")
     if count > len(x):
@@ -207,7 +230,7 @@ def design(
     if prices.shape != (len(x),) or not (prices > 0).all():
         raise ValueError(
             f"expected cost as {len(x)} positive numbers, one for each candidate, got shape "
-            f"{tuple(prices.shape)}, with {int((~(prices > 0)).sum())} others"
+            f"{tuple(prices.shape)}, with {int((~(prices > 0)).sum())} that are not positive"
         )
     chosen, decreases, first = _greedy(every, goal, count, prices)
     indices = torch.tensor(chosen)
@@ -217,7 +240,7 @@ def design(
 
 
 class Candidates(NamedTuple):
-    """Observations that may be made, v numbers at each of C places."""
+    """Possible observations of v values each, at C points."""
 
     side: Side
     blocks: Float[Tensor, "C v v"]  # B
@@ -229,7 +252,7 @@ class Candidates(NamedTuple):
         return self.h @ values.unflatten(0, (len(self.h), -1))
 
     def with_one(self, index: int) -> Float[Tensor, "C v v"]:
-        """C = Cov[H f, H_* f] of every candidate with one of them."""
+        """C = Cov[H f, H_* f] of every candidate with the candidate `index`."""
         one = self.side.take(torch.tensor([index], device=self.side.x.device))
         return self.rows(self.side.covariance(one)) @ self.h[index].mT
 
@@ -256,7 +279,7 @@ def _candidates(
 def _noise_of(
     snapshot: Snapshot, noise: object, count: int, p: int, along: bool
 ) -> Float[Tensor, "#C v v"]:
-    """The noise covariance of each candidate, or of all."""
+    """The noise covariance of each candidate, or one for all."""
     if noise is None:
         return _noise_of_data(snapshot).detach().unsqueeze(0)
     values = as_real_tensor(noise, "noise", dtype=torch.float64)
@@ -279,19 +302,24 @@ def _noise_of(
             f"numbers of each, or covariances {(v, v)}, got shape {tuple(values.shape)}"
         )
     if not (torch.linalg.eigvalsh(covariance) > 0).all():
-        raise ValueError("expected positive noise variances of the candidates, got others")
+        raise ValueError(
+            "expected positive noise variances or positive definite covariances of the candidates, "
+            "got zero or negative ones; give the noise of the instrument"
+        )
     return covariance
 
 
 def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
-    """The noise covariance of observations of the data; raises where they have several, or none."""
+    """The noise covariance of the observations. Raises if it is not the same for all of them, or if
+    they have no noise variance."""
     data = snapshot.inference.data
     labels = {key.label for key in data.keys}
     label = DEFAULT if DEFAULT in labels else min(labels)
     if any(part.represented is not None for part in data.survey.sample if part.key.label == label):
         raise NotImplementedError(
-            "design expects noise= with a likelihood that is neither Gaussian nor Student-t, which "
-            "has no noise variance; give that of an instrument with Gaussian noise"
+            "design expects noise= for a model whose likelihood is neither Gaussian nor Student-t "
+            "and has no noise variance, got none; give the variance of an instrument with Gaussian "
+            "noise"
         )
     given = [data.weights_of[key] for key in data.keys if key.known and key.label == label]
     weights = reduce(add, given) if given else Weights.of(None, 1)
@@ -299,8 +327,8 @@ def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
     equal &= all(part.given is None for part in data.tracks if part.key.label == label)
     if not equal or (label != DEFAULT and len(labels) > 1):
         raise ValueError(
-            "expected noise= for the candidates, since the noise of the data differs from one "
-            "to another; give a variance"
+            "expected noise= for the candidates, because the noise of the data is not the same for "
+            "all observations, got none; give a variance"
         )
     return snapshot.noises[label] / weights.mean
 
@@ -308,8 +336,8 @@ def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
 def _greedy(
     candidates: Candidates, target: Side, count: int, cost: Float[Tensor, "C"]
 ) -> tuple[list[int], list[float], Float[Tensor, "C"]]:
-    """The indices of the choices, the decrease of the summed variance by each, and the decreases by
-    all candidates at first."""
+    """The indices of the choices, the decrease of the summed variance by each choice, and the
+    decrease by every candidate before the first choice."""
     cross = candidates.rows(candidates.side.covariance(target))  # W, (C, v, M·q)
     blocks, noise = candidates.blocks, candidates.noise
     free = torch.ones(len(blocks), dtype=torch.bool, device=blocks.device)
@@ -342,8 +370,8 @@ def _decrease(covariance: Float[Tensor, "C v v"], cross: Float[Tensor, "C v k"])
 
 
 def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
-    """The points of a region: those given, or quasi-random ones in a box; by default, that of the
-    data."""
+    """The points of a region: the given points, or quasi-random points in a box. The default is the
+    box of the data."""
     d = snapshot.num_inputs
     box = snapshot.inference.data.box if region is None else region
     pairs = isinstance(box, tuple | list) and all(np.shape(side) == (2,) for side in box)
@@ -351,7 +379,8 @@ def region_of(region: object, snapshot: Snapshot) -> Float[Tensor, "m d"]:
         if len(box) == 2 and all(low < high for low, high in box):
             raise ValueError(
                 f"expected a tuple of (low, high) as a box, or an array of points, got the list "
-                f"{box}, which may be either; give tuple(region), or torch.tensor(region)"
+                f"{box}, which may be either; give tuple(region) for a box, or "
+                "torch.tensor(region) for points"
             )
         pairs = False
     if not pairs:
@@ -369,7 +398,7 @@ def _field_and_target(
     region: Float[Tensor, "m d"],
     target: Symbol | None,
 ) -> tuple[FieldOnDomain, FieldOnDomain]:
-    """The field under the learned hyperparameters, and the target of it, where both are needed."""
+    """The field under the learned hyperparameters, and its target, at the points x and region."""
     symbol = Identity() if target is None else target
     snapshot.check_symbol(symbol)
     support = torch.cat([x, symbol.all_points(region, snapshot.space)])
@@ -389,11 +418,15 @@ def _field_and_target(
 def redundancy(
     snapshot: Snapshot, stations: object, target: Symbol | None, region: object
 ) -> Redundancy:
-    """What the target loses without each station; as `FieldPosterior.redundancy`."""
+    """The increase of the variance of the target without each station. The arguments are as for
+    `FieldPosterior.redundancy`."""
     data = snapshot.inference.data
     if not data.revisitable or data.tracks:
         what = "observations along tracks" if data.revisitable else "statistics"
-        raise NotImplementedError(f"expected observations that can be left out, got {what}")
+        raise NotImplementedError(
+            f"expected observations that can be removed one by one, got {what}; fit the model "
+            "without tracks, or to data that it stores"
+        )
     parts, r = list(data.visit()), region_of(region, snapshot)
     every = torch.cat([part.x for part in parts])
     names, station = _stations(stations, every, len(parts) > 1)
@@ -420,7 +453,7 @@ def redundancy(
 
 
 class Piece(NamedTuple):
-    """Observations of one group, with what their removal needs."""
+    """Observations of one group, with the arrays from which the effect of a removal follows."""
 
     part: Observations
     side: Side
@@ -433,7 +466,7 @@ class Piece(NamedTuple):
 
 
 def _loss(pieces: Sequence[Piece]) -> Float[Tensor, ""]:
-    """tr((N − B)⁻¹ W Wᵀ) of the observations of a station."""
+    """tr((N − B)⁻¹ W Wᵀ) for the observations of one station."""
 
     def between(a: Piece, b: Piece) -> Float[Tensor, "n*v m*w"]:
         return b.part.rows(a.part.rows(a.side.covariance(b.side)).mT).mT
@@ -447,7 +480,7 @@ def _loss(pieces: Sequence[Piece]) -> Float[Tensor, ""]:
 def _stations(
     stations: object, x: Float[Tensor, "N d"], several: bool
 ) -> tuple[np.ndarray, Int[np.ndarray, "N"]]:
-    """The labels of stations, and the number of that of each observation."""
+    """The labels of stations, and the index of the station of each observation."""
     if stations is None:
         _, station = np.unique(x.cpu().numpy(), axis=0, return_inverse=True)
         station = station.reshape(-1)
@@ -455,13 +488,14 @@ def _stations(
     labels = np.asarray(stations)
     if several:
         raise NotImplementedError(
-            "expected stations=None, which takes those at one position together, since the model "
-            "keeps observations of several groups, or with missing components, in its own order"
+            "expected stations=None, which removes all observations at one position together, got "
+            "labels: a model stores observations of several groups, or with missing components, in "
+            "an order that labels cannot follow"
         )
     if labels.shape != (len(x),):
         raise ValueError(
             f"expected a station for each of the {len(x)} observations that the model stores, got "
-            f"shape {labels.shape}; copies of records and rows without a value are not among them: "
-            "leave these out of x and y, or condition with merge=0, which keeps copies"
+            f"shape {labels.shape}; the model does not store copies of records and rows without a "
+            "value: remove these from x and y, or use condition(..., merge=0), which stores copies"
         )
     return np.unique(labels, return_inverse=True)

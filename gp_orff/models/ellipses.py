@@ -25,30 +25,44 @@ from gp_orff.models.sample_paths import Summary
 #
 #        w(t) = R₊ e^{iνt} + R₋ e^{−iνt} ,   R₊ = (a − i b)/2 ,   R₋ = (a + i b)/2 .
 #
-# 3. They are in line at the phase g = (arg R₋ − arg R₊)/2, in the direction (arg R₊ + arg R₋)/2,
-#    where the speed is |R₊| + |R₋|. A quarter of a period later they are opposite.
-# 4. Arguments of the samples are taken relative to those of the mean of R₊ and R₋, so that no
-#    sample is on the other side of a jump by 180°.
+# 3. The two components are parallel at the phase g = (arg R₋ − arg R₊)/2, in the direction
+#    (arg R₊ + arg R₋)/2. The speed is then |R₊| + |R₋|. A quarter of a period later they are
+#    opposite.
+# 4. The arguments of the samples are relative to those of the means of R₊ and R₋, so that no sample
+#    is on the other side of a jump by 180°.
 
 
-_TOGETHER = 64  # points whose joint distributions are computed at once
+_TOGETHER = 64  # points whose joint distribution is computed at once
 
 
 @dataclass(frozen=True)
 class TidalEllipses:
-    """The ellipses of one tidal constituent at n points, each as a `Summary` of shape (n,).
+    """The tidal ellipses of one constituent at n points; `FieldPosterior.ellipses` returns it.
 
-    The field of the constituent is largest along the inclination at the phase, w(t) = semi-major
-    axis at νt = phase. If an ellipse is barely known, its mean semi-major axis is too large, as for
-    every mean of a modulus.
+    Each attribute is a `Summary` with `mean`, `sd`, `low` and `high`, (n,) each. The field of the
+    constituent with the angular frequency ν is a cos νt + b sin νt at the time t after the epoch.
+    It is largest when νt equals the phase. It then points along the major axis. If the amplitude is
+    uncertain, the mean of `semi_major` is biased upward, as the mean of a modulus always is.
 
     Attributes:
-        semi_major: amplitude along the major axis, in units of the field.
-        semi_minor: amplitude along the minor axis; negative if the field turns clockwise.
-        inclination: of the major axis, in degrees from the first direction of space towards the
-            second, between 0 and 180 for the mean field.
-        phase: in degrees after the epoch, between 0 and 360 for the mean field. Intervals of both
-            angles may go beyond.
+        semi_major: the amplitude along the major axis, in units of the field.
+        semi_minor: the amplitude along the minor axis, in units of the field. It is negative if the
+            field rotates clockwise.
+        inclination: the angle of the major axis in degrees, from the first direction of space
+            towards the second. For the mean field it is between 0 and 180. Intervals may extend
+            beyond these limits.
+        phase: the phase in degrees after the epoch. For the mean field it is between 0 and 360.
+            Intervals may extend beyond these limits.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> space = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 1))
+        >>> kernel = gp_orff.tides(space, ["M2"], active_dims=(2,))
+        >>> x = torch.rand(60, 3) * torch.tensor([1, 1, 100])  # hours in column 2
+        >>> model = gp_orff.VectorFieldGP(kernel).condition(x, torch.randn(60, 2))
+        >>> ellipses = model.posterior().ellipses("M2", torch.rand(7, 2))
+        >>> (ellipses.semi_major.mean >= ellipses.semi_minor.mean.abs()).all()
+        tensor(True)
     """
 
     semi_major: Summary
@@ -60,11 +74,11 @@ class TidalEllipses:
     def of(
         cls, cosine: Float[Tensor, "S n 2"], sine: Float[Tensor, "S n 2"], level: float = 0.95
     ) -> "TidalEllipses":
-        """The ellipses of samples of a cos νt + b sin νt.
+        """Return the ellipses of samples of a cos νt + b sin νt.
 
         Args:
-            cosine: samples of a.
-            sine: samples of b.
+            cosine: S samples of a at n points, (S, n, 2).
+            sine: S samples of b at n points, (S, n, 2).
             level: the probability of the intervals.
 
         Example:
@@ -93,13 +107,13 @@ class TidalEllipses:
 def _argument(
     wave: Complex[Tensor, "S n"],
 ) -> tuple[Float[Tensor, "n"], Float[Tensor, "S n"]]:
-    """The argument of the mean, and that of every sample relative to it."""
+    """The argument of the mean over the samples, and the argument of each sample relative to it."""
     mean = wave.mean(0)
     return mean.angle(), (wave * mean.conj()).angle()
 
 
 Joint = Callable[[Float[Tensor, "n d"]], MultitaskMultivariateNormal]
-"""The joint distribution at n points."""
+"""A function that returns the joint distribution at n points."""
 
 
 def ellipses(
@@ -115,18 +129,18 @@ def ellipses(
     """The ellipses of a constituent at points x without time; see `FieldPosterior.ellipses`.
 
     Args:
-        tide: the posterior of the constituent, and of nothing else.
-        leaf: of the kernel tree, which is the constituent.
-        x: (n, k), the points.
-        box: (low, high) of every input in the data, time included.
-        epoch: the time from which phases count.
+        tide: the posterior of the constituent alone.
+        leaf: the kernel of the constituent, in the kernel tree.
+        x: points (n, d − 1), without time.
+        box: (low, high) of each of the d inputs in the data.
+        epoch: the time at which phases are zero.
         num_samples: the number of samples.
         level: the probability of the intervals.
-        seed: of the random numbers.
+        seed: the seed of the random numbers.
 
     Raises:
-        ValueError: points of another shape, less than two samples, or a level that is not between
-            0 and 1.
+        ValueError: The points have another shape, there are fewer than two samples, or the level is
+            not between 0 and 1.
     """
     check_positive_integer(num_samples, "num_samples", "ellipses")
     if num_samples < 2:
@@ -152,11 +166,13 @@ def ellipses(
 
 
 def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, list[Kernel]]:
-    """A leaf that is a constituent, and the summands that are it; the kernel itself if it all is.
+    """The kernel of a constituent in the kernel tree, and the summands that contain it.
+
+    If all terms contain the constituent, the complete kernel is the only summand.
 
     Raises:
-        ValueError: a field that is not planar, or a kernel without the constituent, with it in
-            another place than summands, or with several periods of it.
+        ValueError: The field is not planar, or the kernel does not contain the constituent. Or the
+            constituent has several periods, or is not in separate summands.
     """
     if num_outputs(kernel) != 2:
         raise ValueError(
@@ -189,6 +205,6 @@ def constituent_of(kernel: Kernel, name: str) -> tuple[Leaf, list[Kernel]]:
 
 
 def _holds(kernel: Kernel, leaves: Sequence[Leaf]) -> set[bool]:
-    """Whether terms have one of the leaves: {True} if all have, {False} if none has."""
+    """Whether terms contain one of the leaves: {True} if all do, {False} if none does."""
     kernels = {leaf.kernel for leaf in leaves}
     return {any(part.kernel in kernels for part in term.leaves) for term in terms(kernel)}

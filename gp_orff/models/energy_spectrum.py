@@ -22,23 +22,23 @@ from gp_orff.models.sample_paths import SamplePaths, Summary
 if TYPE_CHECKING:
     import xarray
 
-_LOWEST = 2.0  # periods in the box: a Hann window blurs two
-_OF_CUT_OFF = 1.5  # spectra end at the cut-off of a grid over this
-_OF_NYQUIST = 2.5  # Nyquist's over the highest: aliases at it come from four times as far
-_DEFAULT, _USUAL, _MOST = 24, 32.0, 512  # wavenumbers; the highest, in periods; points of a side
-_ROWS = 2048  # points at a time
+_LOWEST = 2.0  # periods of the lowest wavenumber in the box: a Hann window blurs over two
+_OF_CUT_OFF = 1.5  # the cut-off of a grid over the highest wavenumber
+_OF_NYQUIST = 2.5  # the Nyquist wavenumber over the highest one: aliases come from four times it
+_DEFAULT, _USUAL, _MOST = 24, 32.0, 512  # wavenumbers; periods of the highest; points per side
+_ROWS = 2048  # points that are evaluated at a time
 
 
-# How an energy spectrum is computed:
+# Steps of an energy spectrum:
 #
-# 1. The paths are evaluated on a grid of cells in the box, with a spacing of 2.5 points per half
-#    period of the highest wavenumber, so that waves that are aliased to it come from four times as
-#    far.
-# 2. Their weighted mean is subtracted, and they are multiplied by a Hann window of mean square one:
-#    a box cuts a field off, and without a window the jump at its sides would leak energy to all
+# 1. The paths are evaluated at the centres of cells in the box. There are 2.5 points per half
+#    period of the highest wavenumber, so that waves with four times this wavenumber are aliased to
+#    it.
+# 2. The weighted mean of the paths is subtracted, and they are multiplied by a Hann window of mean
+#    square one. Without a window, the jump at the sides of the box would leak energy to all
 #    wavenumbers.
-# 3. The Fourier coefficients are divided into their components along and across k, the divergent
-#    and the rotational part.
+# 3. The Fourier coefficients are divided into their components along and across k, which are the
+#    divergent and the rotational part.
 # 4. The energies of the modes within half a mode spacing of |k| = k are averaged. Their mean times
 #    the number of modes per wavenumber, 2πk over the area of a mode, is E(k).
 # 5. Mean and quantiles over the paths give the spectrum and its intervals.
@@ -46,21 +46,26 @@ _ROWS = 2048  # points at a time
 
 @dataclass(frozen=True)
 class EnergySpectrum:
-    """The energy per wavenumber of a planar field in a box, with intervals.
+    """The energy of a planar field in a box, per wavenumber, with intervals.
 
-    Each sample path, without its mean, is multiplied by a Hann window of mean square one. With its
-    Fourier coefficients û, and the mean ⟨·⟩ over the modes around k,
+    `FieldPosterior.energy_spectrum` returns it, and `gp_orff.plotting.plot_energy_spectrum` draws
+    it. Each sample path, without its mean, is multiplied by a Hann window of mean square one and
+    has the Fourier coefficients û. The energy at the wavenumber k is
 
-        E(k) = 2πk ⟨½ |û(k)|²⟩ / (area of a mode) ,    ∫ E(k) dk = half the variance of the field ,
+        E(k) = 2πk ⟨½ |û|²⟩ / (area of a mode) ,    ∫ E(k) dk = half the variance of the field ,
 
-    The rotational part has the component of û perpendicular to k, and the divergent part has the
-    component along k. This is the energy of the field in the box, and not the expectation of a
-    stationary process, so that its intervals are narrow with many observations.
+    where ⟨·⟩ is the mean over the modes whose wavenumber is close to k. The rotational part uses
+    the component of û perpendicular to the wave vector, and the divergent part uses the component
+    along it. E(k) is the energy of this field in the box, not the expectation of a stationary
+    process. Its intervals are therefore narrow if there are many observations.
 
     Attributes:
-        wavenumbers: k (m,), radians per unit of the inputs.
-        rotational, divergent, total: E(k), with `mean`, `sd`, and the interval from `low` to
-            `high`, (m,) each, in squared units of the field times the unit of the inputs.
+        wavenumbers: the wavenumbers k (m,), in radians per unit of x.
+        rotational: E(k) of the rotational part, as a `Summary` with `mean`, `sd` and the interval
+            from `low` to `high`, (m,) each. Its unit is the squared unit of the field times the
+            unit of x.
+        divergent: E(k) of the divergent part, as for `rotational`.
+        total: E(k) of the complete field, as for `rotational`.
         level: the probability of the intervals.
 
     Example:
@@ -87,10 +92,14 @@ class EnergySpectrum:
     level: float
 
     def to_xarray(self) -> "xarray.Dataset":
-        """A Dataset along `wavenumber`: `rotational`, `rotational_low`, `rotational_high`, ...
+        """Return an xarray Dataset along the dimension `wavenumber`.
+
+        For `rotational`, it has the variables `rotational` (the mean), `rotational_low` and
+        `rotational_high`. The other parts have the same suffixes. The attribute `level` is the
+        probability of the intervals.
 
         Raises:
-            ImportError: xarray is not installed; `pip install gp_orff[xarray]`.
+            ImportError: xarray is not installed. Run `pip install gp_orff[xarray]`.
         """
         import xarray
 
@@ -123,8 +132,8 @@ def energy_spectrum(
     outputs = num_outputs(snapshot.kernel)
     if outputs != 2:
         raise NotImplementedError(
-            f"energy_spectrum expects a field of two components, along its plane, got {outputs}; "
-            "fit these two by themselves"
+            f"energy_spectrum expects a field of the two components in its plane, got {outputs}; "
+            "fit these two components alone"
         )
     rest = [column for column in range(snapshot.num_inputs) if column not in space]
     of_space, of_rest = ([units[i] for i in columns if units] for columns in (space, rest))
@@ -174,7 +183,8 @@ def energy_spectrum(
 def windowed_energy(
     values: Float[Tensor, "S n m 2"], extent: Float[Tensor, "2"], wavenumbers: Float[Tensor, "k"]
 ) -> Float[Tensor, "S k 2"]:
-    """The rotational and the divergent energy per wavenumber of fields at the centres of cells."""
+    """The rotational and the divergent energy per wavenumber, for S fields at the centres of
+    cells."""
     count = values.shape[1:3]
     hann = [torch.sin(math.pi * (torch.arange(n).double() + 0.5) / n).square() for n in count]
     window = torch.outer(*hann).to(values)
@@ -207,7 +217,8 @@ def windowed_energy(
 def _per_length(
     units: Sequence[str | None], wavenumbers: Float[Tensor, "m"] | None
 ) -> tuple[str | None, ...]:
-    """The unit of wavenumbers: radians per unit of space, or that without radians if given so."""
+    """The unit of wavenumbers: one over the unit of space, with radians if `wavenumbers` have
+    them."""
     of_space = {plain_unit(unit) for unit in units}
     length = Unit.parse(of_space.pop()) if len(of_space) == 1 else None
     if length is None:
@@ -220,7 +231,7 @@ def _per_length(
 def _checked(
     wavenumbers: Float[Tensor, "m"] | None, lowest: float, highest: float
 ) -> Float[Tensor, "m"]:
-    """Wavenumbers from two periods in the box to the largest one of a grid."""
+    """Wavenumbers, checked to be between two periods in the box and the largest one of a grid."""
     low = _LOWEST * lowest
     if low > highest:
         raise ValueError(
@@ -246,7 +257,8 @@ def _checked(
 
 
 def _cut_off(snapshot: Snapshot) -> float:
-    """The highest wavenumber of a grid, along every direction of space; infinite without one."""
+    """The highest wavenumber that a grid has along every direction of space; infinite without a
+    grid."""
     if snapshot.inference.is_exact:
         return math.inf
     phi = snapshot.field().distribution.split()[0].given_mean.expansion.phi

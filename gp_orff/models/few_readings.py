@@ -1,4 +1,4 @@
-"""Posteriors given few observations, which leave hyperparameters uncertain: draws of these."""
+"""Posteriors for few observations, which integrate over the hyperparameters by draws."""
 
 import math
 import warnings
@@ -47,43 +47,43 @@ from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import leaf_dims, terms
 from gp_orff.symbols.base import Symbol
 
-# Data under many hyperparameters at once.
+# The evidence for many hyperparameters at once.
 #
-# The evidence of S hyperparameters costs one batched Cholesky factorisation where kernel and data
-# permit batches, and S of them otherwise.
+# The evidence for S hyperparameters costs one batched Cholesky factorisation if kernel and data
+# permit batches, and S factorisations otherwise.
 #
-# 1. `Coordinates.raw` turns the coordinates u, an array (S, k), into raw parameters with S in
-#    front.
-# 2. `with_parameters` copies the tree of modules and replaces only the parameters, so that the
-#    fitted model is not changed and buffers are shared.
-# 3. The batch is evaluated in parts of at most `_NUMBERS` numbers of covariance matrices.
-# 4. A batched factorisation fails for all members if it fails for one. The part is then evaluated
-#    again one by one, and a member that fails alone gets −∞: importance sampling gives it the
-#    weight zero, which is right for a covariance that is singular to rounding.
+# 1. `Coordinates.raw` converts the coordinates u, an array (S, k), to raw parameters with a leading
+#    dimension S.
+# 2. `with_parameters` copies the tree of modules and replaces only the parameters. The fitted model
+#    does not change, and buffers are shared.
+# 3. The batch is evaluated in parts whose covariance matrices have at most `_NUMBERS` entries.
+# 4. A batched factorisation fails for all members if it fails for one. The members of the part are
+#    then evaluated one by one. A member that fails alone gets −∞, and importance sampling gives it
+#    the weight zero. This is right for a covariance that is singular to rounding.
 
 
-_NUMBERS = 2**23  # in the matrices of one batch
+_NUMBERS = 2**23  # entries of the matrices of one batch
 
 
 @dataclass(frozen=True)
 class Model:
-    """A kernel and the likelihoods of all groups, of which a search moves the coordinates."""
+    """A kernel and the likelihoods of all groups, as a function of the coordinates of a search."""
 
     inference: ExactInference
     kernel: Kernel
     likelihoods: Mapping[str, Likelihood]
-    mean: Float[Tensor, "p"] | None  # a fixed one
+    mean: Float[Tensor, "p"] | None  # the constant mean if it is fixed
     coordinates: Coordinates
 
     @property
     def step(self) -> int:
-        """How many hyperparameters are evaluated at once."""
+        """The number of hyperparameters that are evaluated at once."""
         if not self.inference.serves_batches(self.kernel):
             return 1
         return max(1, int(_NUMBERS / self.inference.size**2))
 
     def at(self, u: Float[np.ndarray, "*S k"]) -> tuple[Kernel, dict[str, Likelihood]]:
-        """A kernel and likelihoods, or a batch of them."""
+        """The kernel and the likelihoods at u, or a batch of them."""
         raw = self.coordinates.raw(np.atleast_2d(u))
         if u.ndim == 1:
             raw = {parameter: values[0] for parameter, values in raw.items()}
@@ -94,12 +94,12 @@ class Model:
         return kernel, dict(zip(self.likelihoods, likelihoods, strict=True))
 
     def with_noises(self, u: Float[np.ndarray, "*S k"]) -> tuple[Kernel, Noises]:
-        """As `at`, with the noise of the likelihoods."""
+        """The kernel and the noise of the likelihoods at u, or a batch of them."""
         kernel, likelihoods = self.at(u)
         return kernel, noises_of(kernel, likelihoods)
 
     def evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """log p(y | u): with the constant mean integrated out, unless it is fixed; −∞ where it
+        """log p(y | u), with the constant mean integrated out unless it is fixed. It is −∞ if it
         cannot be computed."""
         parts = np.array_split(u, max(1, -(-len(u) // self.step)))
         with warnings.catch_warnings():  # draws may make the covariance singular to rounding
@@ -124,7 +124,7 @@ class Model:
         """The kernels and their posteriors, from one batched factorisation.
 
         Raises:
-            LinAlgError: one of the covariances is not positive definite.
+            LinAlgError: One of the covariances is not positive definite.
         """
         whitened = self.inference.in_batches(*self.with_noises(u))
         each = list(map(self.with_noises, u))
@@ -134,11 +134,11 @@ class Model:
     def moments(
         self, u: Float[np.ndarray, "S k"], x: Float[Tensor, "n d"]
     ) -> tuple[Float[np.ndarray, "S t"], Float[np.ndarray, "S t"]]:
-        """Means and variances of the field at points, and of each summand of a sum of kernels."""
+        """Means and variances at points, of the field and of each summand of a sum of kernels."""
         kernel, noises = self.with_noises(u)
         factor, half, evidence = self.inference.in_batches(kernel, noises)
         summands = all_summands(kernel)
-        # `half` is L⁻¹V with V = [y, 1⊗I], so the contrast turns it into L⁻¹(y − H c).
+        # `half` is L⁻¹V with V = [y, 1⊗I], so its product with the contrast is L⁻¹(y − H c).
         residual = half @ evidence.contrast(self.mean)
         means, variances = [], []
         for part in [kernel, *(summands if len(summands) > 1 else [])]:
@@ -146,8 +146,8 @@ class Model:
             cross = torch.linalg.solve_triangular(factor, cross, upper=False)
             mean = (cross.mT @ residual).squeeze(-1)
             variance = part(x, diag=True) - cross.square().sum(-2)
-            # The constant mean is estimated with the whole field: its uncertainty adds to the
-            # variance of the total, and not to that of a summand, which has the mean zero.
+            # The constant mean belongs to the complete field. Its uncertainty adds to the variance
+            # of the total, but not to the variance of a summand, whose mean is zero.
             if part is kernel and self.mean is None:
                 constants = torch.eye(half.shape[-1] - 1).to(half).repeat(len(x), 1)
                 effect = constants - cross.mT @ half[..., 1:]
@@ -161,8 +161,8 @@ class Model:
 def with_parameters(
     module: Module, parameters: Mapping[nn.Parameter, Tensor], batch: torch.Size
 ) -> Module:
-    """A copy of a module with other values of some parameters, which shares all else with it; of a
-    kernel, a batch of copies has a batch of every parameter."""
+    """A copy of a module with other values of some parameters. It shares everything else with the
+    module. In a batch of kernels, each parameter has the batch dimension."""
     copies: dict[Module, Module] = {}
 
     def copied(part: Module) -> Module:
@@ -181,8 +181,7 @@ def with_parameters(
         return copies[part]
 
     def value(raw: nn.Parameter, of_part: torch.Size) -> nn.Parameter:
-        # Every parameter of a batched kernel needs the batch dimension, also those that do not
-        # vary.
+        # In a batched kernel, parameters that do not vary need the batch dimension too.
         values = parameters.get(raw, raw.detach().expand((*of_part, *raw.shape)))
         return nn.Parameter(values, requires_grad=False)
 
@@ -191,36 +190,36 @@ def with_parameters(
 
 # The prior of hyperparameters in the coordinates of a search, and draws from it.
 #
-# Two densities of u are distinguished:
+# There are two densities of u:
 #
-#     p(u)   the prior itself, with the Jacobian of the coordinates; it enters the weights.
-#     q(u)   a proposal that can be drawn from and is about as wide; it enters the mixture of
-#            proposals.
+#     p(u)   the prior, with the Jacobian of the coordinates. It is a factor of the weights.
+#     q(u)   a proposal with about the same width, which can be drawn from. It is part of the
+#            mixture of proposals.
 #
-# A weak prior is log-normal, thus normal in the logarithm, and serves as proposal. A prior that the
-# user registered may be any distribution: q is then normal with the mean and the widened standard
-# deviation of 2000 draws, and the weights correct for the difference.
+# A weak prior is log-normal, so it is normal in the logarithm and is its own proposal. A prior that
+# the user registered may be any distribution. Then q is normal, with the mean and the enlarged
+# standard deviation of 2000 draws, and the weights correct for the difference.
 #
-# The variance of a summand has a prior whose median depends on the lengthscales, because what the
-# prior describes is the variance of the field. Draws are therefore made in two steps, first of all
-# other parameters, then of the variance given these: r(u) = (log v − log median)/width is linear in
-# the logarithm of the scale with the slope 1/width, so u + width·(r* − r(u)) has the residual r*.
-# The density of this second step is that of r* over the width.
+# The prior of the variance v of a summand describes the variance of the field, so its median
+# depends on the lengthscales. Draws therefore have two steps: first all other parameters, then v
+# given these. The residual r(u) = (log v − log median)/width is linear in the logarithm of the
+# scale with the slope 1/width, so u + width·(r* − r(u)) has the residual r*. The density of this
+# step is the density of r* divided by the width.
 
 
-_DRAWS, _FEWEST = 2000, 100  # of a prior, and inside the constraint, to learn its moments from
-_WIDER_PRIOR, _WIDEST = 1.5, 2.0  # the sd over that of these, and without them
-_STEP = 1e-5  # of differences
+_DRAWS, _FEWEST = 2000, 100  # draws for the moments of a prior, and least number in its range
+_WIDER_PRIOR, _WIDEST = 1.5, 2.0  # sd of q over that of the draws; sd of q with too few draws
+_STEP = 1e-5  # step of finite differences
 _LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
 class PriorOfCoordinates:
-    """p(u), and a proposal q(u) with tails as wide, which u can be drawn from.
+    """The prior p(u), and a proposal q(u) with equally wide tails, from which u can be drawn.
 
-    q is normal in the coordinates of every parameter, with the moments of the prior, and wider
-    where the prior is not normal in them. The variance of a summand of the kernel is log-normal
-    given its lengthscales. Weak priors are their own proposal.
+    q is normal in the coordinates of each parameter, with the moments of the prior. It is wider if
+    the prior is not normal in these coordinates. The variance of a summand of the kernel is
+    log-normal given its lengthscales. Weak priors are their own proposal.
     """
 
     model: Model
@@ -228,7 +227,7 @@ class PriorOfCoordinates:
 
     @cached_property
     def _columns(self) -> dict[Owner, tuple[slice, Coordinate]]:
-        """The columns of u of every parameter."""
+        """The columns of u for each parameter."""
         owners = owners_of({None: self.model.kernel, **self.model.likelihoods})
         parts = self.model.coordinates.parts
         ends = np.cumsum([part.parameter.numel() for part in parts])
@@ -239,8 +238,8 @@ class PriorOfCoordinates:
 
     @cached_property
     def _scaling(self) -> dict[Owner, tuple[slice, float]]:
-        """The columns of parameters without other bounds that scale summands, and the widths of the
-        priors of the variances of these."""
+        """The columns of parameters that scale summands and have no other bounds. Each has the
+        width of the prior of the variance of its summand."""
         return {
             own: (self._columns[own][0], prior.width)
             for own, prior in self.priors.weak.items()
@@ -249,7 +248,7 @@ class PriorOfCoordinates:
 
     @cached_property
     def _normal(self) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-        """The means and standard deviations of q, but for the scaling parameters."""
+        """The means and standard deviations of q, except for scaling parameters."""
         means = self.model.coordinates.get()
         widths = np.ones_like(means)
         for own, prior in {**self.priors.weak, **self.priors.registered}.items():
@@ -284,8 +283,8 @@ class PriorOfCoordinates:
         return (-0.5 * np.square(scores) - np.log(widths) - _LOG_ROOT).sum(-1)
 
     def log_density(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """log p(u), up to a constant; −∞ for noise below the floor of searches, where the evidence
-        is rounding."""
+        """log p(u), up to a constant. It is −∞ for noise below the least value of a search, for
+        which the evidence has large rounding errors."""
         total = np.zeros(len(u))
         for columns, part in self._columns.values():
             if part.floor is not None:
@@ -294,8 +293,8 @@ class PriorOfCoordinates:
         for own, residual in self._residuals(u).items():
             columns, part = self._columns[own]
             ours = part.on_device(u[:, columns])
-            slopes = part.log_slopes(ours) - part.values(ours).log()  # of the logarithm
-            # The prior is a density of log v; ∂ log v/∂u turns it into one of u.
+            slopes = part.log_slopes(ours) - part.values(ours).log()  # slopes of the logarithm
+            # The prior is a density of log v. The factor ∂ log v/∂u makes it a density of u.
             total += (slopes.cpu().numpy() - 0.5 * np.square(residual)).sum(-1)
         for own, prior in self.priors.registered.items():
             columns, part = self._columns[own]
@@ -306,7 +305,7 @@ class PriorOfCoordinates:
         return np.where(np.isnan(total), -np.inf, total)
 
     def precision(self, u: Float[np.ndarray, "k"]) -> Float[np.ndarray, "k k"]:
-        """The curvature of −log q at u, but for second derivatives of variances."""
+        """The curvature of −log q at u, without second derivatives of variances."""
         _, widths = self._normal
         steps = _STEP * np.concatenate([np.eye(len(u)), -np.eye(len(u))])
         residuals, jacobian = self._residuals(u + steps), np.diag(1 / widths)
@@ -316,7 +315,7 @@ class PriorOfCoordinates:
         return jacobian.T @ jacobian
 
     def _residuals(self, u: Float[np.ndarray, "S k"]) -> dict[Owner, Float[np.ndarray, "S r"]]:
-        """(log v − log median) / width of all that has a weak prior."""
+        """(log v − log median) / width for each value v with a weak prior."""
         if not self.priors.weak:
             return {}
         kernel, likelihoods = self.model.at(u)
@@ -328,9 +327,9 @@ class PriorOfCoordinates:
 def _moments(
     part: Coordinate, prior: Prior | LogNormal, present: Float[np.ndarray, "k"]
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
-    """Means and standard deviations of u under a prior, by draws inside the constraint."""
+    """Means and standard deviations of u under a prior, from draws inside the constraint."""
     shape = part.parameter.shape
-    # `Prior.sample` has no generator as an argument: the global state is set here and restored.
+    # `Prior.sample` has no argument for a generator, so the global state is set and restored here.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         values = _draws(prior, shape)
@@ -343,7 +342,7 @@ def _moments(
 
 @singledispatch
 def _draws(prior: Prior | LogNormal, shape: torch.Size) -> Float[Tensor, "S ..."]:
-    """Draws of values; NaN where a prior gives none."""
+    """Draws of values from a prior; NaN if the prior cannot be drawn from."""
     try:
         own = prior.batch_shape + prior.event_shape
         count = (_DRAWS,) if own == shape or len(own) else (_DRAWS, *shape)
@@ -360,24 +359,24 @@ def _(prior: LogNormal, shape):
     return prior.median.cpu() * torch.exp(prior.width * normal)
 
 
-# Adaptive importance sampling, a share of whose draws always comes from the prior.
+# Adaptive importance sampling. A quarter of the draws always comes from the prior.
 #
-# 1. A batch of 64 is drawn: a quarter from the prior, the rest from a Student-t distribution of
-#    five degrees of freedom, at first about the maximum of the posterior density, with 1.5 times
-#    the inverse of the information as its scale matrix.
-# 2. All draws so far get the weights w ∝ p(y|u) p(u) / q(u), where q is the mixture of all
-#    proposals so far, each as often as it was drawn from (Veach & Guibas 1995; Cornuet et al.
-#    2012). They are bounded, since the prior is part of q. The largest are replaced by quantiles of
-#    a generalised Pareto distribution that is fitted to them (Vehtari et al. 2024).
+# 1. A batch of 64 is drawn: a quarter from the prior, the rest from a Student-t distribution with
+#    five degrees of freedom. At first, its centre is the maximum of the posterior density, and its
+#    scale matrix is 1.5 times the inverse of the information.
+# 2. All draws so far get the weights w ∝ p(y|u) p(u) / q(u). Here q is the mixture of all proposals
+#    so far, in proportion to their numbers of draws (Veach & Guibas 1995; Cornuet et al. 2012). The
+#    weights are bounded, because the prior is part of q. The largest weights are replaced by
+#    quantiles of a generalised Pareto distribution that is fitted to them (Vehtari et al. 2024).
 # 3. The next Student-t distribution has the weighted mean, and 1.5 times a covariance between the
-#    weighted one and the first one, the nearer to the weighted one the more draws count.
-# 4. Batches are drawn until the effective number of draws, 1/Σw², is as large as asked, or there
-#    are 1024 draws.
+#    first one and the weighted one. With more effective draws, the covariance is closer to the
+#    weighted one.
+# 4. Batches are drawn until the effective number of draws, 1/Σw², is large enough, or there are
+#    1024 draws.
 #
-# The weights of early draws change with every batch, because their density under the later
-# proposals counts as well; only the evidences are computed once. This is what makes a poor first
-# proposal harmless. Weights are kept as logarithms until the end: evidences differ by hundreds of
-# nats.
+# The weights of early draws change with each batch, because q then includes later proposals. Only
+# the evidences are computed once. A poor first proposal is therefore harmless. Weights are stored
+# as logarithms until the end, because evidences differ by hundreds of nats.
 
 
 Points = Float[np.ndarray, "S k"]
@@ -386,18 +385,18 @@ Logs = Float[np.ndarray, "S"]
 MOST = 1024  # draws
 _BATCH, _OF_PRIOR = 64, 16
 _TAILS, _WIDER_PROPOSAL = 5.0, 1.5
-_TAIL, _ROOTS = 0.2, 3.0  # the tail that is smoothed: a share of the draws, or so many times √S
+_TAIL, _ROOTS = 0.2, 3.0  # number of weights that are smoothed: at most 0.2 S and 3 √S
 _LEAST_TAIL = 5
-_SHAPES = 10.0, 0.5  # the prior of the shape of a Pareto distribution: as many draws, with this k
+_SHAPES = 10.0, 0.5  # prior of the shape k of a Pareto distribution: 10 draws with k = 0.5
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Draws with weights that add up to one."""
+    """Draws with weights that sum to one."""
 
     u: Points
     weights: Float[np.ndarray, "S"]
-    pareto_k: float  # the shape of the tail of the weights; above 0.7 they are not reliable
+    pareto_k: float  # the shape of the tail of the weights; they are unreliable above 0.7
 
     @property
     def effective(self) -> float:
@@ -405,13 +404,13 @@ class Draws:
         return float(1 / np.square(self.weights).sum())
 
     def resampled(self, count: int, rng: np.random.Generator) -> "Draws":
-        """About `count` draws of equal weights by systematic resampling, each once with its share,
-        in the order along the direction in which they vary most; the same draws if they are
-        fewer."""
+        """About `count` draws by systematic resampling, each once with its share of the weight.
+        They are ordered along the direction of largest variance. If there are fewer draws, they do
+        not change."""
         if len(self.u) <= count:
             return self
-        # Systematic resampling takes evenly spaced quantiles of the sorted draws. The order
-        # matters: neighbours in it represent one another, so they should be similar.
+        # Systematic resampling uses equidistant quantiles of the sorted draws. Neighbours in the
+        # order represent each other, so they should be similar.
         offsets = self.u - self.weights @ self.u
         _, _, directions = np.linalg.svd(
             np.sqrt(self.weights)[:, None] * offsets, full_matrices=False
@@ -435,14 +434,17 @@ def adaptive_draws(
     """Draws from a posterior distribution.
 
     Args:
-        log_posterior: log p(y|u) p(u), up to a constant; −∞ where it is not known.
-        draw_prior, log_prior: of a proposal with tails as wide as those of the prior.
-        mode, covariance: of the posterior, about.
-        effective: the effective number of draws that is asked for.
+        log_posterior: a function that returns log p(y|u) p(u), up to a constant, and −∞ if it
+            cannot be computed.
+        draw_prior: a function that draws from a proposal with the tails of the prior.
+        log_prior: the log density of this proposal.
+        mode: the approximate mode (k,) of the posterior.
+        covariance: the approximate covariance (k, k) of the posterior.
+        effective: the requested effective number of draws.
         rng: the source of random numbers.
 
     Raises:
-        ValueError: the posterior density is known at none of the draws.
+        ValueError: The posterior density cannot be computed at any draw.
     """
     k = len(mode)
     proposals: list[Callable[[Points], Logs]] = []
@@ -452,8 +454,8 @@ def adaptive_draws(
         batch = np.concatenate([draw_prior(_OF_PRIOR, rng), student.draw(_BATCH - _OF_PRIOR, rng)])
         u, logs = np.concatenate([u, batch]), np.concatenate([logs, log_posterior(batch)])
         proposals.append(student.log_density)
-        # log q of the mixture at all draws: the prior has the share of a quarter in every batch,
-        # and the proposals of all batches share the rest equally.
+        # log q of the mixture at all draws. The prior has a quarter of the weight, and the
+        # proposals of all batches have equal parts of the rest.
         parts = [math.log(_OF_PRIOR / _BATCH) + log_prior(u)]
         share = math.log((1 - _OF_PRIOR / _BATCH) / len(proposals))
         parts += [share + proposal(u) for proposal in proposals]
@@ -469,8 +471,8 @@ def adaptive_draws(
         draws = Draws(u, weights, pareto_k)
         if draws.effective >= effective:
             break
-        # A covariance of k coordinates from few draws is singular or too narrow; the first one,
-        # from the information, is mixed in until the draws outnumber the coordinates.
+        # A covariance of k coordinates from few draws is singular or too narrow. It is therefore
+        # mixed with the first covariance until there are more effective draws than coordinates.
         share = draws.effective / (draws.effective + 2 * k)
         mean = weights @ u
         weighted = ((u - mean).T * weights) @ (u - mean)
@@ -485,7 +487,7 @@ class StudentT:
         self.mean, self.root = mean, np.linalg.cholesky(scale)
 
     def draw(self, count: int, rng: np.random.Generator) -> Points:
-        """Draws."""
+        """Draw from the distribution."""
         normal = rng.standard_normal((count, len(self.mean)))
         size = np.sqrt(rng.chisquare(_TAILS, count) / _TAILS)
         return self.mean + normal / size[:, None] @ self.root.T
@@ -500,10 +502,10 @@ class StudentT:
 
 
 def smoothed_logs(logs: Logs) -> tuple[Logs, float]:
-    """The logarithms of Pareto-smoothed importance weights, the largest of which is at most one,
-    and the shape k of their tail (Vehtari, Simpson, Gelman, Yao & Gabry 2024).
+    """The logarithms of Pareto-smoothed importance weights, and the shape k of their tail (Vehtari,
+    Simpson, Gelman, Yao & Gabry 2024). The largest weight is at most one.
 
-    −∞ for k where the tail has no spread, NaN where draws are too few for one.
+    k is −∞ if all weights in the tail are equal, and NaN if there are too few draws for a tail.
     """
     logs = logs - logs.max()
     # The tail length that Vehtari et al. recommend: min(S/5, 3√S).
@@ -516,8 +518,8 @@ def smoothed_logs(logs: Logs) -> tuple[Logs, float]:
     if not excess[0] < excess[-1]:
         return logs, -math.inf
     k, scale = pareto(excess)
-    # The i-th largest weight becomes the quantile (i − ½)/m of the fitted distribution, cut off at
-    # the largest raw weight, so that smoothing never makes a weight larger than any that occurred.
+    # The i-th largest weight becomes the quantile (i − ½)/m of the fitted distribution, but not
+    # more than the largest raw weight.
     places = (np.arange(size) + 0.5) / size
     steps = -np.log1p(-places)
     quantiles = scale * (steps if abs(k) < 1e-9 else np.expm1(k * steps) / k)
@@ -531,9 +533,8 @@ def pareto(excess: Float[np.ndarray, "m"]) -> tuple[float, float]:
     (1 + k x/σ)^(−1/k − 1) / σ, from sorted draws (Zhang & Stephens 2009), k with a weak prior."""
     x = np.maximum(excess, np.finfo(float).tiny)
     m, count = len(x), 30 + int(math.sqrt(len(x)))
-    # Zhang & Stephens take the posterior mean of b = −k/σ on a grid of points, weighted by the
-    # profile likelihood. The grid is spaced about the first quartile of the excesses, a robust
-    # scale.
+    # Zhang & Stephens use the posterior mean of b = −k/σ on a grid of points, weighted by the
+    # profile likelihood. The grid follows from the first quartile of the excesses, a robust scale.
     quartile = x[max(int(m / 4 + 0.5) - 1, 0)]
     b = (1 - np.sqrt(count / (np.arange(count) + 0.5))) / (3 * quartile) + 1 / x[-1]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -549,13 +550,13 @@ def pareto(excess: Float[np.ndarray, "m"]) -> tuple[float, float]:
 
 # Mixtures of the posteriors under several hyperparameters, by their first two moments.
 #
-# Every question to the mixture becomes the same question to each member, and the answers are
-# combined by the law of total covariance: the average of the covariances within the members, plus
-# the covariance of the means between them. The means contain the constant mean of each member,
-# because the best constant differs with the hyperparameters.
+# Each method of the mixture calls the same method of each member, and combines the results by the
+# law of total covariance: the average of the covariances of the members, plus the covariance of
+# their means. The means include the constant mean of each member, because the best constant depends
+# on the hyperparameters.
 #
-# `root` is a factor of the covariance with one column block for each member, √w_s times its root,
-# and one column for each mean: the product of the factor with its transpose is the sum above.
+# `root` is a factor of the covariance. It has one block of columns for each member, √w_s times its
+# root, and one column for each mean. The product of the factor with its transpose is the sum above.
 
 
 @dataclass(frozen=True)
@@ -563,9 +564,9 @@ class Member:
     """The posterior of a field under one value of the hyperparameters.
 
     Attributes:
-        weight: its probability.
-        kernel: with these hyperparameters.
-        distribution: of the field, with its constant mean.
+        weight: the probability of the hyperparameters.
+        kernel: the kernel with these hyperparameters.
+        distribution: the distribution of the field, with its constant mean.
     """
 
     weight: float
@@ -575,13 +576,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Mixture(FieldDistribution):
-    """A mixture of Gaussian distributions, taken for a Gaussian one:
+    """A mixture of Gaussian distributions with weights w_s, represented by its first two moments:
 
         E f = Σ_s w_s m_s ,    Cov f = Σ_s w_s (C_s + (m_s − E f)(m_s − E f)ᵀ) .
 
     Args:
-        members: with weights that add up to one.
-        kernel: whose terms name the parts.
+        members: the members, with weights that sum to one.
+        kernel: the kernel whose terms name the parts.
     """
 
     members: Sequence[Member] = field()
@@ -614,7 +615,7 @@ class Mixture(FieldDistribution):
         return self._mean_and_variance(x)[..., 1].clone()
 
     def _mean_and_variance(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n q 2"]:
-        """E f and Var f together, kept for the last points: a map asks for one after the other."""
+        """E f and Var f together. They are stored for the last points, because a map needs both."""
         if self._last and torch.equal(self._last[0], x) and not x.requires_grad:
             return self._last[1]
         width = 2 * len(self.members) * self.num_outputs
@@ -663,7 +664,8 @@ class Mixture(FieldDistribution):
         return replace(self, members=members)
 
     def of_part(self, expansion: Expansion | None, kernel: Kernel) -> "Mixture":
-        """That of one term of a sum of kernels, by the terms of the members; its mean is zero."""
+        """The distribution of one term of a sum of kernels, from the terms of the members. Its
+        prior mean is zero."""
         members = []
         for own in self.members:
             part = counterpart(kernel, self.kernel, own.kernel)
@@ -672,21 +674,21 @@ class Mixture(FieldDistribution):
         return Mixture(members, kernel)
 
 
-# Weights of observations with Student-t noise, drawn from their posterior.
+# Draws of the weights of observations with Student-t noise, from their posterior.
 #
-# 1. The errors ε of all observations are drawn given the weights. By Matheron's rule this takes one
-#    draw of field and noise from their prior, and one solution for the difference between the data
-#    and this draw, instead of a factor of the posterior covariance.
+# 1. The errors ε of all observations are drawn given the weights, by Matheron's rule. This needs
+#    one draw of field and noise from their prior, and one linear solution for the difference
+#    between the data and this draw. A factor of the posterior covariance is not needed.
 # 2. The weight of each observation is drawn from its Gamma distribution given its error. The
 #    weights are independent given the errors.
-# 3. Steps 1 and 2 alternate. Starting from the expected weights, near which the distribution lies,
-#    ten sweeps suffice in place of a long burn-in.
+# 3. Steps 1 and 2 alternate. They start from the expected weights, which are close to the
+#    distribution, so that ten sweeps suffice without a long burn-in.
 #
-# The constant mean has a flat prior, if it is not known: the best constant for the difference is
-# then the same as a draw of it from an infinitely wide normal distribution.
+# If the constant mean is not fixed, it has a flat prior. The best constant for the difference is
+# then a draw of the mean.
 
 
-_SWEEPS = 10  # of Gibbs sampling, from the expected weights
+_SWEEPS = 10  # sweeps of Gibbs sampling, from the expected weights
 
 
 @torch.no_grad()
@@ -697,15 +699,15 @@ def with_drawn_weights(
     mean: Float[Tensor, "p"] | None,
     generator: np.random.Generator,
 ) -> ExactInference:
-    """The inference under weights w drawn from p(w | y), given the hyperparameters.
+    """The inference with weights w that are drawn from p(w | y), given the hyperparameters.
 
-    Student-t noise is Gaussian noise with the covariance N_n/w_n, w_n ~ Gamma(ν/2, ν/2). Gibbs
-    sampling starts from the expected weights and draws in turn all errors ε from their Gaussian
-    posterior given w, by Matheron's rule, and
+    Student-t noise is Gaussian noise with the covariance N_n/w_n, where w_n ~ Gamma(ν/2, ν/2).
+    Gibbs sampling starts from the expected weights. In turn, it draws all errors ε from their
+    Gaussian posterior given w, by Matheron's rule, and the weights from
 
         w_n | ε ~ Gamma((ν + v)/2, (ν + ε_nᵀ N_n⁻¹ ε_n)/2) .
 
-    The weights stay as they are under Gaussian noise, and where observations were merged.
+    Under Gaussian noise, and if observations were merged, the weights do not change.
     """
     models = EStep.of(kernel, likelihoods, mean).heavy_tailed
     data = inference.data
@@ -714,7 +716,7 @@ def with_drawn_weights(
     noises = noises_of(kernel, likelihoods)
     parts = data.unweighted().observations  # in the order of the rows of the covariance
     points, sizes = PointObservations(parts), [part.y.numel() for part in parts]
-    noise = points.noise_covariance(noises)  # N, of unit weights
+    noise = points.noise_covariance(noises)  # N, for weights of one
     noise_root = cholesky(noise)
     prior, constants = inference.prior(kernel), inference.design(noises)[:, 1:]
     values, vectors = torch.linalg.eigh(prior)  # without noise, it may be singular to rounding
@@ -749,56 +751,57 @@ def drawn_errors(
     constants: Float[Tensor, "M p"],
     mean: Float[Tensor, "p"] | None,
 ) -> Float[Tensor, "M"]:
-    """A draw of y − Hc − f given y, from draws of the prior and of the noise with the covariances
-    `prior` and `noise` (Matheron's rule); the mean c is known or has a flat prior."""
+    """A draw of y − Hc − f given y, by Matheron's rule, from the draws `field` and `error` with the
+    covariances `prior` and `noise`. The mean c is fixed or has a flat prior."""
     factor = cholesky(prior + noise)
-    # What the draws from the prior fail to explain; its solution corrects the drawn noise below.
+    # The difference between the data and the draws. Its solution corrects the drawn noise below.
     rest = y - field - error
     if mean is None:
         design = torch.cholesky_solve(constants, factor)
-        # The pseudo-inverse keeps the mean zero along a direction that no observation depends on.
+        # With the pseudo-inverse, the mean is zero along directions on which no observation
+        # depends.
         information = torch.linalg.pinv(constants.mT @ design, hermitian=True)
         mean = information @ (design.mT @ rest)
     rest = torch.cholesky_solve((rest - constants @ mean).unsqueeze(-1), factor)
     return error + (noise @ rest).squeeze(-1)
 
 
-# A sample of the hyperparameters that few observations leave open.
+# A sample of the hyperparameters that few observations do not determine.
 #
-# 1. The trained hyperparameters become coordinates u, with the ranges and floors of a search.
+# 1. The trained hyperparameters become coordinates u, with the ranges and least values of a search.
 # 2. If all of them have priors, `integrated` draws from their posterior by adaptive importance
-#    sampling. Its first proposal is Gaussian, with the precision H + (curvature of the prior),
-#    where H is the average information. `_draws_needed` sets the number of effective draws: it
-#    measures at 16 points how much of a predictive variance comes from the hyperparameters at all,
-#    because only that part has a Monte Carlo error.
-# 3. Otherwise, as for learned spectra, whose curves have many coordinates, `about_a_fit` draws 32
-#    times from Laplace's approximation and truncates the weights.
-# 4. The draws are resampled to at most 64 members of equal weight, or fewer if their factors exceed
-#    the memory, because every member predicts again.
-# 5. `_member` computes the posterior of each one when a prediction first needs it, under Student-t
-#    noise with drawn weights of the observations. A member whose covariance cannot be factorised is
-#    left out, and the remaining weights are normalised again.
+#    sampling. Its first proposal is Gaussian with the precision H + (curvature of the prior), where
+#    H is the average information. `_draws_needed` sets the effective number of draws. It measures
+#    at 16 points the part of a predictive variance that comes from the hyperparameters, because
+#    only this part has a Monte Carlo error.
+# 3. Otherwise, `about_a_fit` draws 32 times from Laplace's approximation and truncates the weights.
+#    Learned spectra, for example, have too many coordinates for step 2.
+# 4. The draws are resampled to at most 64 members with equal weights, because each member predicts
+#    again. There are fewer if their factors exceed the memory.
+# 5. `_member` computes the posterior of each member when a prediction first needs it. For Student-t
+#    noise, the weights of the observations are drawn. A member whose covariance cannot be
+#    factorised is dropped, and the remaining weights are normalised again.
 
 
-_SIZE, _LEAST = 32, 1e-3  # draws about a fit, and the weight of those that are kept
-_WIDEST_OPEN = 3.0  # standard deviation of a coordinate without a prior, at most
-_LARGEST = 1200  # covariance matrix of which the factors of all draws are kept: 0.4 GB
+_SIZE, _LEAST = 32, 1e-3  # draws near a fit, and the least weight of a draw that is used
+_WIDEST_OPEN = 3.0  # largest standard deviation of a coordinate without a prior
+_LARGEST = 1200  # rows of a covariance whose factors for all draws are stored, in 0.4 GB
 _MEMORY = 5e7  # numbers in all factors
-_FEW = 4.0  # effective draws
-_MEMBERS = 64  # of a mixture, each of which predicts: their error of error bars is below 9 %
-_LIKELY = 0.5  # a probability at which a warning is given
-_EFFECTIVE, _TOLERANCE = 100.0, 0.02  # draws at least, and their error of error bars
-_PLACES, _SLOPE_STEP = 16, 1e-3  # where predictions tell how many draws they need
+_FEW = 4.0  # effective number of draws below which a warning is given
+_MEMBERS = 64  # members of a mixture, whose error bars then have an error below 9 %
+_LIKELY = 0.5  # probability above which a warning is given
+_EFFECTIVE, _TOLERANCE = 100.0, 0.02  # least effective number of draws; error of error bars
+_PLACES, _SLOPE_STEP = 16, 1e-3  # points that determine the number of draws; step of slopes
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Posteriors under draws of the hyperparameters; empty if none is open.
+    """Posteriors for draws of the hyperparameters. It is empty if no hyperparameter is trained.
 
     Attributes:
-        draws: of the hyperparameters, in the coordinates of a search; None if empty.
+        draws: draws of the hyperparameters, in the coordinates of a search. None if empty.
         longer: the probability that the lengthscale of a field exceeds the extent of the data.
-        compute: the posteriors under some of the draws, with their weights.
+        compute: a function that returns the posteriors for some of the draws, with their weights.
     """
 
     draws: Draws | None = None
@@ -807,25 +810,25 @@ class Sample:
 
     @cached_property
     def members(self) -> Sequence[Member]:
-        """The posteriors with their weights, computed when a prediction first asks for them."""
+        """The posteriors with their weights. They are computed at the first access."""
         return self.compute()
 
     def check(self, symbol: Symbol) -> None:
-        """Warn of potentials that have long waves, which the data cannot distinguish from the
-        constant mean."""
+        """Warn of a potential with long waves that the data cannot distinguish from the constant
+        mean."""
         if symbol.order < 0 and self.longer > _LIKELY:
             warnings.warn(
                 "a lengthscale exceeds the extent of the data with a probability of "
                 f"{self.longer:.2f}: the data barely distinguish such long waves from the constant "
-                f"mean, and error bars of {type(symbol).__name__} may be too small; give more "
-                "distant observations, a prior of the lengthscale, or a mean that is known",
+                f"mean, and error bars of {type(symbol).__name__} may be too small; add more "
+                "distant observations, register a prior of the lengthscale, or give a known mean",
                 DataWarning,
                 stacklevel=6,
             )
 
 
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
-    """Whether observations are so few that they leave a learned spectrum open."""
+    """Whether there are too few observations to determine a learned spectrum."""
     few = inference.is_exact and inference.num_values <= MOST_SAMPLED
     return few and bool(learned_spectra(kernel, trained=True))
 
@@ -837,29 +840,31 @@ def sample_of_hyperparameters(
     likelihoods: Mapping[str, Likelihood],
     mean: Float[Tensor, "p"] | None,
 ) -> Sample:
-    """Posteriors under a sample of all trained hyperparameters.
+    """Posteriors for a sample of all trained hyperparameters.
 
-    Where all of these have a weak prior, or one that the user registered, the sample is that of
-    `adaptive_draws`, as large as error bars need whose Monte Carlo error is 2 %. Otherwise, as for
-    learned spectra, it consists of 32 draws about those of a fit. You get a `DataWarning` if few
-    draws have most of the weight. Under Student-t noise every posterior has weights of the
-    observations that are drawn as well; the degrees of freedom are those of the fit.
+    If all hyperparameters have a weak prior, or a prior that the user registered, the sample is
+    from `adaptive_draws`. It is so large that the Monte Carlo error of error bars is 2 %.
+    Otherwise, for example for learned spectra, it has 32 draws near the fitted hyperparameters. You
+    get a `DataWarning` if a few draws have most of the weight. Under Student-t noise, the weights
+    of the observations are drawn as well, with the degrees of freedom of the fit.
 
     Args:
-        inference, kernel, likelihoods, mean: of a fitted model, which are not changed; the mean is
-            None if it is the best constant.
+        inference: the inference of a fitted model.
+        kernel: the kernel of the model. It is not changed.
+        likelihoods: the likelihoods of the model. They are not changed.
+        mean: the constant mean (p,) if it is fixed, otherwise None.
 
     Raises:
-        ValueError: there is no exact covariance, or it is large.
+        ValueError: The model has features, or the covariance is too large.
     """
     exact = inference.is_exact
     size = inference.size if exact else inference.num_values
     if not exact or size > _LARGEST:
         raise ValueError(
-            f"expected at most {_LARGEST} values under the exact kernel, whose posteriors under "
-            f"many hyperparameters are kept, got {size}{'' if exact else ' on features'}; fit "
+            f"expected at most {_LARGEST} values under the exact kernel, for posteriors with many "
+            f"draws of the hyperparameters, got {size}{'' if exact else ' on features'}; fit "
             "fewer observations (gp_orff.thin) with frequencies=Auto(), or use posterior(): with "
-            "many observations, little uncertainty remains"
+            "many observations, the hyperparameters have little uncertainty"
         )
     kernel, likelihoods = deepcopy((kernel, dict(likelihoods)))
     survey = inference.data.survey
@@ -874,12 +879,12 @@ def sample_of_hyperparameters(
     if draws is None:
         return Sample()
     effective = draws.effective
-    # few curves are better than one of them
+    # For learned spectra, few draws of curves are better than one, so there is no warning.
     if effective < _FEW and not prior_scales(kernel, coordinates).any():
         warnings.warn(
             f"the {len(draws.weights)} draws of hyperparameters have an effective number of "
-            f"{effective:.1f}: their distribution is far from a Gaussian one, and error bars may "
-            "be too small; give them priors, or take a simpler kernel",
+            f"{effective:.1f}: their distribution is far from Gaussian, and error bars may be too "
+            "small; register priors of the hyperparameters, or use a simpler kernel",
             DataWarning,
             stacklevel=3,
         )
@@ -895,13 +900,15 @@ def sample_of_hyperparameters(
 
 @torch.no_grad()
 def _members(model: Model, drawn: Draws) -> list[Member]:
-    """The posteriors under draws; empty, with a `DataWarning`, if none can be computed."""
+    """The posteriors for draws. If none can be computed, the list is empty and you get a
+    `DataWarning`."""
     pairs = zip(drawn.weights, _parts(model, drawn.u), strict=True)
     members = [(w, parts) for w, parts in pairs if parts is not None]
     if not members:
         warnings.warn(
-            "the posterior cannot be computed under other hyperparameters than the learned ones: "
-            "error bars take these as known, and may be too small; give priors, or more noise",
+            "the posterior cannot be computed for hyperparameters other than the learned ones: "
+            "error bars treat these as known, and may be too small; register priors, or give more "
+            "noise",
             DataWarning,
             stacklevel=3,
         )
@@ -913,8 +920,8 @@ def _members(model: Model, drawn: Draws) -> list[Member]:
 
 
 def _longer(model: Model, draws: Draws) -> float:
-    """The probability that the lengthscale of a field exceeds the extent of the data; you get a
-    `DataWarning` of lengthscales below the distances of neighbours."""
+    """The probability that the lengthscale of a field exceeds the extent of the data. You get a
+    `DataWarning` of lengthscales below the median distance of neighbours."""
     distances, longest = model.inference.data.survey.distances, 0.0
     names = {own: name for name, own in parameter_names(model.kernel, model.likelihoods).items()}
     parts, split = model.coordinates.parts, model.coordinates.split(draws.u)
@@ -934,8 +941,8 @@ def _longer(model: Model, draws: Draws) -> float:
             warnings.warn(
                 f"{names[leaf.kernel.raw_lengthscale]} is less than {spacing:.3g}, the median "
                 f"distance of neighbours, with a probability of {shorter:.2f}: the field changes "
-                "between the observations, and error bars may be too small; give denser "
-                "observations, or a prior of the lengthscale",
+                "between the observations, and error bars may be too small; add denser "
+                "observations, or register a prior of the lengthscale",
                 DataWarning,
                 stacklevel=4,
             )
@@ -947,10 +954,11 @@ def _longer(model: Model, draws: Draws) -> float:
 def integrated(model: Model, priors: WeakPriors) -> Draws:
     """Draws from the posterior of all hyperparameters, as many as error bars need.
 
-    With the covariance S of the coordinates u about their best values, and the mean m and the
-    variance v of a prediction, r = (∂m)ᵀS(∂m)/v + exp(½ (∂log v)ᵀS(∂log v)) − 1 is how much
-    larger its variance is than v, and q = r/(1 + r) is the share that the draws tell. Error bars
-    have an error of about q/√(2 ESS).
+    Let S be the covariance of the coordinates u about their best values, and m and v the mean and
+    variance of a prediction for these values. The uncertainty of u increases the variance by r v,
+    with r = (∂m)ᵀS(∂m)/v + exp(½ (∂log v)ᵀS(∂log v)) − 1. The share q = r/(1 + r) of the variance
+    comes from the draws. With the effective number ESS of draws, error bars have a relative error
+    of about q/√(2 ESS).
     """
     prior, start = PriorOfCoordinates(model, priors), model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods, model.coordinates, model.mean
@@ -982,22 +990,21 @@ def _draws_needed(
     logs = np.log(np.maximum(variances, np.finfo(float).tiny))
     slopes = [np.subtract(*np.split(own[1:], 2)) / (2 * _SLOPE_STEP) for own in (means, logs)]
     of_mean, of_log = (np.einsum("it,ij,jt->t", own, covariance, own) for own in slopes)
-    # The bound 3 keeps a variance whose logarithm is almost undetermined from overflowing; the
-    # share q is then close to one anyway.
+    # The bound 3 prevents an overflow if the logarithm of a variance is almost undetermined. The
+    # share q is then close to one in any case.
     ratio = of_mean / np.exp(logs[0]) + np.expm1(np.minimum(0.5 * of_log, 3.0))
     share = np.nanmean(ratio / (1 + ratio))
     return max(_EFFECTIVE, 0.5 * (share / _TOLERANCE) ** 2)
 
 
 def about_a_fit(model: Model) -> Draws | None:
-    """Draws from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, with the
-    average information H. They have the weights w ∝ p(y|u) p(u) / N(u; û, H⁻¹), none more than the
-    mean weight times √S (Ionides 2008, *Truncated importance sampling*). Without a prior the
-    coordinate of a positive parameter, its logarithm, has an even one. None if no evidence can be
-    computed."""
+    """S draws from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, where H is
+    the average information. Their weights are w ∝ p(y|u) p(u) / N(u; û, H⁻¹), but at most √S times
+    the mean weight (Ionides 2008, *Truncated importance sampling*). A positive parameter without a
+    prior has a flat prior of its logarithm. None if no evidence can be computed."""
     coordinates, start = model.coordinates, model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods
-    # A coordinate that the data leave open would have an infinite variance; the additional
+    # A coordinate that the data do not determine would have an infinite variance. The additional
     # precision limits its standard deviation to `_WIDEST_OPEN`.
     open_ones = prior_scales(model.kernel, coordinates) == 0
     precision = average(*parts, coordinates, model.mean) + np.diag(open_ones * _WIDEST_OPEN**-2)
@@ -1020,14 +1027,14 @@ def about_a_fit(model: Model) -> Draws | None:
 
 
 def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[tuple[Kernel, Posterior] | None]:
-    """The kernel and the posterior at every u; None where they cannot be computed."""
+    """The kernel and the posterior at each u; None if they cannot be computed."""
     generator = np.random.default_rng(1)
     e_step = EStep.of(model.kernel, model.likelihoods, model.mean)
     batches = model.inference.serves_batches(model.kernel) and not e_step.heavy_tailed
     for some in np.array_split(u, -(-len(u) // model.step)):
         try:
             batch = model.posteriors(some) if batches and len(some) > 1 else None
-        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # if one fails, so do all
+        except (torch.linalg.LinAlgError, ValueError, RuntimeError):  # one failure stops the batch
             batch = None
         if batch is None:
             yield from (_member(model, one, generator) for one in some)
@@ -1038,7 +1045,7 @@ def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[tuple[Kernel, 
 def _member(
     model: Model, u: Float[np.ndarray, "k"], generator: np.random.Generator
 ) -> tuple[Kernel, Posterior] | None:
-    """The kernel and the posterior at u, under Student-t noise with drawn weights; None if they
+    """The kernel and the posterior at u, with drawn weights for Student-t noise. None if they
     cannot be computed."""
     kernel, likelihoods = model.at(u)
     try:
@@ -1051,8 +1058,8 @@ def _member(
 
 
 def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
-    """Importance weights from their logarithms, none more than the mean weight times √S, over their
-    sum."""
+    """Normalised importance weights from their logarithms. Weights above √S times the mean weight
+    are truncated before."""
     weights = np.exp(logs - logs.max())
     weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
     return weights / weights.sum()

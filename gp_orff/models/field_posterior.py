@@ -55,25 +55,30 @@ if TYPE_CHECKING:
 
 
 class FieldPosterior:
-    """The posterior of the field given the data, including the mean μ, as a snapshot of a model.
+    """The posterior of the field f + μ given the data, where μ is the prior mean.
 
-    `model.posterior()` returns it. A `symbol` is a linear map of the field, such as `Divergence()`.
-    Variances are for the field without noise. They include the uncertainty of a trained constant
-    mean (universal kriging), also for symbols. After a fit to few data, or with a learned spectrum,
+    `model.posterior()` returns it. It is a snapshot: later changes of the model do not affect it.
+    The field has d inputs and p outputs. A `symbol` is a linear map of the field with q outputs,
+    such as `Divergence()`.
+
+    Variances are for the noise-free field, or for a symbol of it. They include the uncertainty of a
+    trained constant mean (universal kriging). After a fit to few data, or with a learned spectrum,
     they include the uncertainty of the hyperparameters. The posterior is then a mixture of normal
-    distributions, with moments by `mean` and `variance`, and intervals by `confidence_region`.
+    distributions. `mean` and `variance` return its moments, and `confidence_region` returns its
+    intervals.
 
     Results have the floating type of the points x, and are computed in float64. For points outside
-    the domain of a grid, a larger grid is built, or a ValueError is raised if that is impossible.
+    the domain of a grid, a larger grid is built. If that is impossible, a ValueError is raised.
 
     Args:
         snapshot: the data, kernel, noise and mean of the model.
-        units: the units of the columns of the points, if known. Points in other units, from
-            `gp_orff.labelled` or pint, are converted, and so is every other argument of a method.
-            An argument whose unit cannot be converted raises an error.
-        coverage: the coverage of 95 % intervals, for observations that were held out after the fit;
-            None if it was not computed. Datasets have it as an attribute.
-        units_of_outputs: the units of the components, if known, for noise and values with units.
+        units: the units of the columns of the points, if known. Arguments of methods with other
+            units, from `gp_orff.labelled` or pint, are converted to these. An argument whose unit
+            cannot be converted raises an error.
+        coverage: the coverage of 95 % intervals for observations that were held out after the fit.
+            None if it was not computed. The Datasets of `to_xarray` have it as an attribute.
+        units_of_outputs: the units of the components, if known. Noise and values with units are
+            converted to these.
 
     Example:
         >>> import gp_orff, torch
@@ -113,12 +118,12 @@ class FieldPosterior:
         """Return the posterior of a trained gpytorch model.
 
         Args:
-            model: an `ExactGP` with training data and a `mean_module`, whose `covar_module` is an
-                `ORFFKernel` or an exact kernel.
+            model: an `ExactGP` with training data, a `mean_module` and a `covar_module`. The latter
+                is an `ORFFKernel` or an exact kernel.
 
         Raises:
-            TypeError: the model has no training data, or one of the two modules is missing.
-            NotImplementedError: a likelihood whose noise this package does not support.
+            TypeError: The model has no training data, or one of the two modules is missing.
+            NotImplementedError: This package does not support the noise of the likelihood.
 
         Example:
             >>> import gp_orff, gpytorch, torch
@@ -148,28 +153,28 @@ class FieldPosterior:
 
     @property
     def num_inputs(self) -> int:
-        """d, the number of columns of the points."""
+        """The number d of inputs, the columns of the points."""
         return self._snapshot.num_inputs
 
     @property
     def num_outputs(self) -> int:
-        """p, the number of components of the field."""
+        """The number p of outputs, the components of the field."""
         return self._field.distribution.num_outputs
 
     @property
     def box(self) -> tuple[tuple[float, float], ...]:
-        """The smallest box around the data: (low, high) of each column of the points."""
+        """The smallest box that contains the data: (low, high) for each of the d inputs."""
         return self._snapshot.inference.data.box
 
     @property
     def description(self) -> str:
-        """The kernel, its hyperparameters, the noise variances and the constant mean in one line,
-        for the history of a Dataset."""
+        """The kernel, hyperparameters, noise variances and constant mean, as one line of text. The
+        `history` attribute of a Dataset contains it."""
         return description(self._snapshot)
 
     @property
     def space(self) -> tuple[int, ...]:
-        """The columns of the points that are directions of space."""
+        """The columns of the points that are directions of space; time, for example, is not one."""
         return self._snapshot.space
 
     @chosen_threads()
@@ -178,16 +183,30 @@ class FieldPosterior:
     ) -> MultitaskMultivariateNormal | MultivariateNormal:
         """Return the joint distribution of the field, or of a symbol of it, at n points.
 
-        Its variances have no floor: `gpytorch.settings.min_variance` has no unit and is ignored.
+        Its variances have no lower limit: `gpytorch.settings.min_variance` is ignored, because one
+        number cannot fit all units.
 
         Args:
             x: points (n, d).
-            symbol: a linear map of the field with q outputs; the field itself if None (q = p). The
-                mean is (n, q), or (n,) for q = 1.
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            A normal distribution with a mean of shape (n, q), or (n,) for q = 1.
 
         Raises:
-            ValueError: points that do not fit the model, or a symbol that does not exist for the
-                kernel, such as a derivative of a field that is not differentiable.
+            ValueError: The points do not fit the model, or the symbol does not exist for the
+                kernel. An example is a derivative of a field that is not differentiable.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> joint = field(torch.rand(7, 2), gp_orff.Curl())
+            >>> joint.mean.shape, joint.covariance_matrix.shape
+            (torch.Size([7]), torch.Size([7, 7]))
         """
         points, distribution = self._at(x, symbol)
         mean = self.mean(x, symbol).to(points.device)
@@ -200,7 +219,30 @@ class FieldPosterior:
 
     @chosen_threads()
     def mean(self, x: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Float[Tensor, "n q"]:
-        """Return the posterior mean (n, q) of the field, or of a `symbol` of it, at points `x`."""
+        """Return the posterior mean of the field, or of a symbol of it, at each point.
+
+        Args:
+            x: points (n, d).
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The means (n, q), in units of y or of the symbol.
+
+        Raises:
+            ValueError: The points do not fit the model, or the symbol does not exist for the
+                kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> x = torch.rand(7, 2)
+            >>> field.mean(x).shape, field.mean(x, gp_orff.Divergence()).shape
+            (torch.Size([7, 2]), torch.Size([7, 1]))
+        """
         if is_transformed():
             return pointwise(partial(self.mean, symbol=symbol), x)
         if torch.compiler.is_exporting():
@@ -212,7 +254,7 @@ class FieldPosterior:
     def _exported_mean(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> Float[Tensor, "n q"]:
-        """The mean in a program of `torch.export`: NaN outside the domain of a frequency grid."""
+        """The mean in a program of `torch.export`. It is NaN outside the domain of a grid."""
         points, snapshot = x.to(self._snapshot.device, torch.float64), self._snapshot
         with _disable_current_modes():  # what does not depend on x is computed, and not traced
             _, distribution = self._at(snapshot.data_point, symbol)
@@ -225,7 +267,30 @@ class FieldPosterior:
     def variance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Return the variance (n, q) of the field, or of a `symbol` of it, at points `x`."""
+        """Return the posterior variance of the field, or of a symbol of it, at each point.
+
+        It does not include the noise of observations.
+
+        Args:
+            x: points (n, d).
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The variances (n, q), in squared units of y or of the symbol.
+
+        Raises:
+            ValueError: The points do not fit the model, or the symbol does not exist for the
+                kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> x = torch.rand(20, 2)
+            >>> field = model.condition(x, torch.randn(20, 2)).posterior()
+            >>> (field.variance(x + 9) > field.variance(x)).all()  # far from the data
+            tensor(True)
+        """
         if is_transformed():
             return pointwise(partial(self.variance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
@@ -235,8 +300,33 @@ class FieldPosterior:
     def pointwise_covariance(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None = None
     ) -> Float[Tensor, "n q q"]:
-        """Return the covariance (n, q, q) between the outputs of the field, or of a `symbol` of it,
-        at each of the points `x`. `plotting.plot_uncertainty` draws it."""
+        """Return the posterior covariance between the outputs at each point.
+
+        The outputs belong to the field, or to a symbol of it. `gp_orff.plotting.plot_uncertainty`
+        draws the covariance as ellipses. Call the posterior, `field(x)`, for the covariance between
+        different points.
+
+        Args:
+            x: points (n, d).
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The covariances (n, q, q), in squared units of y or of the symbol.
+
+        Raises:
+            ValueError: The points do not fit the model, or the symbol does not exist for the
+                kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.pointwise_covariance(torch.rand(7, 2)).shape
+            torch.Size([7, 2, 2])
+        """
         if is_transformed():
             return pointwise(partial(self.pointwise_covariance, symbol=symbol), x)
         points, distribution = self._at(x, symbol)
@@ -245,14 +335,23 @@ class FieldPosterior:
     def quantile(
         self, x: Float[Tensor, "n d"], probability: float, symbol: Symbol | None = None
     ) -> Float[Tensor, "n q"]:
-        """Return the values (n, q) below which each component of the field, or of a `symbol` of it,
-        lies with the given `probability`, at points `x`.
+        """Return a quantile of each output of the field, or of a symbol of it, at each point.
 
-        If the posterior integrates over the hyperparameters, it is a mixture of normal
-        distributions with heavy tails, and these are the quantiles of the mixture.
+        An output is below the quantile with the given probability. If the posterior integrates over
+        the hyperparameters, it is a mixture of normal distributions, and the result is the quantile
+        of the mixture.
+
+        Args:
+            x: points (n, d).
+            probability: the probability, between 0 and 1.
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The quantiles (n, q), in units of y or of the symbol.
 
         Raises:
-            ValueError: a probability that is not between 0 and 1.
+            ValueError: The probability is not between 0 and 1.
 
         Example:
             >>> import gp_orff, torch
@@ -269,13 +368,34 @@ class FieldPosterior:
     def confidence_region(
         self, x: Float[Tensor, "n d"], level: float = 0.95, symbol: Symbol | None = None
     ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q"]]:
-        """Return the lower and upper limits, (n, q) each, of central intervals at points `x`. The
-        intervals contain each component of the field, or of a `symbol` of it, with the probability
-        `level`.
+        """Return the limits of central intervals for the field, or for a symbol of it.
+
+        Each interval contains one output at one point with the probability `level`. The intervals
+        are for the noise-free field.
+
+        Args:
+            x: points (n, d).
+            level: the probability, between 0 and 1.
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The lower and the upper limits, (n, q) each, in units of y or of the symbol.
 
         Raises:
-            TypeError: a symbol instead of the level.
-            ValueError: a level that is not between 0 and 1.
+            TypeError: A symbol is given in the place of the level.
+            ValueError: The level is not between 0 and 1.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> x = torch.rand(7, 2)
+            >>> low, high = field.confidence_region(x, 0.9)
+            >>> ((low < field.mean(x)) & (field.mean(x) < high)).all()
+            tensor(True)
         """
         if isinstance(level, Symbol):
             raise TypeError(f"expected a level such as 0.95, got {level}; give a symbol by symbol=")
@@ -298,11 +418,33 @@ class FieldPosterior:
         values: Float[Tensor, "n q"],
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "n"]:
-        """Return the log density (n,) of `values` (n, q) of the noise-free field, or of a `symbol`
-        of it, at each of the points `x`.
+        """Return the log density of values of the noise-free field, or of a symbol, at each point.
+
+        Each density is the joint one of the q outputs at a point. Use it to score a prediction
+        against true values.
+
+        Args:
+            x: points (n, d).
+            values: the values (n, q), in units of y or of the symbol.
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
+
+        Returns:
+            The log densities (n,), in nats.
 
         Raises:
-            ValueError: values of another shape.
+            ValueError: `values` has another shape.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> x = torch.rand(7, 2)
+            >>> best = field.log_density(x, field.mean(x))
+            >>> (field.log_density(x, field.mean(x) + 1) < best).all()
+            tensor(True)
         """
         weights, means, blocks = self._normals(x, symbol)
         columns = self._columns
@@ -326,7 +468,8 @@ class FieldPosterior:
     def _normals(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S n q"], Float[Tensor, "S n q q"]]:
-        """The normal distributions that the posterior at each of the points is a mixture of."""
+        """The weights, means and covariances of the normal distributions whose mixture is the
+        posterior at each point."""
         points, distribution = self._at(x, symbol)
         weights, means, blocks = distribution.normals(points)
         means = means + self._snapshot.trend(points, symbol)
@@ -335,15 +478,72 @@ class FieldPosterior:
     # symbols by name
 
     def divergence(self, x: Float[Tensor, "n d"]) -> MultivariateNormal:
-        """∇·f at points `x`, a distribution of (n,) values; see `Divergence`."""
+        """Return the distribution of the divergence ∇·f at n points.
+
+        It has n values, in units of y per unit of x. See `Divergence`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field has no divergence: p differs from the number of directions of
+                space, or the field is not differentiable.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.divergence(torch.rand(7, 2)).stddev.shape
+            torch.Size([7])
+        """
         return self(x, Divergence())
 
     def curl(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∇×f at points `x`: (n,) in two dimensions, (n, 3) in three; see `Curl`."""
+        """Return the distribution of the curl ∇×f at n points.
+
+        In two dimensions it has n values, the vorticity ∂₁f₂ − ∂₂f₁. In three dimensions it has
+        (n, 3) values. They are in units of y per unit of x. See `Curl`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field has other dimensions, or is not differentiable.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.curl(torch.rand(7, 2)).stddev.shape
+            torch.Size([7])
+        """
         return self(x, Curl())
 
     def jacobian(self, x: Float[Tensor, "n d"]) -> MultivariateNormal | MultitaskMultivariateNormal:
-        """∂_j f_i at points `x`: (n, p·d), row by row; see `Jacobian`."""
+        """Return the distribution of the Jacobian matrices ∂_j f_i at n points.
+
+        It has (n, p·k) values for k directions of space: the matrices (p, k), row by row. They are
+        in units of y per unit of x. See `Jacobian`.
+
+        Args:
+            x: points (n, d).
+
+        Raises:
+            ValueError: The field is not differentiable.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.jacobian(torch.rand(7, 2)).mean.unflatten(-1, (2, 2)).shape
+            torch.Size([7, 2, 2])
+        """
         space = len(self.space)
         return self(x, Jacobian(None if space == self.num_outputs else space))
 
@@ -354,9 +554,29 @@ class FieldPosterior:
         *,
         background: bool | None = None,
     ) -> MultivariateNormal:
-        """The potential g (n,) of the curl-free part ∇g, at points `x`; `reference` and
-        `background` as in `Potential`: the point where g is zero, or None for zero mean over space
-        a priori, and whether g includes that of the constant mean."""
+        """Return the distribution of the potential g of the curl-free part ∇g, at n points.
+
+        It has n values, in units of y times the unit of x. See `Potential`.
+
+        Args:
+            x: points (n, d).
+            reference: the point where g is zero, with its coordinates in space. By default, the
+                prior determines the constant: the mean of g over all of space is zero.
+            background: whether g includes the potential of the constant mean. By default, it does
+                if the kernel is curl-free.
+
+        Raises:
+            ValueError: The field has no potential: p differs from the number of directions of
+                space.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> x = torch.rand(20, 2)
+            >>> field = model.condition(x, torch.randn(20, 2)).posterior()
+            >>> field.potential(x, reference=x[0]).mean.shape
+            torch.Size([20])
+        """
         return self(x, Potential(self._in_space(reference), background))
 
     def stream_function(
@@ -366,12 +586,33 @@ class FieldPosterior:
         *,
         background: bool | None = None,
     ) -> MultivariateNormal:
-        """ψ (n,) at points `x`, of the divergence-free part (∂₂ψ, −∂₁ψ); zero at `reference`.
-        `background` and all else are as in `StreamFunction`."""
+        """Return the distribution of the stream function ψ of a planar field, at n points.
+
+        The divergence-free part of the field is (∂₂ψ, −∂₁ψ). The distribution has n values, in
+        units of y times the unit of x. See `StreamFunction`.
+
+        Args:
+            x: points (n, d).
+            reference: a point (2,) where ψ is zero. By default, the prior determines the constant:
+                the mean of ψ over all of space is zero.
+            background: whether ψ includes the stream function of the constant mean. By default, it
+                does if the kernel is divergence-free.
+
+        Raises:
+            ValueError: The field is not planar.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+            >>> x = torch.rand(20, 2)
+            >>> field = model.condition(x, torch.randn(20, 2)).posterior()
+            >>> field.stream_function(x, reference=x[0]).mean.shape
+            torch.Size([20])
+        """
         return self(x, StreamFunction(self._in_space(reference), background))
 
     def _in_space(self, place: object) -> object:
-        """A place (d,) in the units of the directions of space, as far as both are known."""
+        """A place in space, converted to the units of the points if both units are known."""
         if place is None:
             return None
         units = tuple(self.units[column] for column in self.space) if self.units else ()
@@ -380,29 +621,105 @@ class FieldPosterior:
     def vector_potential(
         self, x: Float[Tensor, "n 3"], *, background: bool | None = None
     ) -> MultitaskMultivariateNormal:
-        """A (n, 3) at points `x`, of the divergence-free part ∇×A; `background` is as in
-        `VectorPotential`."""
+        """Return the distribution of the vector potential A of a field in three dimensions.
+
+        The divergence-free part of the field is ∇×A, with ∇·A = 0 (Coulomb gauge). The distribution
+        has (n, 3) values, in units of y times the unit of x. See `VectorPotential`.
+
+        Args:
+            x: points (n, d).
+            background: whether A includes the vector potential of the constant mean. By default, it
+                does if the kernel is divergence-free.
+
+        Raises:
+            ValueError: The field does not have three components and three directions of space.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=3))
+            >>> field = model.condition(
+            ...     torch.rand(20, 3), torch.randn(20, 3)
+            ... ).posterior()
+            >>> field.vector_potential(torch.rand(7, 3)).mean.shape
+            torch.Size([7, 3])
+        """
         return self(x, VectorPotential(background))
 
     def curl_free_part(
         self, x: Float[Tensor, "n d"], *, background: bool = False
     ) -> MultitaskMultivariateNormal:
-        """The curl-free part of f (n, d), a gradient, at points `x`; `background` is as in
-        `CurlFreePart`."""
+        """Return the distribution of the curl-free part of the field, a gradient, at n points.
+
+        It has (n, p) values, in units of y. For a `HelmholtzKernel`, `part("curl_free")` is the
+        posterior of the curl-free term of the kernel instead. See `CurlFreePart`.
+
+        Args:
+            x: points (n, d).
+            background: whether the constant mean belongs to this part.
+
+        Raises:
+            ValueError: p differs from the number of directions of space.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.curl_free_part(torch.rand(7, 2)).mean.shape
+            torch.Size([7, 2])
+        """
         return self(x, CurlFreePart(background))
 
     def divergence_free_part(
         self, x: Float[Tensor, "n d"], *, background: bool = False
     ) -> MultitaskMultivariateNormal:
-        """The divergence-free part of f (n, d), at points `x`; `background` is as in
-        `DivergenceFreePart`."""
+        """Return the distribution of the divergence-free part of the field at n points.
+
+        It has (n, p) values, in units of y. For a `HelmholtzKernel`, `part("divergence_free")` is
+        the posterior of the divergence-free term of the kernel instead. See `DivergenceFreePart`.
+
+        Args:
+            x: points (n, d).
+            background: whether the constant mean belongs to this part.
+
+        Raises:
+            ValueError: p differs from the number of directions of space.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.divergence_free_part(torch.rand(7, 2)).mean.shape
+            torch.Size([7, 2])
+        """
         return self(x, DivergenceFreePart(background))
 
     def reduction_to_pole(
         self, x: Float[Tensor, "n 3"], magnetisation: Sequence[float] | Float[Tensor, "3"]
     ) -> MultivariateNormal:
-        """The anomaly (n,) under a vertical main field, at points `x`, of a harmonic field whose
-        sources are magnetised along `magnetisation` (3,); see `ReductionToPole`."""
+        """Return the distribution of a magnetic anomaly that is reduced to the pole, at n points.
+
+        The result is the anomaly that the same sources would have if the main field and their
+        magnetisation were vertical. It has n values, in units of y. See `ReductionToPole`.
+
+        Args:
+            x: points (n, 3).
+            magnetisation: the direction (3,) in which the sources are magnetised.
+
+        Raises:
+            ValueError: The kernel is not a `HarmonicKernel`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(20, 3) * torch.tensor([5.0, 5.0, 0.1])
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel())
+            >>> field = model.condition(x, torch.randn(20, 3)).posterior()
+            >>> field.reduction_to_pole(x, [0.0, 0.5, -0.87]).mean.shape
+            torch.Size([20])
+        """
         return self(x, ReductionToPole(magnetisation))
 
     def analytic_signal(
@@ -413,19 +730,33 @@ class FieldPosterior:
         num_draws: int = 256,
         seed: int = 0,
     ) -> Summary:
-        """Estimate |∇T| of the component T = ⟨u, f⟩ at points `x`, by draws of its slopes: (n,).
+        """Estimate the analytic signal |∇T| of a component T = ⟨u, f⟩ of the field f.
 
-        For the anomaly T along the main field u, it shows the edges of magnetic rocks, for any
-        magnetisation (Nabighian 1972).
+        If T is a magnetic anomaly along the main field u, the analytic signal shows the edges of
+        magnetic rocks, for any direction of magnetisation. It is not linear in the field, so it is
+        computed from draws of ∇T from the posterior at each point (Nabighian 1972, *The analytic
+        signal of two-dimensional magnetic bodies with polygonal cross-section*).
 
         Args:
             x: points (n, d).
             direction: the vector u (p,).
             num_draws: the number of draws.
-            seed: of the draws.
+            seed: the seed of the random numbers.
+
+        Returns:
+            A `Summary` with means, standard deviations and 95 % intervals, (n,) each, in units of y
+            per unit of x.
 
         Raises:
-            ValueError: a direction that is not a vector of p numbers.
+            ValueError: `direction` is not a vector of p numbers.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(20, 3) * torch.tensor([5.0, 5.0, 0.1])
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel())
+            >>> field = model.condition(x, torch.randn(20, 3)).posterior()
+            >>> field.analytic_signal(x, [0.0, 0.5, -0.87]).mean.shape
+            torch.Size([20])
         """
         slopes = Jacobian(num_dims=len(self.space)) @ Component(direction)
         mean, covariance = self.mean(x, slopes), self.pointwise_covariance(x, slopes)
@@ -441,43 +772,64 @@ class FieldPosterior:
     def part(self, name: str | int) -> "FieldPosterior":
         """Return the posterior of one term of a sum of kernels, without the constant mean μ.
 
-        A trained μ is uncertain, and the error bars of the term include the effect of this
-        uncertainty on the term.
+        If μ is trained, it is uncertain, and the error bars of the term include the effect of this
+        uncertainty.
 
         With a `HelmholtzKernel`, `field.part("curl_free")` is the term with the curl-free kernel.
         The method `field.curl_free_part(x)` is different: for any kernel, it returns the curl-free
         part of the complete field.
 
         Args:
-            name: the index of the term, from 0: a + b + c has the parts 0, 1 and 2, and each
-                may be a `HelmholtzKernel`. You can also give the name of a part of a
-                `HelmholtzKernel`, "curl_free" or "divergence_free". If several terms have such
-                parts, select one term first: `field.part(0).part("curl_free")`. If the complete
-                kernel is a `HelmholtzKernel`, its parts also have the indices 0 and 1.
+            name: the index of the term, or the name of a part of a `HelmholtzKernel`. A sum
+                a + b + c has the indices 0, 1 and 2, and each term may be a `HelmholtzKernel`. The
+                names are "curl_free" and "divergence_free". If several terms have such parts,
+                select one term first: `field.part(0).part("curl_free")`. If the complete kernel is
+                a `HelmholtzKernel`, its parts also have the indices 0 and 1.
 
         Raises:
-            ValueError: the kernel is not a sum; or no term, or more than one, has this name or
-                index.
-            NotImplementedError: the terms have common features, by a rule with `shared=True`.
+            ValueError: The kernel is not a sum, or not exactly one term has this name or index.
+            NotImplementedError: The terms have common features, by a rule with `shared=True`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> x, y = torch.rand(2, 20, 2).double()
+            >>> field = model.condition(x, y).posterior()
+            >>> parts = [field.part("curl_free"), field.part("divergence_free")]
+            >>> total = sum(part.mean(x) for part in parts) + model.mean(x)
+            >>> torch.allclose(total, field.mean(x))
+            True
         """
         part = PartSnapshot.of(self._snapshot, name)
         return FieldPosterior(part, self.units, units_of_outputs=self._columns.y)
 
     def sample_paths(self, num_paths: int, *, seed: int = 0) -> SamplePaths:
-        """Draw functions from the posterior, which can be evaluated at any points.
+        """Draw functions from the posterior. You can evaluate them at any points.
 
-        If `paths` is the result, `paths(x)` has the values (num_paths, n, p) at points x (n, d),
-        for p outputs. All calls evaluate the same functions. With features, a function is one draw
-        of their weights. If the features are those of a grid, x must be in its domain. With the
-        exact kernel, Matheron's rule is used (Wilson et al. 2020, eq. 14). See `SamplePaths`.
+        With features, a function is one draw of their weights. On a grid, points must be in its
+        domain. With the exact kernel, functions are drawn by Matheron's rule (Wilson et al. 2020,
+        *Efficiently sampling functions from Gaussian process posteriors*, eq. 14).
 
         Args:
-            num_paths: the number of functions.
+            num_paths: the number S of functions.
             seed: the seed of the random numbers.
+
+        Returns:
+            A `SamplePaths`. If `paths` is the result, `paths(x)` has the values (S, n, p) at points
+            x (n, d), in units of y. All calls evaluate the same functions.
 
         Raises:
             ValueError: `num_paths` is less than 1.
-            NotImplementedError: a `part` of an exact model.
+            NotImplementedError: The posterior is a `part` of a model with the exact kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> field.sample_paths(5)(torch.rand(7, 2)).shape
+            torch.Size([5, 7, 2])
         """
         if num_paths < 1:
             raise ValueError(f"sample_paths expects at least one path, got {num_paths}")
@@ -494,19 +846,34 @@ class FieldPosterior:
         num_paths: int = 256,
         seed: int = 0,
     ) -> Summary:
-        """Estimate the mean, standard deviation and 95 % interval of a function of the field by
-        sample paths.
+        """Estimate the mean, standard deviation and 95 % interval of a function of the field.
 
-        For example, the mean speed (n,) is `field.summarize(x, lambda f: f.norm(dim=-1)).mean`.
+        The estimates are from sample paths. Use this method if the function is not linear. Examples
+        are the speed at each point, and the largest speed in a region.
 
         Args:
             x: points (n, d).
-            function: maps the values (S, n, q) of S = num_paths paths to (S, ...).
-            symbol: a linear map with q outputs that is applied before; the field if None (q = p).
-            num_paths, seed: as for `sample_paths`.
+            function: maps the values (S, n, q) of S paths to results (S, ...).
+            symbol: a linear map of the field with q outputs, which is applied before `function`.
+                The default is the field itself, with q = p.
+            num_paths: the number S of paths.
+            seed: the seed of the random numbers.
+
+        Returns:
+            A `Summary`, with the shape of the result of `function` for one path.
 
         Raises:
-            NotImplementedError: a symbol of an exact model; see `SamplePaths`.
+            NotImplementedError: A symbol is given for a model with the exact kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(
+            ...     torch.rand(20, 2), torch.randn(20, 2)
+            ... ).posterior()
+            >>> speed = field.summarize(torch.rand(7, 2), lambda f: f.norm(dim=-1))
+            >>> speed.mean.shape, bool((speed.low < speed.high).all())
+            (torch.Size([7]), True)
         """
         return Summary.of(function(self.sample_paths(num_paths, seed=seed)(x, symbol)))
 
@@ -525,27 +892,34 @@ class FieldPosterior:
         """Choose where to measure next, to reduce the variance of a target in a region.
 
         Candidates are chosen one after another. Each choice maximises the decrease of the posterior
-        variance of the target, averaged over the region and divided by the cost, given the previous
-        choices. The decrease is exact and does not depend on the values that will be observed. The
-        hyperparameters are the learned ones. See `gp_orff.models.design`.
+        variance of the target, divided by the cost of the candidate. The variance is averaged over
+        the region, and the previous choices count as observed. The decrease is exact and does not
+        depend on the values that will be observed. Hyperparameters have their learned values. See
+        `gp_orff.models.design` for the formula.
 
         Args:
             candidates: points (C, d) where vectors may be observed.
-            count: the number of candidates to choose, each at most once.
-            target: a linear map of the field, such as `Curl()` or a `Flux`; the field if None.
-            region: points (m, d), or a box as a tuple ((low, high), ...), in which 256 quasi-random
-                points are used. If None, the box of the data. For a target along a given path, pass
-                one point, zero.
-            directions: (C, p) unit vectors, where candidates observe the components along them.
-            noise: the variance of an observation, of each observation (C,) or of each component
-                (p,), or covariances (p, p) or (C, p, p). If None, the noise of the data, if it is
-                the same for all.
-            cost: (C,), the costs of the candidates. Decreases are divided by them.
+            count: the number of candidates to choose. Each is chosen at most once.
+            target: a linear map of the field, such as `Curl()` or a `Flux`. The default is the
+                field itself.
+            region: points (m, d), or a box as a tuple ((low, high), ...). In a box, 256
+                quasi-random points are used. The default is the box of the data. If the target is
+                an integral along a given path, pass one point, zero.
+            directions: unit vectors (C, p). A candidate then observes only the component along its
+                direction.
+            noise: the noise of new observations, in squared units of y: one variance, variances of
+                candidates (C,) or components (p,), or covariances (p, p) or (C, p, p). The default
+                is the noise of the data, if it is the same for all observations.
+            cost: the costs (C,) of the candidates, positive and in any unit. The default is equal
+                costs.
+
+        Returns:
+            A `Design` with the indices and points of the choices and their decreases of variance.
 
         Raises:
-            ValueError: shapes that do not fit or are ambiguous, such as a list of two pairs as
-                region; or noise of the data that is not the same for all.
-            NotImplementedError: no `noise` is given under a likelihood without additive noise.
+            ValueError: Shapes do not fit or are ambiguous, such as a list of two pairs as `region`.
+                Or `noise` is not given, and the noise of the data is not the same for all.
+            NotImplementedError: `noise` is not given, and the likelihood has no additive noise.
 
         Example:
             >>> import gp_orff, torch
@@ -568,22 +942,26 @@ class FieldPosterior:
     def redundancy(
         self, stations: object = None, *, target: Symbol | None = None, region: object = None
     ) -> Redundancy:
-        """Rank observations by how much the variance of a target increases without them.
+        """Rank stations by the increase of the variance of a target if a station is removed.
+
+        The variance is the posterior variance of the target, averaged over a region.
 
         Args:
-            stations: a label of each observation, in the order of the data; observations with the
-                same label are removed together. None for those at the same position.
-            target, region: as for `design`.
+            stations: a station label for each observation, in the order of the data. Observations
+                with the same label are removed together. By default, observations at the same
+                position form a station.
+            target: a linear map of the field, as for `design`. The default is the field itself.
+            region: points (m, d) or a box, as for `design`. The default is the box of the data.
 
         Returns:
-            A `Redundancy`, with the increase of the mean variance of the target if one station is
-            removed; `order` has the most redundant station first.
+            A `Redundancy` with the increase of variance for each station. Its `order` has the most
+            redundant station first.
 
         Raises:
-            NotImplementedError: observations along tracks, a model of statistics alone, or
-                labels for observations of several groups or with missing components.
-            ValueError: labels that do not fit the data, from which copies and rows without values
-                were removed.
+            NotImplementedError: The model has tracks or stores only statistics. Or labels are
+                given for data with several groups or missing components.
+            ValueError: The number of labels is not the number of stored observations. Copies and
+                rows without values are not stored.
 
         Example:
             >>> import gp_orff, torch
@@ -607,22 +985,39 @@ class FieldPosterior:
         level: float = 0.9,
         seed: int = 0,
     ) -> EnergySpectrum:
-        """Return the rotational and divergent energy of a planar field per wavenumber, with
-        intervals. They are computed from spectra of sample paths with a Hann window; see
-        `EnergySpectrum`.
+        """Return the rotational and the divergent energy spectrum of a planar field.
+
+        The spectra have intervals. They are computed from sample paths with a Hann window;
+        `EnergySpectrum` has the formula.
 
         Args:
-            wavenumbers: (m,), radians per unit of the inputs, at least two periods in the box. On a
-                frequency grid, at most 2/3 of its cut-off. Default: 24 at equal ratios.
-            box: (low, high) of both directions of space. Default: the box of the data.
-            at: the values of the other inputs, for example a time, or a date if
+            wavenumbers: wavenumbers (m,) in radians per unit of x. The smallest one must have two
+                periods in the box. On a frequency grid, the largest one is 2/3 of the cut-off. The
+                default is 24 wavenumbers with equal ratios.
+            box: (low, high) of both directions of space. The default is the box of the data.
+            at: the values of the inputs that are not in space, for example a time. Pass a date if
                 `gp_orff.labelled` read dates.
-            num_paths, seed: as for `sample_paths`.
+            num_paths: the number of sample paths.
             level: the probability of the intervals.
+            seed: the seed of the random numbers.
+
+        Returns:
+            An `EnergySpectrum` with (m,) values for each part.
 
         Raises:
-            ValueError: wavenumbers beyond these limits, or an invalid level, box or `at`.
-            NotImplementedError: a field that is not planar, or a `part` of an exact model.
+            ValueError: Wavenumbers are beyond these limits, or the level, the box or `at` is not
+                valid.
+            NotImplementedError: The field is not planar, or the posterior is a `part` of a model
+                with the exact kernel.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(100, 2).double()
+            >>> model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
+            >>> field = model.condition(x, torch.sin(6 * x)).posterior()
+            >>> spectrum = field.energy_spectrum(num_paths=16)
+            >>> spectrum.wavenumbers.shape, spectrum.divergent.mean.shape
+            (torch.Size([24]), torch.Size([24]))
         """
         paths = self.sample_paths(num_paths, seed=seed)
         return energy_spectrum(paths, self._snapshot, self.units, wavenumbers, box, at, level)
@@ -638,25 +1033,28 @@ class FieldPosterior:
         level: float = 0.95,
         seed: int = 0,
     ) -> TidalEllipses:
-        """Return the tidal ellipses of a constituent of a kernel of `gp_orff.tides`.
+        """Return the tidal ellipses of one constituent of a kernel of `gp_orff.tides`.
 
-        Semi-major and semi-minor axis, inclination and phase are computed from samples of the
-        posterior at each point, because they are not linear in the field. See `TidalEllipses`.
-        Summands with the same constituent are added. The constant mean is not included.
+        The axes, inclination and phase of an ellipse are not linear in the field. So they are
+        computed from samples of the posterior at each point. If several terms of the kernel have
+        the constituent, their sum is used. The constant mean is not included.
 
         Args:
-            constituent: its name, such as "M2".
-            x: (n, k), points of the k = d − 1 inputs without time.
-            epoch: the time relative to which phases are given. Pass a date, such as
-                numpy.datetime64, if `gp_orff.labelled` read dates.
+            constituent: the name of the constituent, such as "M2".
+            x: points (n, d − 1), without the column of time.
+            epoch: the time at which phases are zero. Pass a date, such as numpy.datetime64, if
+                `gp_orff.labelled` read dates.
             num_samples: the number of samples.
             level: the probability of the intervals.
             seed: the seed of the random numbers.
 
+        Returns:
+            A `TidalEllipses` with (n,) values for each quantity.
+
         Raises:
-            ValueError: a constituent that the kernel does not have; points of another shape; a date
-                although the data have none; fewer than two samples; a level that is not between 0
-                and 1; a field that is not planar.
+            ValueError: The kernel does not have the constituent, the field is not planar, or the
+                points have another shape. Or `epoch` is a date but the data have no dates,
+                `num_samples` is less than 2, or the level is not between 0 and 1.
 
         Example:
             >>> import gp_orff, torch
@@ -691,30 +1089,43 @@ class FieldPosterior:
     ) -> "xarray.Dataset":
         """Return an xarray Dataset of means and standard deviations on a grid of points.
 
-        The grid is the product of 1-D coordinates, or a curvilinear grid if they are 2-D.
-        Attributes and the order of dimensions follow the CF conventions; see
-        `gp_orff.labelled.on_grid`. The variables `<name>` and `<name>_sd` are the mean and the
-        standard deviation of an output or symbol. With `paths`, the variable `<name>` has functions
-        drawn from the posterior instead, along the dimension `realization`.
+        The grid is the product of 1-D coordinates, or a curvilinear grid if they are 2-D. For each
+        output or symbol, the variables `<name>` and `<name>_sd` are the mean and the standard
+        deviation. With `paths`, the variable `<name>` has sample paths instead, along the dimension
+        `realization`. Attributes and the order of dimensions follow the CF conventions; see
+        `gp_orff.labelled.on_grid`.
 
         Args:
-            coordinates: 1-D arrays or DataArrays by name, in the order of the model's inputs, or
-                2-D for a curvilinear grid.
-            names: names of the p outputs. Default: u, v, w for 2 or 3 outputs, otherwise f1, ...
-            symbols: symbols of the field by name. If one has several outputs, they are numbered.
-                Default: divergence and vorticity of a planar field, if they exist.
+            coordinates: arrays or DataArrays by name, in the order of the inputs of the model. They
+                are 1-D, or 2-D for a curvilinear grid.
+            names: the names of the p outputs. The default is u, v, w for 2 or 3 outputs, otherwise
+                f1, f2, ...
+            symbols: symbols of the field by name. If a symbol has several outputs, they are
+                numbered. The default is the divergence and the vorticity of a planar field, if they
+                exist.
             attrs: attributes by name, {"u": {"units": "m s-1"}}, or a Dataset that has them. Units
-                of symbols are derived: a vorticity is in "s-1" for "m s-1" and "km".
-            time_unit, epoch: the unit and origin of datetime64 coordinates, as in
+                of symbols are derived, and their values are converted: if u is in "m s-1" and x in
+                "km", the vorticity is in "s-1".
+            time_unit: the unit of time of the model, for datetime64 coordinates, as in
                 `gp_orff.labelled.readings`.
-            project, chunks: for degrees, and for Dask arrays; see `gp_orff.labelled.on_grid`.
-            paths, seed: the number of functions of an ensemble, and the seed of `sample_paths`.
-                Derivatives of the functions need a model on features.
+            epoch: the date at which the time of the model is zero, as in
+                `gp_orff.labelled.readings`.
+            project: the plane of a model that was fitted to longitudes and latitudes; see
+                `gp_orff.labelled.on_grid`.
+            chunks: the sizes of Dask chunks, by dimension; see `gp_orff.labelled.on_grid`.
+            paths: the number of sample paths. The default is none. Derivatives of paths need a
+                model with features.
+            seed: the seed of the sample paths.
+
+        Returns:
+            A Dataset with the coordinates and variables.
 
         Raises:
-            ImportError: xarray is not installed; `pip install gp_orff[xarray]`, or `[dask]`.
-            TypeError: coordinates that are neither numbers nor times, or a symbol that is none.
-            ValueError: coordinates, names or symbols that do not fit the field or each other.
+            ImportError: xarray is not installed. Run `pip install gp_orff[xarray]`, or
+                `gp_orff[dask]` for `chunks`.
+            TypeError: Coordinates are neither numbers nor times, or a value of `symbols` is not a
+                `Symbol`.
+            ValueError: Coordinates, names or symbols do not fit the field or each other.
 
         Example:
             >>> import gp_orff, torch
@@ -736,13 +1147,13 @@ class FieldPosterior:
         return on_grid(self, coordinates, time_unit=time_unit, epoch=epoch, chunks=chunks, **how)
 
     def _region(self, region: object) -> object:
-        """Points, or a tuple of (low, high), in the units of the columns."""
+        """Points, or a tuple of (low, high), converted to the units of the columns."""
         if isinstance(region, tuple):
             return tuple(entries_in_units(region, self.units, "region"))
         return in_column_units(region, self.units, "region")
 
     def _warn_once(self, symbol: Symbol) -> None:
-        """Warn of derivatives of which the data say nothing, once for each kind of symbol."""
+        """Warn of derivatives that the data do not determine, once for each class of symbol."""
         if type(symbol) in self._warned:
             return
         self._warned.add(type(symbol))
@@ -753,11 +1164,12 @@ class FieldPosterior:
     def _at(
         self, x: Float[Tensor, "n d"], symbol: Symbol | None
     ) -> tuple[Float[Tensor, "n d"], FieldDistribution]:
-        """Checked points (a point of the data if there are none), and the distribution there."""
+        """Checked points, and the distribution of the field there. If there are no points, a point
+        of the data is used."""
         if is_transformed():
             raise NotImplementedError(
-                "expected plain points, got those of a transform of torch.func, under which mean, "
-                "variance, pointwise_covariance and sample paths are available"
+                "expected plain points, got points inside a transform of torch.func; use mean, "
+                "variance, pointwise_covariance or sample paths there"
             )
         points = in_column_units(x, self.units, "x")
         points = as_points(points, self._snapshot.num_inputs, empty=True).to(self._snapshot.device)
@@ -767,9 +1179,9 @@ class FieldPosterior:
             self._snapshot.check_symbol(symbol)
             self._warn_once(symbol)
             support = symbol.all_points(points, self._snapshot.space)
-        # The caches cover the usual course of calls: several results (mean, variance, samples) at
-        # the same points, or one symbol at many points. A larger domain is kept until points leave
-        # it, and the last image until the field, the symbol or the domain is another one.
+        # Two caches serve the usual course of calls: several results (mean, variance, samples) at
+        # the same points, or one symbol at many points. A larger domain is stored until points
+        # leave it. The last image is stored until the field, the symbol or the domain changes.
         in_domain, field = self._snapshot.in_domain, self._field
         if not in_domain(field, support, symbol):
             if self._extended is None or not in_domain(self._extended, support, symbol):
@@ -790,6 +1202,7 @@ class FieldPosterior:
 
 
 def _like(x: object, values: Tensor) -> Tensor:
-    """Values on the device of points, and in their precision; float64 for arrays and integers."""
+    """Values on the device and with the floating type of points; float64 for arrays and
+    integers."""
     given = x if isinstance(x, Tensor) else torch.empty(0, dtype=torch.float64)
     return values.to(given.device, given.dtype if given.is_floating_point() else torch.float64)

@@ -1,4 +1,4 @@
-"""What a fit would do, and what it would cost: `VectorFieldGP.plan`."""
+"""The searches of a fit and their cost, before the fit: `VectorFieldGP.plan`."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,24 +18,26 @@ from gp_orff.fitting.strategy import best_start, trainer_of
 from gp_orff.inference.price import SHORT, SUBSET_VALUES
 from gp_orff.inference.representation import Representation
 
-_SIZE = 768  # of the matrix whose factorisation gives the speed of this machine
-_MATRICES = 4  # of the size of a covariance, or of the normal equations, that are held at a time
-_BYTES = 8  # of a number
+_SIZE = 768  # rows of the matrix whose factorisation gives the speed of this machine
+_MATRICES = 4  # matrices in memory at a time, each as large as the one that is factorised
+_BYTES = 8  # bytes of a float64 number
 
 
 @dataclass(frozen=True)
 class PlannedSearch:
-    """A search that a fit would make.
+    """One search of a `FitPlan`; `print` shows it in one line.
 
     Attributes:
-        name: of the rows and columns, as in the stages of a report.
-        rows: the observed numbers, or their means at sites, that the evidence is computed from.
-        features: the features that stand for the kernel; None for the kernel itself.
-        operations: floating-point operations of one evaluation of the evidence and its gradient.
-        seconds: for six such evaluations on this machine.
-        mebibytes: of the matrices that are held at a time.
-        loss: the nats of log evidence that its optimum is expected to lack, where the kernel itself
-            and all data have none.
+        name: the name of the search, as in the stages of a report.
+        rows: the number of values from which the evidence is computed. They are observed values, or
+            averages of values at positions that are merged.
+        features: the number of features. None for the exact kernel.
+        operations: the floating-point operations of one evaluation of the evidence and its
+            gradient.
+        seconds: the time of six evaluations on this machine.
+        mebibytes: the memory of the matrices, in MiB.
+        loss: the expected loss of log evidence in nats: the maximum of the evidence under the exact
+            kernel and all data, less the evidence at the result of this search.
     """
 
     name: str
@@ -49,22 +51,25 @@ class PlannedSearch:
     def __str__(self) -> str:
         columns = "" if self.features is None else f" on {self.features} features"
         return (
-            f"{self.name}: {self.rows:.0f} values{columns}, {self.operations:.1e} operations an "
+            f"{self.name}: {self.rows:.0f} values{columns}, {self.operations:.1e} operations per "
             f"evaluation, about {self.seconds:.2g} s and {self.mebibytes:.2g} MiB, expected loss "
-            f"{self.loss:.2g} nats"
+            f"of log evidence {self.loss:.2g} nats"
         )
 
 
 @dataclass(frozen=True)
 class FitPlan:
-    """The searches that `fit` would run on some data, with their cost.
+    """The searches that `fit` would run on some data, with their cost. `print` shows them.
+
+    `VectorFieldGP.plan` returns it.
 
     Attributes:
-        searches: the searches in order, after starting values were found on 600 values. The last
-            one determines the result. If no search would improve the starting values, the list
-            has only the search for these.
+        searches: the searches in order, each with the attributes `name`, `rows`, `features`,
+            `operations`, `seconds`, `mebibytes` and `loss`. The last search determines the result.
+            The search for starting values, on 600 values, comes before them. The tuple contains it
+            only if no other search would improve the starting values.
         numbers: the number of all observed values.
-        reason: the reason for the representation of the kernel, in words; may be empty.
+        reason: the reason for the representation of the kernel, in words. It may be empty.
 
     Example:
         >>> import gp_orff, torch
@@ -90,7 +95,7 @@ class FitPlan:
 
     @property
     def rows(self) -> float:
-        """The rows of the last search."""
+        """The number of values in the last search. Close positions may be merged before."""
         return self.searches[-1].rows
 
     @property
@@ -100,25 +105,25 @@ class FitPlan:
 
     @property
     def seconds(self) -> float:
-        """The seconds of all searches."""
+        """The time of all searches on this machine, in seconds."""
         return sum(search.seconds for search in self.searches)
 
     @property
     def mebibytes(self) -> float:
-        """The memory of the search that needs most, in MiB."""
+        """The memory of the search that needs the most, in MiB."""
         return max(search.mebibytes for search in self.searches)
 
     @property
     def loss(self) -> float:
-        """The expected loss of log evidence, in nats."""
+        """The expected loss of log evidence after the last search, in nats."""
         return self.searches[-1].loss
 
     def to_dict(self) -> dict[str, object]:
-        """The plan as plain values."""
+        """Return the plan as plain values for `json.dumps`, with the attributes as keys."""
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"plan of a fit to {self.numbers:.0f} values, after starting values:"]
+        lines = [f"plan of a fit to {self.numbers:.0f} values, after a search for starting values:"]
         lines += [f"  {search}" for search in self.searches]
         return "\n".join([*lines, *([f"  {self.reason}"] if self.reason else [])])
 
@@ -130,7 +135,7 @@ def plan_of(
     requested: Rule,
     data: Data,
 ) -> FitPlan:
-    """The plan of a fit, at starting values, which the modules are set to."""
+    """Set the modules to starting values, and return the plan of a fit from there."""
     trainer, data = trainer_of(kernel, likelihoods, mean, requested, data, Progress())
     best_start(trainer)
     representation = Representation.of(kernel, likelihoods, requested, data)
@@ -152,7 +157,7 @@ def plan_of(
 
 
 def _operations_a_second(device: torch.device) -> float:
-    """Of a factorisation and an inverse, as searches make them."""
+    """The operations per second of a Cholesky factorisation and an inverse, as in a search."""
     matrix = torch.eye(_SIZE, dtype=torch.float64, device=device).add_(1 / _SIZE)
     elapsed = []
     for _ in range(2):  # the first one starts threads

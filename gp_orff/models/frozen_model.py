@@ -1,4 +1,4 @@
-"""Snapshots of a model for predictions; symbols by features where they have no closed form."""
+"""Snapshots of a model for predictions, and symbols by features if they have no closed form."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ from gp_orff.models.few_readings import Mixture, Sample
 from gp_orff.symbols.base import Identity, Symbol
 from gp_orff.symbols.patches import TooFine
 
-# Symbols of exact models that have no closed form, and take features: what is said of that.
+# Warnings of symbols that have no closed form under the exact kernel and use features.
 
 
 def warn_of_features(
@@ -46,8 +46,8 @@ def warn_of_features(
     kernel: Kernel,
     noises: Noises,
 ) -> None:
-    """Warn where features take the place of the exact kernel in an integral over many lengthscales,
-    or truncate much of the noise variance of an observation."""
+    """Warn if features replace the exact kernel in an integral over many lengthscales, or if they
+    truncate a variance that is not small compared with the noise variance."""
     if isinstance(error, TooFine):
         warnings.warn(
             f"{error}. This result uses features, which are less accurate than the exact kernel; "
@@ -58,31 +58,28 @@ def warn_of_features(
     ratio = max(features.truncation_ratios(kernel, noises).values(), default=0.0)
     if ratio > NEGLIGIBLE:
         warnings.warn(
-            f"{type(symbol).__name__} has no closed form under the exact kernel, and takes a "
-            f"frequency grid, whose truncated variance is {ratio:.2g} times the noise variance: it "
-            "is treated as noise of observations, so that error bars are wider than those of the "
-            "exact kernel; a smoother kernel or a smaller region would reduce it",
+            f"{type(symbol).__name__} has no closed form under the exact kernel, and is computed "
+            f"on a frequency grid, whose truncated variance is {ratio:.2g} times the noise "
+            "variance: it is treated as noise of observations, so that error bars are wider than "
+            "those of the exact kernel; use a smoother kernel or a smaller region to reduce it",
             GridWarning,
             stacklevel=2,
         )
 
 
-# Copies of a model's kernel, noise and mean, made when its posterior is, with its data.
-
-
-# From a model to the distribution of a field or a symbol of it.
+# From a model to the distribution of a field, or of a symbol of it.
 #
 # 1. `ModelSnapshot.of` and `ExactGPSnapshot.of` copy the modules of a model. Data and inference are
 #    immutable and are shared.
-# 2. `field()` is the posterior on the frequencies of the data's domain. Points outside this domain,
-#    and symbols without an image under these frequencies, need other frequencies: `inference_at`
-#    makes them for a `ModelSnapshot`, and the posterior is computed again on these.
+# 2. `field()` is the posterior on the frequencies for the domain of the data. Points outside this
+#    domain, and symbols without an image under these frequencies, need other frequencies. For a
+#    `ModelSnapshot`, `inference_at` makes them, and the posterior is computed again.
 # 3. `apply` maps the distribution by a symbol. If the exact kernel has no closed form for it,
-#    `feature_inference` gives a frequency grid, the posterior is computed on the grid, and the
+#    `feature_inference` returns a frequency grid. The posterior is computed on the grid, and the
 #    symbol is applied there. Only a `ModelSnapshot` has such a grid.
-# 4. `mean` adds the prior mean, which the distributions lack.
-# 5. A `PartSnapshot` takes the joint posterior of the whole sum and selects the features or kernel
-#    of one term afterwards; all terms share the data.
+# 4. `mean` adds the prior mean, which the distributions do not include.
+# 5. A `PartSnapshot` uses the joint posterior of the complete sum, and then selects the features or
+#    the kernel of one term.
 class FieldOnDomain(NamedTuple):
     """The distribution of a field, and the inference whose frequencies and domain it uses."""
 
@@ -106,23 +103,24 @@ class KernelOfField:
         return space_of(self.kernel, self.num_inputs)
 
     def check_symbol(self, symbol: Symbol) -> None:
-        """Raise ValueError for a symbol that does not exist for the field."""
+        """Raise a ValueError for a symbol that does not exist for the field."""
         require(symbol, self.kernel, self.space)
 
 
 class Snapshot(KernelOfField, ABC):
-    """All that a `FieldPosterior` needs of a model; later changes of the model do not reach it."""
+    """The parts of a model that a `FieldPosterior` uses. Later changes of the model do not affect
+    it."""
 
     inference: Inference
     noises: Noises
     prior_mean: Mean
-    fixed_mean: Float[Tensor, "p"] | None  # a constant; None for that of largest evidence
+    fixed_mean: Float[Tensor, "p"] | None  # None if the mean is the constant of largest evidence
     is_part = False  # whether it is a `PartSnapshot`
 
     @abstractmethod
     def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
-        """The inference on frequencies whose domain contains the data and these points, and that
-        have an image under the symbol."""
+        """The inference on frequencies that have an image under the symbol, and whose domain
+        contains the data and these points."""
 
     @property
     def data_point(self) -> Float[Tensor, "1 d"]:
@@ -131,27 +129,27 @@ class Snapshot(KernelOfField, ABC):
 
     @cached_property
     def posterior(self) -> Posterior:
-        """The posterior on the frequencies of the data's domain."""
+        """The posterior on the frequencies for the domain of the data."""
         return self.inference.posterior(self.kernel, self.noises, self.fixed_mean)
 
     @cached_property
     def constant(self) -> Float[Tensor, "p"]:
-        """The constant mean: the fixed one, or that of largest evidence."""
+        """The constant mean (p,): the fixed one, or that with the largest evidence."""
         return self.posterior.mean if self.fixed_mean is None else self.fixed_mean
 
     @torch.no_grad()
     def field(
         self, points: Float[Tensor, "n d"] | None = None, symbol: Symbol | None = None
     ) -> FieldOnDomain:
-        """The field on the data's domain, extended to contain `points` if they are given, and with
-        features that have an image under the `symbol`."""
+        """The field on the domain of the data, with features that have an image under the `symbol`.
+        The domain is extended to contain `points`."""
         if points is None:
             distribution = self.posterior.field(fixed=self.fixed_mean is not None)
             return FieldOnDomain(self.inference, distribution)
         return self._field_by(self.inference_at(points, symbol))
 
     def _field_by(self, inference: Inference) -> FieldOnDomain:
-        # The constant is that of the data's domain on every domain.
+        # On each domain, the constant is that of the domain of the data.
         posterior = inference.posterior(self.kernel, self.noises, self.constant)
         return FieldOnDomain(inference, posterior.field(fixed=self.fixed_mean is not None))
 
@@ -162,8 +160,9 @@ class Snapshot(KernelOfField, ABC):
         symbol: Symbol | None = None,
         inference: Inference | None = None,
     ) -> FieldOnDomain:
-        """The field under the learned hyperparameters alone, at any points; by a given inference,
-        or that of the data where it serves the points and the symbol."""
+        """The field for the learned hyperparameters, without integration over them, at any points.
+        It uses the given inference, or that of the data if it is valid for the points and the
+        symbol."""
         if inference is not None:
             return self._field_by(inference)
         field = FieldOnDomain(
@@ -184,13 +183,13 @@ class Snapshot(KernelOfField, ABC):
         """The points where the distribution is valid, without a check that depends on values.
 
         Raises:
-            NotImplementedError: the exact kernel, whose covariances depend on values, or waves.
+            NotImplementedError: The model has the exact kernel or a harmonic kernel.
         """
         draws = getattr(field.inference, "draws", [])
         if not draws or any(draw.decays for draw in draws):
             raise NotImplementedError(
-                "torch.export expects a model on features of waves that do not decay, got the "
-                "exact kernel or those of a HarmonicKernel; condition a model with frequencies="
+                "torch.export expects a model with features of waves that do not decay, got the "
+                "exact kernel or a HarmonicKernel; condition a model with frequencies="
                 "gp_orff.Auto(exact_values=0)"
             )
         if field.inference.has_shared_columns:
@@ -198,22 +197,23 @@ class Snapshot(KernelOfField, ABC):
         return torch.ones_like(points[:, 0], dtype=torch.bool)
 
     def require(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> None:
-        """Check that the data's frequencies serve these points and the symbol.
+        """Check that the frequencies for the data are valid for these points and the symbol.
 
         Raises:
-            ValueError: points outside their domain.
-            NotImplementedError: a symbol that they have no image under.
+            ValueError: Points are outside the domain of the frequencies.
+            NotImplementedError: The frequencies have no image under the symbol.
         """
         self.inference.require(symbol)
         if not self.inference.in_domain(self.kernel, points):
             self.inference.draws[0].shared.check(points)
 
     def with_part(self, kernel: Kernel, indices: Sequence[int]) -> "PartSnapshot":
-        """The part of the terms of these numbers, whose sum is `kernel`."""
+        """The part with the terms of these indices, whose sum is `kernel`."""
         return PartSnapshot(self, kernel, tuple(indices))
 
     def feature_inference(self, points: Float[Tensor, "n d"]) -> Inference | None:
-        """Inference by features, for symbols whose covariance has no closed form; None: none."""
+        """Inference by features, for symbols whose covariance has no closed form. None if it is not
+        available."""
         return None
 
     @torch.no_grad()
@@ -235,13 +235,13 @@ class Snapshot(KernelOfField, ABC):
         return FieldOnDomain(inference, image)
 
     def trend(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n _"]:
-        """The prior mean of the field at n points, where it is not constant; zero for a symbol."""
+        """The prior mean of the field at n points if it is not constant; otherwise zero."""
         if symbol is None:
             return varying_mean(self.prior_mean, points, len(self.constant))
         if not is_constant(self.prior_mean):
             raise NotImplementedError(
-                f"{type(symbol).__name__} of {type(self.prior_mean).__name__}, a mean that varies, "
-                "is not available: expected a constant mean; make the trend a term of the kernel"
+                f"{type(symbol).__name__} of a field with the mean {type(self.prior_mean).__name__}"
+                " is not available: expected a constant mean; make the trend a term of the kernel"
             )
         return torch.zeros_like(points[:, :1])
 
@@ -260,7 +260,8 @@ class ExactGPSnapshot(Snapshot):
     @classmethod
     @torch.no_grad()
     def of(cls, model: ExactGP) -> "ExactGPSnapshot":
-        """Copy the model's modules and data, in float64; a varying mean is subtracted from y."""
+        """Copy the modules and data of the model, in float64. A mean that is not constant is
+        subtracted from y."""
         if not isinstance(model, ExactGP) or model.train_inputs is None:
             raise TypeError(
                 f"expected a gpytorch ExactGP with training data, got {type(model).__name__}"
@@ -272,16 +273,16 @@ class ExactGPSnapshot(Snapshot):
         kernel = covariance.base_kernel if has_features else covariance
         if mean is None or not isinstance(kernel, Kernel) or parts_of(kernel, ORFFKernel):
             raise TypeError(
-                "expected a model with mean_module and covar_module, the latter an ORFFKernel or "
-                f"a kernel without one inside, got {type(covariance).__name__}; sum and scale "
-                "kernels inside ORFFKernel"
+                "expected a model with mean_module and covar_module, where covar_module is an "
+                f"ORFFKernel or contains none, got {type(covariance).__name__}; put sums and "
+                "scales of kernels inside one ORFFKernel"
             )
         kernel, mean = (part.double().requires_grad_(False) for part in (kernel, mean))
         p = num_outputs(kernel)
         targets = as_real_tensor(model.train_targets, "the targets of ExactGP")
         x, y = model.train_inputs[0].double(), targets.double().reshape(-1, p)
         trend = mean(x).reshape(-1, p)
-        # A mean that varies is subtracted from y; `mean` adds it again at the points of a
+        # A mean that is not constant is subtracted from y. `mean` adds it again at the points of a
         # prediction.
         constant = trend[0] if is_constant(mean) else torch.zeros_like(trend[0])
         observations = read(x, y + constant - trend, p, Options())
@@ -292,22 +293,22 @@ class ExactGPSnapshot(Snapshot):
         return cls(kernel, inference, {DEFAULT: noise}, mean, constant, x.shape[-1])
 
     def inference_at(self, points, symbol=None):
-        self.require(points, symbol)  # raises, since there are no other frequencies
+        self.require(points, symbol)  # raises, because there are no other frequencies
         return self.inference
 
 
 @dataclass(frozen=True)
 class PartSnapshot(Snapshot):
-    """A snapshot of some terms of a sum of kernels, given all data; its mean is zero."""
+    """A snapshot of some terms of a sum of kernels, given all data. Its mean is zero."""
 
-    total: Snapshot  # of the sum
+    total: Snapshot  # the snapshot of the sum
     kernel: Kernel
-    term_indices: tuple[int, ...]  # of the part, among the terms of the sum
+    term_indices: tuple[int, ...]  # the terms of the part, among the terms of the sum
     is_part = True
 
     @classmethod
     def of(cls, total: Snapshot, name: str | int) -> "PartSnapshot":
-        """The summand of a number, or the half of a Helmholtz kernel of that name."""
+        """The summand with an index, or the part of a Helmholtz kernel with a name."""
         parts = summands(total.kernel)
         if isinstance(name, int) and -len(parts) <= name < len(parts):
             chosen = [parts[name]]
@@ -319,26 +320,25 @@ class PartSnapshot(Snapshot):
             remedy = "; select one first, such as part(0).part('curl_free')" if chosen else ""
             raise ValueError(
                 f"expected a term of a sum of kernels, by its name, such as 'curl_free' of a "
-                f"HelmholtzKernel, or its number below {len(parts)}; got {name!r}, which "
+                f"HelmholtzKernel, or its index below {len(parts)}; got {name!r}, which "
                 f"{len(chosen)} terms have{remedy}"
             )
         return cls.of_sum(total, chosen)
 
     @classmethod
     def of_sum(cls, total: Snapshot, parts: Sequence[Kernel]) -> "PartSnapshot":
-        """The sum of some summands, or halves of a Helmholtz kernel, or the whole kernel."""
+        """The sum of some summands or parts of a Helmholtz kernel, or the complete kernel."""
         kernel = parts[0] if len(parts) == 1 else AdditiveKernel(*parts)
         indices = [index for part in parts for index in cls._indices(total.kernel, part)]
         return total.with_part(kernel, indices)
 
     @staticmethod
     def _indices(total: Kernel, part: Kernel) -> range:
-        """The numbers of the terms of a part, among those of the sum."""
+        """The indices of the terms of a part, among the terms of the sum."""
         if part is total:
             return range(len(terms(total)))
-        # gpytorch flattens sums, so that the halves of a Helmholtz kernel are summands themselves.
-        # The terms of all kernels before the first half of the part determine where its terms
-        # begin.
+        # gpytorch flattens sums, so that the parts of a Helmholtz kernel are summands. The number
+        # of terms of all kernels before the part is the index of its first term.
         first = part.kernels[0] if isinstance(part, HelmholtzKernel) else part
         before = takewhile(lambda kernel: kernel is not first, total.kernels)
         start = sum(len(terms(kernel)) for kernel in before)
@@ -374,8 +374,8 @@ class PartSnapshot(Snapshot):
     def field(self, points=None, symbol=None):
         inference, distribution = self.total.field(points, symbol)
         part_inference, expansion = inference.of_terms(self.total.kernel, self.term_indices)
-        # The grid truncates variance of the part too; this variance is white in space and is added
-        # to that of its features.
+        # The grid also truncates variance of the part. It is white in space, and is added to the
+        # variance of the features.
         part = distribution.split()[0].of_part(expansion, self.kernel)
         missing = part_inference.left_out(Identity(), self.kernel, self.space)
         return FieldOnDomain(
@@ -392,7 +392,7 @@ class ModelSnapshot(Snapshot):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None
-    draw: Callable[[], Sample] = Sample  # of hyperparameters, which few observations leave open
+    draw: Callable[[], Sample] = Sample  # draws the hyperparameters, for few observations
 
     @classmethod
     def of(
@@ -403,7 +403,7 @@ class ModelSnapshot(Snapshot):
         fixed_mean: Float[Tensor, "p"] | None,
         draw: Callable[[], Sample],
     ) -> "ModelSnapshot":
-        """Copy the modules; data and inference are immutable and shared."""
+        """Copy the modules. Data and inference are immutable and shared."""
         modules = (representation.kernel, representation.likelihoods, prior_mean)
         kernel, likelihoods, mean = map(deepcopy, modules)
         for module in (kernel, mean, *likelihoods.values()):
@@ -414,8 +414,8 @@ class ModelSnapshot(Snapshot):
 
     @cached_property
     def sample(self) -> Sample:
-        """Of the hyperparameters; drawn when it is first asked for, which a chain of updates need
-        not do."""
+        """The sample of the hyperparameters. It is drawn at the first access, so that a sequence of
+        updates need not draw it."""
         return self.draw()
 
     def field(self, points=None, symbol=None):
@@ -433,7 +433,7 @@ class ModelSnapshot(Snapshot):
 
     @property
     def log_marginal_likelihood(self) -> float:
-        """log p(y) in nats; under Student-t noise, the ELBO."""
+        """log p(y) in nats. Under Student-t noise it is the ELBO."""
         num_values, elbo_correction = (
             self.inference.num_values,
             self.representation.data.elbo_correction,
@@ -443,7 +443,7 @@ class ModelSnapshot(Snapshot):
 
     @property
     def log_marginal_likelihood_error(self) -> float:
-        """The standard error of log p(y) in nats, where iterations estimate it; 0 if exact."""
+        """The standard error of log p(y) in nats, if it is estimated by iterations; otherwise 0."""
         return self.posterior.evidence.standard_error
 
     def apply(self, symbol, field, points):
@@ -457,9 +457,9 @@ class ModelSnapshot(Snapshot):
 
     def inference_at(self, points, symbol=None):
         representation, rule = self.representation, self.representation.rule
-        if not self.inference.serves(symbol):  # a grid that lacks frequencies
+        if not self.inference.serves(symbol):  # the grid does not have the frequencies
             representation = replace(representation, rule=replace(rule, sum_constant=False))
         inference = representation.wider(points)
-        if not inference.in_domain(self.kernel, points):  # a grid by hand, or statistics alone
+        if not inference.in_domain(self.kernel, points):  # a given grid, or statistics alone
             inference.draws[0].shared.check(points)
         return inference

@@ -1,4 +1,4 @@
-"""`FitReport`: what a fit learned, how, and how well features serve."""
+"""`FitReport`: the learned hyperparameters, the stages of a fit, and the accuracy of features."""
 
 import json
 from collections import Counter
@@ -35,12 +35,13 @@ from gp_orff.kernels.base import children_of
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.threads import chosen_threads
 
-# Which features represent the kernel, and how accurate they are.
+# The features that represent the kernel, and their accuracy.
 
 
 @torch.no_grad()
 def approximation(snapshot: ModelSnapshot) -> dict[str, object]:
-    """The representation that a model with data uses, by the names of attributes of `FitReport`."""
+    """The representation of the kernel in a model with data: values of attributes of `FitReport`,
+    by name."""
     inference, kernel = snapshot.inference, snapshot.kernel
     if inference.is_exact:
         return {"method": "exact"}
@@ -60,16 +61,16 @@ def approximation(snapshot: ModelSnapshot) -> dict[str, object]:
     }
 
 
-# The contents of a model as numbers: hyperparameters, noise, the constant mean, the data.
+# The contents of a model as numbers: hyperparameters, noise, and the constant mean.
 
 
 Numbers = float | Float[np.ndarray, "..."]
 _SIGNS = {AdditiveKernel: " + ", ProductKernel: " * "}
-_DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first that is no group's name is used
+_DEFAULT_NAMES = ("default", "unnamed", DEFAULT)  # the first one that no group has is used
 
 
 def noise_variances(noises: Noises) -> dict[str, Numbers]:
-    """Noise variances by group: a float where all components have the same one, else (p,)."""
+    """Noise variances by group: a float if they are equal for all components, otherwise (p,)."""
     default = next(name for name in _DEFAULT_NAMES if name == DEFAULT or name not in noises)
     numbers = {}
     for label, covariance in noises.items():
@@ -88,7 +89,7 @@ def trained_names(kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> froz
 def hyperparameter_values(
     kernel: Kernel, likelihoods: Mapping[str, Likelihood], present: Iterable[str]
 ) -> dict[str, Numbers]:
-    """The values of the kernel and of the likelihoods of the groups in `present`, by name."""
+    """The hyperparameters of the kernel, and of the likelihoods of groups in `present`, by name."""
     values = _by_parameter([kernel, *likelihoods.values()])
     absent = {p for label in {*likelihoods} - {*present} for p in likelihoods[label].parameters()}
     absent -= {*kernel.parameters()}
@@ -98,7 +99,7 @@ def hyperparameter_values(
 
 @torch.no_grad()
 def description(snapshot: Snapshot) -> str:
-    """The kernel, its hyperparameters, the noise variances and the constant mean, in a line."""
+    """The kernel, its hyperparameters, the noise variances and the constant mean, in one line."""
     kernel, noises = snapshot.kernel, getattr(snapshot, "noises", {})
     values = hyperparameter_values(kernel, {}, ())
     for label, variance in noise_variances(noises).items():
@@ -109,7 +110,7 @@ def description(snapshot: Snapshot) -> str:
 
 
 def expression(kernel: Kernel) -> str:
-    """The classes of a tree of kernels, as `ScaleKernel(CurlFreeKernel(MaternKernel(nu=1.5)))`."""
+    """The classes in a tree of kernels: `ScaleKernel(CurlFreeKernel(MaternKernel(nu=1.5)))`."""
     children = [part for part in children_of(kernel) if isinstance(part, Kernel)]
     parts, name = [expression(child) for child in children], type(kernel).__name__
     if type(kernel) in _SIGNS:
@@ -132,8 +133,8 @@ def mean_values(mean: Mean) -> dict[str, Numbers]:
 
 @torch.no_grad()
 def constant_mean(snapshot: ModelSnapshot) -> "Estimate":
-    """The constant mean (p,), with the standard error √((1ᵀK⁻¹1)⁻¹)_ii of generalised least squares
-    unless it is fixed or not determined."""
+    """The constant mean (p,). If it is trained and determined by the data, it has the standard
+    error √((1ᵀK⁻¹1)⁻¹)_ii of generalised least squares."""
     value, evidence = as_numbers(snapshot.constant), snapshot.posterior.evidence
     if snapshot.fixed_mean is not None or len(evidence.unknown_means()):
         return Estimate(value)
@@ -159,7 +160,7 @@ def _by_parameter(modules: Iterable[Module]) -> dict[nn.Parameter, Numbers]:
 # Format numbers: values with standard errors, aligned tables, plain values for logs.
 
 
-_MAX_NUMBERS = 6  # of an array in a row; a longer one shows its first and last two
+_MAX_NUMBERS = 6  # entries shown of an array; a longer one shows its first two and last two
 
 
 def brief(value: float | Float[np.ndarray, "..."], digits: int) -> str:
@@ -172,7 +173,7 @@ def brief(value: float | Float[np.ndarray, "..."], digits: int) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """Lines with aligned columns: the first `left` to the left, the others to the right."""
+    """Lines with aligned columns. The first `left` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -187,22 +188,22 @@ def table(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 
 
 _ESTIMATED = (
-    "no standard errors: the evidence of this many features is an estimate, whose curvature is not "
-    "that of the evidence"
+    "no standard errors: with this many features the evidence is an estimate, and its curvature is "
+    "not that of the exact evidence"
 )
 _LEARNED_ELSEWHERE = (
-    "no standard errors: this many values under the exact kernel learn the hyperparameters on "
-    "subsets or on a grid, near the maximum of their evidence, not at it"
+    "no standard errors: for this many values under the exact kernel, the hyperparameters are "
+    "learned on subsets or on a grid, so they are near the maximum of the evidence, but not at it"
 )
-_FLAT = 1e-3  # nats: smaller curvatures, standard errors above 30 in a logarithm, count as flat
+_FLAT = 1e-3  # nats: a smaller curvature, or a standard error above 30 of a logarithm, is flat
 _ROUNDING = 1e-9  # of the largest curvature
-_COMPONENT = 1e-3  # along a flat direction: a coordinate with more has no standard error
+_COMPONENT = 1e-3  # a coordinate with a larger component along a flat direction has no error
 _NEAR, _AT = 0.5, 2.0  # nats below a maximum: one and two standard errors in one direction
 
 
 @dataclass(frozen=True)
 class StandardErrors:
-    """Standard errors by the names of hyperparameters, NaN where there is none, and remarks why."""
+    """Standard errors by the names of hyperparameters. `remarks` gives reasons for NaN."""
 
     values: Mapping[str, Float[np.ndarray, "..."]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
@@ -218,9 +219,9 @@ class Curvature:
         sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii .
 
     The constant mean maximises the evidence at every u, so H is the Hessian of the profile
-    likelihood. Of few data, which learned with weak priors, it is that of the restricted likelihood
-    plus these priors. Frozen coordinates and coordinates at a bound are held fixed. The degrees of
-    freedom of Student-t noise have the curvature that `Tail` gives.
+    likelihood. For a fit with weak priors, H is the Hessian of the restricted likelihood plus the
+    log priors. Frozen coordinates and coordinates at a bound are fixed. The curvature for the
+    degrees of freedom of Student-t noise comes from `Tails`.
     """
 
     snapshot: ModelSnapshot
@@ -229,7 +230,7 @@ class Curvature:
 
     @property
     def evaluations(self) -> int:
-        """The number of evaluations of the gradient that the Hessian takes, if it is computed."""
+        """The number of evaluations of the gradient for the Hessian; 0 if it is not computed."""
         if self._learned_elsewhere:
             return 0
         parameters = parameter_names(self.snapshot.kernel, self._likelihoods)
@@ -294,18 +295,18 @@ class Curvature:
             errors |= {parameter: np.array([error]) for parameter, error in of_tails.items()}
         if any(heavy_tailed_noise(likelihood) is not None for likelihood in likelihoods.values()):
             remarks.append(
-                "standard errors treat the Student-t weights of the observations as known, and are "
-                "too small by the uncertainty of the weights"
+                "standard errors treat the Student-t weights of the observations as known, so they "
+                "do not include the uncertainty of the weights and are too small"
             )
         if any_pointwise(likelihoods):
-            remarks.append("standard errors treat pseudo-observations as known, and are rough")
+            remarks.append("standard errors treat pseudo-observations as known, so they are rough")
         return StandardErrors(
             {name: errors[p] for name, p in names.items() if p in errors}, tuple(remarks)
         )
 
     @property
     def _learned_elsewhere(self) -> bool:
-        """Whether no search has seen the evidence of all numbers."""
+        """Whether no search has used the evidence of all observed values."""
         inference = self.snapshot.inference
         return inference.is_exact and inference.size > MOST_TRAINING
 
@@ -317,8 +318,9 @@ class Curvature:
 def _errors(
     gradient: Float[np.ndarray, "m"], precision: Float[np.ndarray, "m m"]
 ) -> tuple[Float[np.ndarray, "m"], list[str]]:
-    """Standard errors of the coordinates from the gradient and −H, and remarks; NaN for coordinates
-    with a component along flat directions, and for all where the gradient is far from zero."""
+    """Standard errors of the coordinates from the gradient and the precision −H, with remarks.
+    Coordinates with a component along flat directions have NaN. If the gradient is far from zero,
+    all have NaN."""
     if not len(gradient):
         return np.zeros(0), []
     if not (np.isfinite(precision).all() and np.isfinite(gradient).all()):
@@ -337,32 +339,36 @@ def _errors(
         return errors, ["no standard errors: the evidence is not at a maximum"]
     remarks = []
     if flat.any():
-        remarks.append("no standard error where the evidence is flat or has no maximum")
+        remarks.append(
+            "no standard errors of hyperparameters along which the evidence is flat or has no "
+            "maximum"
+        )
     if gain > _NEAR:
         remarks.append(f"a Newton step would raise the log evidence by about {gain:.2g} nats")
     return errors, remarks
 
 
-# The evidence with the curves of learned spectra integrated out, by Laplace's method.
+# The evidence with learned spectra integrated out, by Laplace's method.
 
 
-_STEP = 1e-3  # of the central differences of gradients, in standard deviations of the prior
-_LEAST = 0.1  # of the precision, where the prior has one: it is not at a maximum where it is less
+_STEP = 1e-3  # step of central differences of gradients, in standard deviations of the prior
+_LEAST = 0.1  # least eigenvalue of the precision, relative to the prior, which has 1
 
 
 def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
-    """What the log evidence changes by when the learned curves θ are integrated out, in nats.
+    """Return the change of the log evidence if the learned curves θ are integrated out, in nats.
 
-    With a prior θ ~ N(0, I), at its value θ̂ that maximises log p(y|θ) + log p(θ),
+    The prior is θ ~ N(0, I), and θ̂ maximises log p(y|θ) + log p(θ). By Laplace's method,
 
-        log ∫ p(y|θ) p(θ) dθ − log p(y|θ̂) ≈ −½ ‖θ̂‖² − ½ log |H| ,    H = I − ∂² log p(y|θ̂) :
+        log ∫ p(y|θ) p(θ) dθ − log p(y|θ̂) ≈ −½ ‖θ̂‖² − ½ log |H| ,    H = I − ∂² log p(y|θ̂) .
 
-    a maximum gains by every curve that it may choose, this does not. All other hyperparameters keep
-    their values. Two gradients of the evidence for each trained coordinate of a curve; 0 without.
+    The maximum p(y|θ̂) increases with the flexibility of the curves; the integral need not. All
+    other hyperparameters keep their values. The cost is two gradients of the evidence for each
+    trained coordinate of a curve. Without trained curves, the result is 0.
 
     Args:
-        snapshot: of a fitted model.
-        kernel: its kernel, which determines the curves that are trained; it is not changed.
+        snapshot: a snapshot of a fitted model.
+        kernel: the kernel of the model, which determines the trained curves. It is not changed.
     """
     kernel, likelihoods = deepcopy((kernel, dict(snapshot.representation.likelihoods)))
     model, coordinates = (snapshot.inference, kernel, likelihoods), Coordinates(kernel)
@@ -380,7 +386,7 @@ def integration_over_spectra(snapshot: ModelSnapshot, kernel: Kernel) -> float:
     return -0.5 * float(square + np.log(np.maximum(eigenvalues, _LEAST)).sum())
 
 
-# `FitReport`: what a model holds and how it was fitted, as numbers and in print.
+# `FitReport`: the contents of a model and the course of its fit, as numbers and in print.
 
 
 _PATIENCE = 10.0  # seconds: `print` computes standard errors only if they take less
@@ -388,10 +394,10 @@ _PATIENCE = 10.0  # seconds: `print` computes standard errors only if they take 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """The value of a hyperparameter and its standard error, in the user's units.
+    """The value of a hyperparameter and its standard error, in the units of the data.
 
     Attributes:
-        value: a float, or an array if the hyperparameter has several elements.
+        value: the value, a float, or an array if the hyperparameter has several elements.
     """
 
     value: Numbers
@@ -399,9 +405,9 @@ class Estimate:
 
     @property
     def standard_error(self) -> Numbers:
-        """The standard error, of the shape of `value`; NaN where there is none.
+        """The standard error, with the shape of `value`. It is NaN if it does not exist.
 
-        It is computed at the first access.
+        It is computed at the first access, which may take long.
         """
         error = None if self._error is None else self._error()
         return as_numbers(np.full_like(self.value, np.nan) if error is None else error)
@@ -409,68 +415,73 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FitReport:
-    r"""The hyperparameters, the data and the fit of a `VectorFieldGP`; `print` shows it as text.
+    r"""A report of the hyperparameters, the data and the fit of a `VectorFieldGP`.
 
-    `model.report` returns it. It describes the model at that time, and later changes of the model
-    do not affect it. A report keeps the data in memory; the result of `to_dict` does not.
+    `model.report` returns it, and `print` shows it as text. It describes the model at that time:
+    later changes of the model do not affect it. A report refers to the data, which stay in memory.
+    The result of `to_dict` does not.
 
-    Standard errors follow from the curvature of the log evidence plus the log priors. The
-    coordinates u are those of the search: the logarithm of a positive parameter, or the logit of a
-    parameter in an interval. The constant mean has its best value (Mardia & Marshall 1984, *Maximum
-    likelihood estimation of models for residual covariance in spatial regression*, §3, with the
-    observed information):
+    Standard errors follow from the curvature H of the log evidence plus the log priors. A
+    hyperparameter θ_i has the coordinate u_i in the search: the logarithm of a positive parameter,
+    or the logit of a parameter in an interval. Then
 
-        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² .
+        sd(θ_i) = |∂θ_i/∂u_i| √((−H)⁻¹)_ii ,    H = ∂² log p(y) / ∂u² ,
 
-    They need two evaluations of the evidence for each learned value, and are computed at the first
-    access. `print` shows them if they take less than 10 seconds. A standard error is NaN if the
-    hyperparameter is frozen, is at a bound of the search, or is not determined by the data. All are
-    NaN after `condition`, `update` or `observe`, which learn no hyperparameters. `remarks` and
-    `notes` give the reasons.
+    and the constant mean has its best value for each u (Mardia & Marshall 1984, *Maximum likelihood
+    estimation of models for residual covariance in spatial regression*, §3). Standard errors are
+    computed at the first access, by two evaluations of the evidence for each learned value. `print`
+    shows them if they take less than 10 seconds.
+
+    A standard error is NaN if the hyperparameter is frozen, is at a bound of the search, or is not
+    determined by the data. All are NaN after `condition`, `update` and `observe`, which do not
+    learn hyperparameters. `remarks` and `notes` give the reasons.
 
     Attributes:
-        action: what was done last: "fitted", "conditioned", "updated" or "observed"; "not fitted"
-            for a model without data.
+        action: the last action: "fitted", "conditioned", "updated" or "observed". It is "not
+            fitted" for a model without data.
         method: the representation of the kernel: "exact", "grid" (features on a frequency grid),
-            "quadrature" or "random" (features of these rules). A model without data has "none".
-        features: the number F of features; None for the exact kernel.
-        tolerance_reached: the tolerance of the grid, which may be larger than requested if
-            `max_features` limits it; None without a grid.
-        aliasing: the aliasing error of the grid over the prior variance; None without a grid.
-        share_cut: the truncated variance of the grid over the prior variance; None without a grid.
-        cut_over_noise: the truncated variance over the noise variance, in the group of least noise;
-            None without a grid.
+            "quadrature" or "random" (features of a quadrature or random rule). It is "none" for a
+            model without data.
+        features: the number F of features. None for the exact kernel.
+        tolerance_reached: the tolerance of the grid. It exceeds the requested one if `max_features`
+            is the limit. None without a grid.
+        aliasing: the aliasing error of the grid, divided by the prior variance. None without a
+            grid.
+        share_cut: the truncated variance of the grid, divided by the prior variance. None without
+            a grid.
+        cut_over_noise: the truncated variance of the grid, divided by the noise variance of the
+            group with the least noise. None without a grid.
         points: the number N of points.
-        numbers: the number of observed values, N·p without missing components, and observations of
-            symbols.
-        held: what the model keeps: "data", "statistics" or "nothing".
-        observed: the number of values observed of each symbol, by the name of its class.
+        numbers: the number of observed values. It is N·p, less missing components, plus
+            observations of symbols.
+        held: what the model stores: "data", "statistics" or "nothing".
+        observed: the number of observed values of each symbol, by the name of its class.
         skipped: the number of chunks, files and updates without a valid observation.
-        evidence: the log marginal likelihood log p(y), total nats, without hyperparameter priors;
-            a lower bound (ELBO) under Student-t noise; NaN without data.
-        evidence_error: the standard error of `evidence`, if this is an estimate because there are
-            too many features for a factorisation; 0 otherwise.
-        noise: noise variances by group: a float for all components, or an array (p,). "default" is
-            the group of observations without a group name. If noise is given with the observations,
-            the value is its factor.
-        hyperparameters: an `Estimate` for each name, such as `curl_free.lengthscale`, `noise`,
-            `adcp.noise` (of the group `adcp`) and `mean` (the constant mean). A name is gpytorch's
-            name of the parameter. If parameters would have the same name, branches of the kernel
-            come before it. A branch is named after its class, with a number if several branches
-            have the same class.
-        stages: the stages of the last fit, each with name, evaluations, seconds and
-            nats_per_number. It also has the operations of an evaluation and the loss that `plan`
-            predicts.
-        seconds: wall time of the last fit; None without one.
-        threads: the number of threads of the last fit; None without one.
-        weak_priors: whether the last fit had so few data that it learned with weak priors, and
-            without the constant mean, which is integrated out.
-        coverage: the coverage of 95 % intervals, for observations that were held out after the last
-            fit; None if it was not computed.
-        effective_draws: the effective number of the draws over which the posterior integrates the
-            hyperparameters; None without them.
-        pareto_k: the shape of the tail of their weights (Vehtari et al. 2024). Above 0.7, error
-            bars may be too small. None without draws, and for draws of learned spectra.
+        evidence: the log marginal likelihood log p(y) in nats, without hyperparameter priors. Under
+            Student-t noise it is a lower bound (ELBO). NaN without data.
+        evidence_error: the standard error of `evidence` if the evidence is an estimate, because
+            there are too many features for a factorisation. Otherwise 0.
+        noise: the noise variance of each group in squared units of y: a float for all components,
+            or an array (p,). The key "default" is for observations without a group name. If
+            `noise=` was given with the observations, the value is the factor of that noise.
+        hyperparameters: an `Estimate` for each name. Examples are `curl_free.lengthscale`, `noise`,
+            `adcp.noise` (the noise of group `adcp`) and `mean` (the constant mean). The last part
+            is the name of the parameter in gpytorch. If several parameters have the same name, the
+            branch of the kernel comes before it. A branch is named after its class, and numbered if
+            several branches have the same class.
+        stages: the stages of the last fit. Each has `name`, `evaluations`, `seconds` and
+            `nats_per_number` (the log evidence per value). It also has `operations` (per
+            evaluation) and `loss` (in nats), which `plan` predicts.
+        seconds: the wall time of the last fit. None without a fit.
+        threads: the number of threads of the last fit. None without a fit.
+        weak_priors: whether the last fit used weak priors, as it does for few data. The constant
+            mean is then integrated out.
+        coverage: the coverage of 95 % intervals for observations that were held out after the last
+            fit. None if it was not computed.
+        effective_draws: the effective number of draws, if the posterior integrates over the
+            hyperparameters by draws. Otherwise None.
+        pareto_k: the shape of the tail of the weights of these draws (Vehtari et al. 2024). Above
+            0.7, error bars may be too small. None without draws, and for learned spectra.
         notes: decisions and warnings, as sentences.
 
     Example:
@@ -525,17 +536,17 @@ class FitReport:
 
     @property
     def zero_mean(self) -> bool:
-        """Whether the constant mean is zero, as with `mean=gpytorch.means.ZeroMean()`."""
+        """Whether the constant mean is zero, for example with `mean=gpytorch.means.ZeroMean()`."""
         mean = self.hyperparameters.get("mean")
         return mean is None or not np.any(mean.value)
 
     @classmethod
     def of(cls, snapshot: ModelSnapshot, history: History, trained: frozenset[str]) -> "FitReport":
-        """The report of a model with data.
+        """Return the report of a model with data. `VectorFieldGP.report` calls it.
 
         Args:
-            snapshot: the model.
-            history: the calls that changed it.
+            snapshot: a snapshot of the model.
+            history: the actions and stages of the model.
             trained: the names of the hyperparameters that a fit learns.
         """
         representation = snapshot.representation
@@ -574,7 +585,8 @@ class FitReport:
 
     @classmethod
     def without_data(cls, kernel: Kernel, likelihoods: Mapping[str, Likelihood]) -> "FitReport":
-        """The report of a model without data: `kernel`, and `likelihoods` by group."""
+        """Return the report of a model without data, from its `kernel` and `likelihoods` by group.
+        `VectorFieldGP.report` calls it."""
         values = hyperparameter_values(kernel, likelihoods, likelihoods)
         return cls(
             **vars(History("not fitted")),
@@ -583,25 +595,26 @@ class FitReport:
         )
 
     def standard_errors(self) -> dict[str, Numbers]:
-        """The standard errors of all hyperparameters by name, which may take long to compute.
+        """Return the standard errors of all hyperparameters, by name. This may take long.
 
-        Each has the shape of the value. NaN marks a missing standard error.
+        Each has the shape of the value. It is NaN if it does not exist; `remarks` gives the reason.
         """
         return {name: estimate.standard_error for name, estimate in self.hyperparameters.items()}
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The reasons for missing or doubtful standard errors, as sentences; computes the errors.
+        """The reasons for missing or doubtful standard errors, as sentences.
 
-        The list is empty if there are none, and for a model that was not fitted to its data.
+        The first access computes the standard errors, which may take long. The tuple is empty if
+        all errors are available, and for a model that was not fitted to its data.
         """
         return () if self._curvature is None else self._curvature.standard_errors.remarks
 
     def to_dict(self) -> dict[str, object]:
-        """The report as plain values for `json.dumps`, with standard errors and `remarks`.
+        """Return the report as plain values for `json.dumps`, with standard errors and `remarks`.
 
-        The keys are the names of the attributes. Values are dicts, lists, strings and numbers, with
-        None instead of NaN. Standard errors are computed, which may take long.
+        The keys are the names of the attributes. The values are dicts, lists, strings and numbers,
+        with None instead of NaN. The call computes the standard errors, which may take long.
         """
         values = {name: value for name, value in vars(self).items() if name != "_curvature"}
         values["hyperparameters"] = {
@@ -631,13 +644,13 @@ class FitReport:
         ]
         if self.effective_draws is not None:
             k = "" if self.pareto_k is None else f", Pareto k = {self.pareto_k:.2f}"
-            draws = f"integrated over, by {self.effective_draws:.0f} effective draws{k}"
+            draws = f"integrated with {self.effective_draws:.0f} effective draws{k}"
             rows.append(("hyperparameters", draws))
         return [self._action, *table(rows, left=2)]
 
     @property
     def _kernel(self) -> list[tuple[str, str]]:
-        """What represents the kernel, and how well."""
+        """The representation of the kernel, and its accuracy."""
         if self.method == "exact":
             return [("kernel", "exact")]
         if self.method != "grid":
@@ -666,10 +679,10 @@ class FitReport:
 
     @property
     def _data(self) -> str:
-        """The numbers of points and values, and what the model keeps of them."""
+        """The numbers of points and values, and whether the model stores statistics only."""
         symbols = ", ".join(f"{count} of {name}" for name, count in self.observed.items())
         numbers = f"{self.numbers:.12g} values{f' ({symbols})' if symbols else ''}"
-        kept = "" if self.held == "data" else "; only their statistics are stored"
+        kept = "" if self.held == "data" else "; only sufficient statistics are stored"
         plural = f"{self.skipped} chunks without a valid observation were skipped"
         one = "a chunk without a valid observation was skipped"
         skipped = f"; {one if self.skipped == 1 else plural}" if self.skipped else ""
@@ -688,12 +701,19 @@ class FitReport:
             )
             for s in self.stages
         ]
-        header = ("stage", "evaluations", "seconds", "nats per number", "operations", "loss, nats")
+        header = (
+            "stage",
+            "evaluations",
+            "seconds",
+            "log evidence per value, nats",
+            "operations",
+            "expected loss, nats",
+        )
         return table([header, *rows]) if rows else []
 
     @property
     def _hyperparameters(self) -> list[str]:
-        """A table of the values, with standard errors and remarks unless these take long."""
+        """A table of the values, with standard errors and remarks if these are quick to compute."""
         shown = self._seconds_of_errors <= _PATIENCE
         rows = []
         for name, estimate in self.hyperparameters.items():
@@ -710,7 +730,7 @@ class FitReport:
 
     @property
     def _seconds_of_errors(self) -> float:
-        """How long standard errors will take, from the evaluations of the last stage."""
+        """The expected time of the standard errors, from the evaluations of the last stage."""
         curvature = self._curvature
         if curvature is None or curvature.computed or not curvature.evaluations:
             return 0.0

@@ -1,4 +1,4 @@
-"""Functions drawn from a posterior or a prior: evaluated anywhere, differentiable."""
+"""Functions drawn from a posterior or a prior. They are differentiable, at any points."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -39,14 +39,14 @@ from gp_orff.threads import chosen_threads
 # 2. Exact kernel (`PathwisePaths`): a function is drawn from the prior by random features, and is
 #    corrected by the data with the exact kernel (Matheron's rule). Random features of the posterior
 #    itself would have too small a variance away from the data.
-# 3. An unknown constant mean is drawn from its posterior. Paths given this mean differ by the
-#    response of the field to it (`less`), because the data determine the sum of mean and field.
+# 3. A trained constant mean is drawn from its posterior. The data determine the sum of mean and
+#    field, so the field is changed by its response to the drawn mean (`less`).
 # 4. A mixture over hyperparameters has paths of each member, in proportion to the weights.
 #
-# The mean that the user gave is added at the end, in `SamplePaths`.
+# A mean that the user gave is added at the end, in `SamplePaths`.
 
 
-_PRIOR_FREQUENCIES = 2048  # of paths of an exact model, and of a prior that no grid serves
+_PRIOR_FREQUENCIES = 2048  # for paths of an exact model, and for a prior without a grid
 _BY_FEATURES = "VectorFieldGP(kernel, frequencies=gp_orff.Grid.for_data(x, max_features=4000))"
 
 
@@ -55,20 +55,22 @@ class Paths(ABC):
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "n d"] | Float[Tensor, "S n d"]) -> Float[Tensor, "S n p"]:
-        """Values at points that all paths share, or at points of each path."""
+        """Values at common points (n, d) of all paths, or at separate points (S, n, d)."""
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "Paths":
         """Paths of a symbol of the field."""
         raise NotImplementedError(
             f"{type(symbol).__name__} of sample paths of an exact model is not available: expected "
-            f"features, such as {_BY_FEATURES}, or differentiate the paths"
+            f"features, for example {_BY_FEATURES}; or differentiate the paths with torch"
         )
 
     def with_constants(
         self, extended: Callable[[Expansion], Expansion], normal: Callable[..., Tensor]
     ) -> "Paths":
-        """These paths, with drawn weights of the constants of potentials, with which a function
-        extends the features."""
+        """These paths, with drawn weights for the constants of potentials.
+
+        `extended` adds the features of the constants to an expansion. `normal` draws weights.
+        """
         return self
 
     @abstractmethod
@@ -104,7 +106,7 @@ class WeightPaths(Paths):
         return self.theta.shape[-1]
 
     def less(self, weights: Float[Tensor, "k S"]) -> "WeightPaths":
-        """Paths with weights less these, as `FieldDistribution.response_to` gives them."""
+        """Paths with their weights less these, which `FieldDistribution.response_to` returns."""
         return replace(self, theta=self.theta - weights)
 
     def with_constants(self, extended, normal):
@@ -123,10 +125,10 @@ class PathwisePaths(Paths):
 
         f_s(x) = g_s(x) + K(x, X) (K + Σ)⁻¹ (y − H g_s(X) − ε_s)
 
-    (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features; the correction is
-    exact. Far from the data, the variance of the paths is the prior's. Between dense observations
-    it is that of frequencies which these do not resolve: many are drawn there, with weights
-    (`LongTails`).
+    (Wilson et al. 2020, eq. 14). The prior path g_s is a sum of random features, and the correction
+    is exact. Far from the data, the paths have the prior variance. Between dense observations,
+    their variance comes from high frequencies that the observations do not resolve. Many
+    frequencies are drawn there, with importance weights (`LongTails`).
     """
 
     distribution: ExactPosterior
@@ -152,9 +154,9 @@ class PathwisePaths(Paths):
 
 @dataclass(frozen=True)
 class PlusConstants(Paths):
-    """Paths with constant means, of which each has one of its own where it is not known."""
+    """Paths plus constant means, one for each path."""
 
-    paths: Paths  # given these means
+    paths: Paths  # conditional on these means
     constants: Float[Tensor, "S p"]
     symbol: Symbol = field(default_factory=Identity)
     space: Sequence[int] = ()
@@ -190,7 +192,7 @@ class JoinedPaths(Paths):
 
 
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
-    """Draw `count` functions from a field of a snapshot, with a generator of this seed."""
+    """Draw `count` functions from a field of a snapshot."""
     distribution, _ = field.distribution.split()
     if distribution.members:
         return _mixed(distribution, field, snapshot, count, seed)
@@ -211,7 +213,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
 def _mixed(
     mixture: Mixture, field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
 ) -> Paths:
-    """Paths of every member of a mixture, as many as its weight is worth."""
+    """Paths of all members of a mixture, in proportion to their weights."""
     # Rounding the cumulative weights distributes exactly `count` paths.
     ends = np.round(np.cumsum([0.0, *(member.weight for member in mixture.members)]) * count)
     groups = []
@@ -219,7 +221,7 @@ def _mixed(
         own = int(ends[number + 1] - ends[number])
         if own:
             alone = field._replace(distribution=member.distribution)
-            part_seed = (seed * len(mixture.members) + number) % 2**63  # of no other seed
+            part_seed = (seed * len(mixture.members) + number) % 2**63  # unique
             groups.append(sample_paths(alone, snapshot, own, part_seed))
     return JoinedPaths(groups)
 
@@ -232,7 +234,7 @@ def paths_of(
     seed: int,
     normal: Callable[..., Tensor],
 ) -> Paths:
-    """Draw `count` functions given the constant mean, by random numbers of a shape."""
+    """Draw `count` functions given the constant mean. `normal` draws random numbers of a shape."""
     raise NotImplementedError(f"no sample paths for {type(distribution).__name__} available")
 
 
@@ -246,13 +248,13 @@ def _(distribution: WeightPosterior, snapshot, count, seed, normal) -> WeightPat
 def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePaths:
     if snapshot.is_part:
         raise NotImplementedError(
-            "sample paths of a part of an exact model are not known: expected features, such as "
-            + _BY_FEATURES
+            "expected a part of a model with features, got a part of a model with the exact "
+            "kernel, which has no sample paths; use " + _BY_FEATURES
         )
     rule: Rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
     if any(term.factor.decays for term in terms(distribution.kernel)):
-        # The waves of a harmonic prior are chosen for a domain, of three times the extent: paths
-        # far outside the data are not represented.
+        # The waves of a harmonic prior are chosen for a domain, here three times the extent of the
+        # data. Paths are not valid outside it.
         box = snapshot.inference.data.box
         domain = tuple((2 * low - high, 2 * high - low) for low, high in box)
         rule = Grid(domain=domain, data=box, max_features=2 * _PRIOR_FREQUENCIES)
@@ -271,17 +273,21 @@ def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePa
 
 
 class SamplePaths:
-    """S functions drawn from a `FieldPosterior`, its mean included; made by its `sample_paths`.
+    """S functions drawn from a `FieldPosterior` or a prior, including the mean.
 
-    `paths(x)` evaluates the same S functions in every call, and gradients reach x. Paths of
-    features lack the truncated variance of a grid, which has no continuous paths. Those of an
-    exact model begin with random features, by which their spread is off by some per cent, more
-    under LCM kernels and spectral mixtures. Potentials without reference have a constant in each.
+    `FieldPosterior.sample_paths` and `gp_orff.sample_prior` return it. `paths(x)` evaluates the
+    same S functions in every call, and gradients reach x.
+
+    With features on a grid, the paths do not include the truncated variance, which has no
+    continuous paths. With the exact kernel, the prior paths are sums of random features, and the
+    standard deviation of the paths has an error of a few per cent. The error is larger for LCM
+    kernels (sums of separable kernels) and spectral mixtures. A potential without a reference has a
+    different constant in each path.
 
     Args:
-        paths: draws of the field, less a mean that varies.
-        snapshot: the model they come from.
-        units: of the columns of the points, as for `FieldPosterior`.
+        paths: draws of the field, without a mean that is not constant.
+        snapshot: the model from which the paths are drawn.
+        units: the units of the columns of the points, as for `FieldPosterior`.
 
     Example:
         >>> import gp_orff, torch
@@ -290,7 +296,7 @@ class SamplePaths:
         ...     torch.rand(20, 2), torch.randn(20, 2)
         ... ).posterior()
         >>> paths, x = field.sample_paths(5), torch.rand(7, 2)
-        >>> particles = x.expand(5, 7, 2)  # each path moves its own
+        >>> particles = x.expand(5, 7, 2)  # each path moves 7 particles
         >>> particles = particles + 0.1 * paths(particles)
         >>> paths(x).shape, paths(particles).shape
         (torch.Size([5, 7, 2]), torch.Size([5, 7, 2]))
@@ -305,17 +311,18 @@ class SamplePaths:
         x: Float[Tensor, "n d"] | Float[Tensor, "S n d"],
         symbol: Symbol | None = None,
     ) -> Float[Tensor, "S n q"]:
-        """The values (S, n, q) of the paths, or of a symbol of them.
+        """Return the values (S, n, q) of the paths, or of a symbol of them.
 
         Args:
-            x: points (n, d) for all paths, or (S, n, d) with points of each path.
-            symbol: a linear map of the field with q outputs; the field itself if None (q = p).
+            x: points (n, d) for all paths, or (S, n, d) with separate points for each path.
+            symbol: a linear map of the field with q outputs. The default is the field itself, with
+                q = p.
 
         Raises:
-            ValueError: x of another shape, points outside a frequency grid's domain, or a symbol
-                that does not exist for the field.
-            NotImplementedError: a symbol of paths of an exact model, or of a grid that sums the
-                frequencies along a constant input.
+            ValueError: x has another shape, points are outside the domain of the grid, or the
+                symbol does not exist for the field.
+            NotImplementedError: A symbol is given for a model with the exact kernel, or for a grid
+                that sums the frequencies along a constant input.
         """
         if is_transformed():
             if x.dim() == 3:  # the n-th points of all paths are one point of S·d coordinates
@@ -358,12 +365,15 @@ class SamplePaths:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation and central interval, of 95 %, of samples of a quantity.
+    """The mean, standard deviation and central interval of samples of a quantity.
+
+    All attributes have the shape and the unit of one sample.
 
     Attributes:
-        mean: over the samples, in the shape of one sample.
-        sd: standard deviation, likewise.
-        low, high: 2.5 % and 97.5 % quantiles, or those of another level, likewise.
+        mean: the means over the samples.
+        sd: the standard deviations.
+        low: the lower limits of the intervals: the 2.5 % quantiles for the level 0.95.
+        high: the upper limits of the intervals: the 97.5 % quantiles for the level 0.95.
 
     Example:
         >>> import torch
@@ -380,7 +390,12 @@ class Summary:
 
     @classmethod
     def of(cls, samples: Float[Tensor, "S *any"], level: float = 0.95) -> "Summary":
-        """The summary of S `samples`, along the first axis; `level` is that of the interval."""
+        """Return the summary of S samples.
+
+        Args:
+            samples: the samples (S, ...), along the first axis.
+            level: the probability of the interval.
+        """
         ends = 0.5 - 0.5 * level, 0.5 + 0.5 * level
         low, high = samples.quantile(torch.tensor(ends).to(samples), dim=0)
         return cls(samples.mean(0), samples.std(0), low, high)
@@ -389,13 +404,13 @@ class Summary:
 # Functions drawn from the prior of a kernel.
 
 
-_TOLERANCE = 1e-4  # the share of the variance that paths may lack: less than 4000 of them show
+_TOLERANCE = 1e-4  # largest truncated variance over the variance: 4000 paths would not show it
 _MOST = 2**13  # features of a grid
 
 
 @dataclass(frozen=True)
 class Prior(KernelOfField):
-    """A field without data, on frequencies that were drawn; what `SamplePaths` asks of a model."""
+    """A field without data, with drawn frequencies. It is the snapshot of `sample_prior`."""
 
     kernel: Kernel
     num_inputs: int
@@ -410,40 +425,42 @@ class Prior(KernelOfField):
         return torch.tensor([middle], dtype=torch.float64, device=self.device)
 
     def require(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> None:
-        """Raise ValueError for points outside the domain of the frequencies."""
+        """Raise a ValueError for points outside the domain of the frequencies."""
         if self.domain is not None:
             self.draws[0].shared.check(points)
 
     def trend(self, points: Float[Tensor, "n d"], symbol: Symbol | None) -> Float[Tensor, "n 1"]:
-        """The mean, zero."""
+        """The prior mean, which is zero."""
         return torch.zeros_like(points[:, :1])
 
 
 def sample_prior(
     kernel: Kernel, num_paths: int, *, seed: int = 0, domain: Box | None = None
 ) -> SamplePaths:
-    """Draw functions from the Gaussian process with a kernel and the mean zero.
+    """Draw functions from a zero-mean Gaussian process with a given kernel.
 
-    Each is f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I). If a grid for the domain is
-    possible, its features are used, which omit about a ten-thousandth of the variance at most.
-    Otherwise 2048 quasi-random frequencies are used. Their covariance has an error of some per
-    cent, which is the same for all paths.
+    A function is the sum g(x) = Σ_f θ_f φ_f(x) m_f over features f. Here θ ~ N(0, I) are weights,
+    φ_f(x) is a sine or cosine, and m_f is a direction (p,). With a `domain`, the features are those
+    of a frequency grid if the kernel has one. They omit at most about 10⁻⁴ of the variance.
+    Otherwise 2048 quasi-random frequencies are used. Their covariance has an error of a few per
+    cent, which is the same for all functions.
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
-        num_paths: the number of functions S.
+        kernel: a gpytorch kernel that `ORFFKernel` accepts, with its present hyperparameters.
+        num_paths: the number S of functions.
         seed: the seed of the random numbers.
-        domain: (low, high) of each input, for the points where the functions are needed. If None,
-            the functions are defined everywhere with quasi-random frequencies, and the kernel must
-            determine its number of inputs.
+        domain: (low, high) of each input, for the points where the functions are needed. Without a
+            domain, quasi-random frequencies are used, and the functions are defined everywhere. The
+            kernel must then determine its number of inputs.
 
     Returns:
-        `paths`, with `paths(x)` of shape (S, n, p). All calls evaluate the same functions.
-        `paths(x, symbol)` returns their derivatives, potentials and parts. See `SamplePaths`.
+        A `SamplePaths`. If `paths` is the result, `paths(x)` has the values (S, n, p) at points
+        x (n, d). All calls evaluate the same functions. `paths(x, symbol)` returns their
+        derivatives, potentials and parts.
 
     Raises:
         TypeError: `kernel` is not a kernel.
-        ValueError: `num_paths` is less than 1; the number of inputs is unknown; or the kernel needs
+        ValueError: `num_paths` is less than 1, the number of inputs is unknown, or the kernel needs
             a domain.
 
     Example:
@@ -459,7 +476,7 @@ def sample_prior(
         kernel,
         Kernel,
         "sample_prior expects an instance of a gpytorch kernel",
-        "of a model, give model.kernel",
+        "give model.kernel if you have a model",
     )
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
@@ -478,11 +495,14 @@ def sample_prior(
 def _drawn(
     kernel: Kernel, num_inputs: int, box: Box | None, seed: int
 ) -> tuple[list[Draw], Box | None]:
-    """Frequencies, and the domain that they serve."""
+    """Frequencies, and the domain in which they are valid."""
     rule: Rule = QuasiMonteCarlo(_PRIOR_FREQUENCIES, measure=LongTails(), seed=seed)
     decays = any(term.factor.decays for term in terms(kernel))
     if decays and box is None:
-        raise ValueError("expected domain= for a kernel whose waves decay with height, got None")
+        raise ValueError(
+            "expected domain= for a kernel whose waves decay with height, got None; give "
+            "(low, high) of each input"
+        )
     if box is not None and num_inputs <= GRID_INPUTS:
         own = {"tolerance": _TOLERANCE, "lengthscale_range": (1.0, 1.0), "max_features": _MOST}
         try:
@@ -496,7 +516,7 @@ def _drawn(
 
 
 def _num_inputs(kernel: Kernel, box: Box | None) -> int:
-    """The number of inputs: that of the domain, or as many as a kernel knows of."""
+    """The number of inputs: that of the domain, or else that of the kernel."""
     spectra = term_spectra(kernel, None if box is None else len(box))
     least = max(1 + max(leaf.dims) for spectrum in spectra for leaf in spectrum.leaves)
     if box is not None and len(box) < least:

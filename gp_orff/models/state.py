@@ -1,4 +1,4 @@
-"""The state of a model: immutable values, replaced as the last step of a call."""
+"""The state of a model: immutable values, which a call replaces in its last step."""
 
 import warnings
 from collections import defaultdict
@@ -52,33 +52,33 @@ from gp_orff.models.frozen_model import ModelSnapshot
 from gp_orff.models.report import FitReport, trained_names
 from gp_orff.threads import chosen_threads
 
-# How a call of a model changes its state. A `VectorFieldGP` refers to one immutable `ModelState`; a
-# call builds a new one and assigns it in its last step, so that an error leaves the model as it
-# was. Modules, such as the kernel, are mutable and shared: `restored_on_failure` resets their
+# A call of a model changes its state. A `VectorFieldGP` refers to one immutable `ModelState`. A
+# call builds a new state and assigns it in its last step, so that an error does not change the
+# model. Modules, such as the kernel, are mutable and shared: `restored_on_failure` resets their
 # parameters.
 #
 # 1. `current` compares the state with the present kernel and likelihoods. Another kernel, or a
-#    lengthscale outside the range of the grid, gets a new representation; otherwise frequencies and
-#    sums over the data remain. Student-t weights and pseudo-observations converge again if
-#    hyperparameters are other ones than those at which they did.
-# 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to those
-#    that are known, and the old data are not visited. Data that no longer fit into memory are
-#    replaced by their statistics.
-# 3. `prepared` prepares inference, which is the only pass over large data, and raises there
-#    rather than at the first prediction.
-# 4. Posteriors, reports and statistics are computed on demand and remembered as long as the
-#    hyperparameters are the same (`Memo`). A state that `of` makes starts without any.
+#    lengthscale outside the range of the grid, needs a new representation. Otherwise frequencies
+#    and sums over the data remain. If hyperparameters have changed, Student-t weights and
+#    pseudo-observations are computed again until they converge.
+# 2. `updated` adds data. If new points are in the domain of the grid, their sums are added to the
+#    known sums, and the old data are not visited. Data that do not fit into memory are replaced by
+#    their statistics.
+# 3. `prepared` prepares inference, which is the only pass over large data. Errors are therefore
+#    raised there, and not at the first prediction.
+# 4. Posteriors, reports and statistics are computed on demand, and stored as long as the
+#    hyperparameters do not change (`Memo`). A new state from `of` has none.
 
 
 @dataclass(frozen=True)
 class ModelState:
-    """The data, their representation, inference with it on the frequencies of a rule, and the
-    history; results at the present hyperparameters."""
+    """The data, their representation, the inference on the frequencies of a rule, and the history.
+    Results for the present hyperparameters are stored."""
 
     representation: Representation
     rule: Rule | None
     inference: Inference
-    mean: Float[Tensor, "p"] | None  # a fixed constant; None for the best one
+    mean: Float[Tensor, "p"] | None  # the constant if it is fixed; None for the best one
     history: History
     results: dict[object, Memo] = field(
         default_factory=partial(defaultdict, Memo), compare=False, repr=False
@@ -89,7 +89,7 @@ class ModelState:
     def of(
         cls, representation: Representation, mean: Float[Tensor, "p"] | None, history: History
     ) -> "ModelState":
-        """The state at the present hyperparameters, with new inference."""
+        """The state for the present hyperparameters, with new inference."""
         return cls(representation, *_inference(representation), mean, history).prepared
 
     @classmethod
@@ -101,23 +101,23 @@ class ModelState:
         mean: Float[Tensor, "p"] | None,
         history: History,
     ) -> "ModelState":
-        """The state with the rule of a file, and with its statistics if it has some."""
+        """The state with the rule of a file, and with the statistics of the file if it has any."""
         inference = representation.inference(rule)
         if not inference.is_exact and known is not None:
             phi = inference.draws[0].shared_columns()
-            if phi is not None and not phi.same(known.phi):  # rounded otherwise by another machine
+            if phi is not None and not phi.same(known.phi):  # another machine rounds differently
                 return cls.of(representation, mean, history)
             inference = replace(inference, known=None if phi is None else known)
         return cls(representation, rule, inference, mean, history).prepared
 
     @property
     def prepared(self) -> "ModelState":
-        """This state with what is to be noted of its inference, which is prepared here, in the only
-        pass over large data, and raises here if it fails."""
+        """This state with prepared inference and its notes. This is the only pass over large data,
+        and raises an error if inference fails."""
         representation = self.representation
         noises = noises_of(representation.kernel, representation.likelihoods)
         for key in representation.data.keys:
-            group_noise(key, noises)  # raises for noise that does not fit the group
+            group_noise(key, noises)  # raises if the noise does not fit the group
         self.inference.prepare()
         repeats = representation.data.repeats
         given = note_of(representation.likelihoods, representation.data)
@@ -129,7 +129,7 @@ class ModelState:
     @property
     def converged(self) -> "ModelState":
         """This state with Student-t weights or pseudo-observations that follow from its posterior.
-        Statistics alone keep theirs."""
+        If it has statistics only, they do not change."""
         e_step = self.e_step
         if not e_step.refreshes or not self.data.revisitable:
             return self
@@ -137,8 +137,8 @@ class ModelState:
 
     @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
-        """What weights and pseudo-observations depend on, but for the data: the kinds of likelihood
-        of their groups, raw parameters, and a fixed mean."""
+        """The classes of likelihood of all groups, raw parameters, and a fixed mean. Weights and
+        pseudo-observations depend on these and on the data."""
         labels = sorted({key.label for key in self.data.keys})
         chosen = [self.likelihoods[label] for label in labels]
         values = raw_parameters([self.kernel, *chosen])
@@ -156,7 +156,7 @@ class ModelState:
 
     @property
     def likelihoods(self) -> Mapping[str, Likelihood]:
-        """The likelihoods of all groups, with that of observations without a group name."""
+        """The likelihoods of all groups, and of observations without a group name."""
         return self.representation.likelihoods
 
     @property
@@ -173,7 +173,7 @@ class ModelState:
         if self.mean is not None and mean is not None and (self.mean != mean.to(self.mean)).any():
             changed = replace(self, mean=mean.to(self.mean), results=defaultdict(Memo))
             return changed.current(kernel, likelihoods, mean)
-        if kernel is not self.kernel:  # another one was assigned to the model
+        if kernel is not self.kernel:  # another kernel was assigned to the model
             requested = self.representation.requested
             representation = Representation.of(kernel, likelihoods, requested, self.data).mended
             return ModelState.of(representation, self.mean, History("conditioned")).converged
@@ -189,18 +189,18 @@ class ModelState:
     def following(
         self, before: Sequence[Mean], after: Mean, mean: Float[Tensor, "p"] | None
     ) -> "ModelState":
-        """The state for another mean that varies: the data were read less `before`, if there is
-        one.
+        """The state for another mean `after` that is not constant. The means `before`, if any, were
+        subtracted from the data.
 
         Raises:
-            RuntimeError: data that are not stored, or block means along tracks.
+            RuntimeError: The data are not stored, or have tracks.
         """
         data, p = self.data, num_outputs(self.kernel)
         if not data.revisitable or data.tracks:
             raise RuntimeError(
                 f"expected the {type(after).__name__} that was subtracted from the data, got other "
-                "parameters or another mean, which statistics and observations along tracks do "
-                "not follow; call condition(x, y) again"
+                "parameters or another mean: statistics and observations along tracks cannot be "
+                "corrected for it; call condition(x, y) again"
             )
 
         def further(x: Float[Tensor, "n d"]) -> Float[Tensor, "n p"]:
@@ -212,18 +212,18 @@ class ModelState:
         return ModelState.of(representation, mean, self.history).converged
 
     def with_new_groups(self, data: Data) -> "ModelState":
-        """The state with a likelihood for every new group."""
+        """The state with a likelihood for each new group."""
         likelihoods = with_groups(self.likelihoods, data, self.kernel, self.data)
         return replace(self, representation=replace(self.representation, likelihoods=likelihoods))
 
     def observing(self, symbol_data: SymbolObservations) -> "ModelState":
-        """The state with observations of a symbol too."""
+        """The state with additional observations of a symbol."""
         representation = replace(self.representation, data=self.data.observing(symbol_data))
         history = self.history.then("observed")
         return ModelState.of(representation, self.mean, history).converged
 
     def skipping(self) -> "ModelState":
-        """The state after an update without a valid observation, which is counted."""
+        """The state after an update without a valid observation, which is counted as skipped."""
         survey = replace(self.data.survey, skipped=self.data.survey.skipped + 1)
         data = replace(self.data, survey=survey)
         return replace(
@@ -234,7 +234,7 @@ class ModelState:
         )
 
     def updated(self, new: Dataset) -> "ModelState":
-        """The state with new observations too."""
+        """The state with additional observations."""
         state = self.with_new_groups(new)
         new = state.weighted(new)
         if not self.data.revisitable:
@@ -245,22 +245,23 @@ class ModelState:
             if data.overflows and state.representation.on_lattice:
                 data = replace(state.representation, data=data).statistics_only()
         state = self._extended(replace(state.representation, data=data), new)
-        if any_pointwise(state.likelihoods):  # Student-t weights of the old data stay
+        if any_pointwise(state.likelihoods):  # Student-t weights of the old data do not change
             state = state.converged
-        # With few data the posterior integrates over hyperparameters; with more it takes those of
-        # the last fit as known, although they were learned from few.
+        # With few data, the posterior integrates over the hyperparameters. With more, it treats the
+        # hyperparameters of the last fit as known, although they were learned from few data.
         if self._leaves_much_open and not state._leaves_much_open:
             warnings.warn(
                 f"hyperparameters that were learned from {self.data.num_values:.0f} values or "
-                "fewer are treated as known now that there are more: error bars may be too small; "
-                "call fit() to learn them from all data, or ask for posterior(marginalize=True)",
+                "fewer are treated as known, because there are more values now: error bars may be "
+                "too small; call fit() to learn them from all data, or "
+                "posterior(marginalize=True)",
                 DataWarning,
                 stacklevel=3,
             )
         return state
 
     def _extended(self, representation: Representation, new: Dataset) -> "ModelState":
-        """The state with a representation whose data contain the `new` ones too."""
+        """The state with a representation whose data include the `new` ones."""
         kernel, data, inference = representation.kernel, representation.data, self.inference
         history = self.history.then("updated")
         if inference.is_exact:
@@ -280,8 +281,8 @@ class ModelState:
         return ModelState(representation, self.rule, inference, self.mean, history).prepared
 
     def weighted(self, data: Dataset, held: Data | None = None) -> Dataset:
-        """Data with weights for heavy-tailed noise: the stored weights of observations in `held`,
-        weights under the present posterior for others."""
+        """Data with weights for heavy-tailed noise. Observations in `held` have their stored
+        weights, and others have weights from the present posterior."""
         e_step = self.with_new_groups(data).e_step
         if not e_step.refreshes:
             return data
@@ -290,18 +291,21 @@ class ModelState:
 
     @chosen_threads()
     def statistics_only(self) -> StatisticsOnly:
-        """The data as statistics only."""
+        """The statistics of the data, without the data."""
         return self.results["statistics"].get(self.representation.statistics_only, self._modules)
 
     def checked(self, statistics: FieldStatistics) -> FieldStatistics:
-        """Statistics, if they belong to the frequencies of this model; raises otherwise."""
+        """The statistics, if they have the frequencies of this model. Otherwise an error is
+        raised."""
         if not self.statistics_only().field_statistics.phi.same(statistics.phi):
             raise ValueError(
-                "expected statistics on this model's frequencies, got other frequencies; make them "
-                "with statistics_of(x, y) of this model or of a copy of it"
+                "expected statistics with the frequencies of this model, got other frequencies; "
+                "make them with statistics_of(x, y) of this model or of a copy of it"
             )
         if not statistics.num_values > 0:
-            raise ValueError("expected statistics of at least one observation, got none")
+            raise ValueError(
+                "expected statistics of at least one observation, got none; add observations"
+            )
         return statistics
 
     def to(self, device: torch.device) -> "ModelState":
@@ -314,29 +318,29 @@ class ModelState:
         return replace(moved, weighted_at=self.weighted_at)
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """log p(y), total nats."""
+        """log p(y), in nats."""
         return log_marginal_likelihood(self.inference, self.kernel, self.likelihoods, self.mean)
 
     def snapshot(self, prior_mean: Mean, marginalize: bool | None = None) -> ModelSnapshot:
-        """A snapshot for predictions, independent of later changes of the model; `marginalize`: as
-        for `VectorFieldGP.posterior`."""
+        """A snapshot for predictions, which later changes of the model do not affect. `marginalize`
+        is as for `VectorFieldGP.posterior`."""
         spectra = self.history.stages and leaves_spectra_open(self.inference, self.kernel)
         spectra = spectra and not any_pointwise(self.likelihoods)
         sampled = bool(self._leaves_much_open or spectra) if marginalize is None else marginalize
         if sampled:
             require_gaussian(self.likelihoods, "marginalize=True", "marginalize=False")
-        # Two memories, so that asking for the other kind of posterior once does not discard the
-        # usual one.
+        # Both kinds of posterior are stored, so that a single call with the other kind does not
+        # discard the usual one.
         memo = self.results["snapshot", sampled]
         trained = trained_names(self.kernel, self.likelihoods)
         snapshot = memo.get(lambda: self._snapshot(prior_mean, sampled), self._modules, trained)
         if marginalize:
-            _ = snapshot.sample  # raises here if there is none
+            _ = snapshot.sample  # raises if there is no sample
         return snapshot
 
     def _snapshot(self, prior_mean: Mean, sampled: bool) -> ModelSnapshot:
         """A new snapshot, with a sample of the hyperparameters or without."""
-        modules = deepcopy((self.kernel, dict(self.likelihoods)))  # with what is trained of them
+        modules = deepcopy((self.kernel, dict(self.likelihoods)))  # with the flags of training
         draw = partial(sample_of_hyperparameters, self.inference, *modules, self.mean)
         model = self.representation, self.inference, prior_mean, self.mean
         snapshot = ModelSnapshot.of(*model, draw if sampled else Sample)
@@ -344,8 +348,8 @@ class ModelState:
         return snapshot
 
     def with_posterior(self, prior_mean: Mean) -> "ModelState":
-        """The state after its posterior was computed; on a smaller grid if a larger one that was
-        chosen for it does not converge."""
+        """The state after its posterior was computed. If the iterations on a larger grid do not
+        converge, a smaller grid is used."""
         try:
             self.snapshot(prior_mean)
             return self
@@ -357,7 +361,7 @@ class ModelState:
                 or representation.rule.max_features
             ):
                 raise
-            text = f"a smaller grid was taken, whose error bars are wider: {error}"
+            text = f"a smaller grid was used, whose error bars are wider: {error}"
             warnings.warn(text, GridWarning, stacklevel=2)
         history = self.history.with_notes([text])
         state = ModelState.of(replace(representation, dense=True), self.mean, history)
@@ -367,7 +371,7 @@ class ModelState:
     @torch.no_grad()
     def warn_of_small_grid(self) -> None:
         """Warn if the grid that the user gave truncates much of the variance, unless the fit has
-        said so."""
+        given this warning."""
         inference, representation = self.inference, self.representation
         if inference.is_exact or representation.auto or not representation.grid:
             return
@@ -384,14 +388,15 @@ class ModelState:
             )
 
     def with_new_tracks(self, prior_mean: Mean) -> "ModelState":
-        """The state after its likelihoods learned the variance of new tracks from the data."""
+        """The state after its likelihoods have learned the variance of new tracks."""
         snapshot = self.snapshot(prior_mean)
         field = snapshot.posterior.field(fixed=snapshot.fixed_mean is not None)
         notes = learn_new_tracks(self.likelihoods, self.data, field, snapshot.noises)
         return replace(self, history=self.history.with_notes(notes))
 
     def report(self, prior_mean: Mean) -> FitReport:
-        """The report: one object while hyperparameters stay, so that it keeps standard errors."""
+        """The report. It is one object until hyperparameters change, so that it stores standard
+        errors."""
         trained = trained_names(self.kernel, self.likelihoods)
         return self.results["reports"].get(
             lambda: FitReport.of(self.snapshot(prior_mean), self.history, trained),
@@ -401,7 +406,7 @@ class ModelState:
 
     @property
     def _leaves_much_open(self) -> bool:
-        """Whether a posterior integrates over hyperparameters that few data leave open."""
+        """Whether the posterior integrates over hyperparameters, because there are few data."""
         few = self.history.weak_priors and leave_much_open(self.data)
         return few and not any_pointwise(self.likelihoods) and self.inference.is_exact
 
@@ -411,7 +416,7 @@ class ModelState:
 
 
 def _inference(representation: Representation) -> tuple[Rule | None, Inference]:
-    """The rule of the present hyperparameters, and inference with it."""
+    """The rule for the present hyperparameters, and the inference with it."""
     rule = representation.conditioning_rule()
     return rule, representation.inference(rule)
 
@@ -428,9 +433,9 @@ def with_groups(
     kernel: Kernel,
     held: Data | None = None,
 ) -> dict[str, Likelihood]:
-    """A likelihood for every group. A new group starts with the Σ of observations without a group
-    name, and its `variances` are factors of that; a group of tracks has a `TrackLikelihood`, one of
-    observations that come with their noise a `KnownNoiseLikelihood`."""
+    """A likelihood for each group. A new group starts with the noise covariance of observations
+    without a group name, which its `variances` multiply. A group with tracks has a
+    `TrackLikelihood`, and a group with given noise has a `KnownNoiseLikelihood`."""
     groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
     reference = next(kernel.parameters())
     for key in data.keys:
@@ -445,8 +450,8 @@ def with_groups(
 
 @contextmanager
 def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
-    """Set all parameters and buffers back to their values if the block raises, and to whether they
-    are trained; learned spectra to where they end."""
+    """If the block raises an error, restore all parameters and buffers, the flags of training, and
+    the ends of learned spectra."""
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
     curves = [part for part in module.modules() if hasattr(part, "continued")]
@@ -467,12 +472,13 @@ def default_mean(num_outputs: int) -> Mean:
 
 
 def trend_of(mean: Mean) -> tuple[Mean, ...]:
-    """A copy of a mean that varies, which is subtracted from data; none of a constant one."""
+    """A copy of a mean that is not constant, which is subtracted from data. Empty for a constant
+    mean."""
     return () if is_constant(mean) else (deepcopy(mean),)
 
 
 def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
-    """Whether the copy that `trend_of` made is still that of the mean."""
+    """Whether the copy that `trend_of` made still equals the mean."""
     if not before or is_constant(mean):
         return not before and is_constant(mean)
     stored, present = before[0].state_dict(), mean.state_dict()
@@ -481,14 +487,14 @@ def is_trend(before: Sequence[Mean], mean: Mean) -> bool:
 
 
 def is_trained(mean: Mean) -> bool:
-    """Whether the mean is a trained constant for every output."""
+    """Whether the mean is a trained constant for each output."""
     trained = [any(p.requires_grad for p in m.parameters()) for m in base_means(mean)]
     return is_constant(mean) and all(trained)
 
 
 def check_mean(mean: Mean, num_outputs: int) -> None:
-    """Raise unless constant means have closed-form values: one for each output, all trained or
-    none, without priors and constraints if trained."""
+    """Raise an error unless constant means can be computed in closed form: there is one for each
+    output, and all or none are trained. Trained means have no priors and constraints."""
     means = base_means(mean)
     if not all(isinstance(m, ConstantMean) for m in means):
         return

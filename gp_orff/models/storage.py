@@ -1,4 +1,4 @@
-"""Models as plain values in files: data, statistics, kernels, likelihoods and rules."""
+"""Models as plain values in files: data, statistics, kernels, likelihoods and frequency rules."""
 
 import dataclasses
 import hashlib
@@ -36,7 +36,7 @@ from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
 
-# Read and write files with a checksum; a write either completes or leaves the old file.
+# Read and write files with a checksum. If a write is interrupted, the old file remains.
 
 
 VERSION = 3  # since data without statistics may stand for a grid; in 1, reports are sentences
@@ -50,20 +50,20 @@ _DAMAGES = (
 
 
 def write(path: str | os.PathLike, kind: str, content: dict) -> None:
-    """Write a dict to a file that `torch.load(path, weights_only=True)` reads.
+    """Write a dict to a file that `torch.load(path, weights_only=True)` can read.
 
-    An interrupted write leaves the old file as it was.
+    If the write is interrupted, the old file remains.
     """
     record = {"format": kind, "version": VERSION, "checksum": _checksum(content), **content}
     write_whole(path, partial(torch.save, record))
 
 
 def read(path: str | os.PathLike, kind: str) -> dict:
-    """Read the dict that `write` has written.
+    """Read a dict that `write` has written.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, newer than this package, or of another kind.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, newer than this package, or of another kind.
     """
     try:
         record = torch.load(path, weights_only=True, map_location="cpu")
@@ -74,8 +74,8 @@ def read(path: str | os.PathLike, kind: str) -> dict:
     check_kind(record, kind, "a file of", f" in {path}")
     if record["version"] > VERSION:
         raise ValueError(
-            f"{path} has version {record['version']} of the file format, but this gp_orff reads "
-            f"versions up to {VERSION}: install a newer one"
+            f"expected version {VERSION} or older of the file format, got version "
+            f"{record['version']} in {path}; install a newer gp_orff"
         )
     content = {n: v for n, v in record.items() if n not in ("format", "version", "checksum")}
     if record["checksum"] != _checksum(content):
@@ -122,24 +122,24 @@ def _(value):
 
 # Kernels, likelihoods, means, symbols and frequency rules as plain values, and back.
 #
-# A file contains no code and no pickled objects, only what `torch.load(weights_only=True)` accepts.
+# A file contains no code and no pickled objects: `torch.load(weights_only=True)` can read it.
 # A module is stored in two parts: its `state_dict`, and a recipe of class names, constructor
 # arguments and constraints.
 #
-# 1. `_recipe` descends the tree. There is none if anything in it cannot be described: an unknown
-#    class, a constraint with a transform that is not the usual one, a batch, or a parameter that
-#    occurs in two places; nor if the constructors make other priors.
-# 2. `_captured` takes the constructor arguments from the attributes of the same names. Only classes
-#    that keep an argument under another name are listed, in `_ARGUMENTS`.
-# 3. `build` constructs the module from the recipe. Without one it needs a module that the user has
-#    built in the same way, and loads only the state into it.
-# 4. Frozen parameters are listed by name; all others are trained, except those that the file does
-#    not know, which an older version had as constants.
+# 1. `_recipe` descends the tree of modules. It returns no recipe if it cannot describe a part: an
+#    unknown class, a constraint with an unusual transform, a batch, or a parameter that occurs in
+#    two places. There is also no recipe if the constructors make other priors.
+# 2. `_captured` takes the constructor arguments from attributes with the same names. `_ARGUMENTS`
+#    lists the classes that store an argument under another name.
+# 3. `build` constructs the module from the recipe. Without a recipe, it needs a module that the
+#    user has built in the same way, and only loads the state into it.
+# 4. Frozen parameters are listed by name. All others are trained, except parameters that the file
+#    does not contain, which were constants in an older version.
 
 
 _CONSTRAINTS = ("Interval", "GreaterThan", "Positive", "LessThan")
 _ELSEWHERE = (
-    "_(prior|constraint)$|^(batch_shape|noise)$|^learn_"  # arguments that are described otherwise
+    "_(prior|constraint)$|^(batch_shape|noise)$|^learn_"  # arguments that are stored elsewhere
 )
 _CLASSES = {
     name: cls
@@ -153,7 +153,8 @@ _CLASSES = {
 
 
 def _coefficients(kernel: dot_product.DotProductKernel) -> list[float]:
-    """One where coefficients are positive, zero elsewhere; their values are in the state."""
+    """One for positive coefficients, otherwise zero. The values of coefficients are in the
+    state."""
     return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
 
 
@@ -166,7 +167,7 @@ def _task_rank(kernel: gpytorch.kernels.Kernel) -> int:
     return kernel.task_covar_module.covar_factor.shape[-1]
 
 
-# the constructor arguments that are not attributes of the same name
+# constructor arguments that are not attributes with the same name
 _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     gpytorch.kernels.MultitaskKernel: lambda k: {"rank": _task_rank(k)},
     gpytorch.kernels.LCMKernel: lambda k: {
@@ -177,7 +178,7 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
     fields.HelmholtzKernel: lambda k: _captured(k.curl_free.base_kernel),
     harmonic.HarmonicKernel: lambda k: {
         "reference_height": None if k.follows_data else k.reference_height,
-        "mean_height": None,  # which is in the state
+        "mean_height": None,  # the state contains it
     },
     dot_product.DotProductKernel: lambda k: {"coefficients": _coefficients(k)},
     dot_product.LegendreKernel: lambda k: {"eigenvalues": _coefficients(k)},
@@ -188,8 +189,9 @@ _ARGUMENTS: dict[type, Callable[[Module], dict]] = {
 
 
 def _captured(module: Module) -> dict[str, object]:
-    """The constructor arguments of a module, "*" for positional ones, without those that the rest
-    of its description has: priors, constraints and what is trained."""
+    """The constructor arguments of a module, with "*" for positional ones. Priors, constraints and
+    the choice of trained parameters are not included, because the description has them
+    separately."""
     parameters = signature(type(module)).parameters
     if isinstance(module, gpytorch.kernels.Kernel) and "kwargs" in parameters:
         parameters = {**signature(gpytorch.kernels.Kernel).parameters, **parameters}
@@ -203,7 +205,8 @@ def _captured(module: Module) -> dict[str, object]:
         values["active_dims"] = dims.tolist()
     values |= _ARGUMENTS[type(module)](module) if type(module) in _ARGUMENTS else {}
     _require(all(parameters[name].default is None for name in kinds.keys() - values.keys()))
-    # PeriodicKernel has the default None of `ard_num_dims`, and does not take None.
+    # The default of `ard_num_dims` in PeriodicKernel is None, but PeriodicKernel does not accept
+    # None.
     if values.get("ard_num_dims", 0) is None:
         del values["ard_num_dims"]
     names = {name: "*" for name, kind in kinds.items() if kind is Parameter.VAR_POSITIONAL}
@@ -231,23 +234,23 @@ def describe(module: Module) -> dict:
     """A module as plain values: its recipe, if it has one, its state and its frozen parameters.
 
     Raises:
-        ValueError: a spectral matrix that is a plain function, whose values are in no state.
+        ValueError: The amplitude of a spectral matrix is a plain function, which has no state.
     """
     for part in parts_of(module, SpectralMatrixKernel):
         if "amplitude" not in dict(part.named_children()):
             raise ValueError(
                 "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
-                f"parameters and buffers a file keeps, got {part.amplitude!r}; put the function "
-                "into the forward of a module, and pass kernel= to load"
+                f"parameters and buffers a file can store, got {part.amplitude!r}; put the "
+                "function into the forward of a module, and pass kernel= to load"
             )
     parameters = [own for _, own in module.named_parameters(remove_duplicate=False)]
     try:
-        _require(len(set(map(id, parameters))) == len(parameters))  # none in two places of the tree
+        _require(len(set(map(id, parameters))) == len(parameters))  # no parameter in two places
         recipe = _recipe(module)
         built = _build_recipe(recipe).double()
         _require(_prior_kinds(built) == _prior_kinds(module))  # their values are in the state
         built.load_state_dict(module.state_dict())
-    except (_Unknown, TypeError, ValueError, RuntimeError):  # what another class raises
+    except (_Unknown, TypeError, ValueError, RuntimeError):  # errors of other classes
         recipe = None
     return {
         "name": type(module).__name__,
@@ -258,40 +261,41 @@ def describe(module: Module) -> dict:
 
 
 def recipe_of(module: Module) -> dict | None:
-    """How to build a module, as plain values without its state; None if that is not known."""
+    """The recipe of a module as plain values, without its state. None if it has no recipe."""
     return describe(module)["recipe"]
 
 
 def rebuilt(recipe: Mapping | None, module: Module | None, role: str) -> Module:
-    """The module itself if it has this recipe, or one that is built by it.
+    """The module itself if it has this recipe, otherwise a new module from the recipe.
 
     Raises:
-        ValueError: neither a recipe nor a module.
+        ValueError: There is neither a recipe nor a module.
     """
     if module is not None and recipe in (None, recipe_of(module)):
         return module
     if recipe is None:
         raise ValueError(
-            f"expected a {role} whose class, constraints and priors a state can describe, got "
-            "another; assign one, built as it was, before loading the state"
+            f"expected a {role} whose class, constraints and priors a state can describe, got one "
+            f"that it cannot; assign a {role}, built as for the saved model, before loading the "
+            "state"
         )
     return _build_recipe(recipe)
 
 
 def build(description: Mapping, module: Module | None, role: str) -> Module:
-    """Build a module from its description; with `module`, only load the state into it.
+    """Build a module from its description. With `module`, only load the state into it.
 
     Raises:
-        ValueError: neither a recipe nor a module, or a module with other parameters.
+        ValueError: There is neither a recipe nor a module, or the module has other parameters.
     """
     if module is None and description["recipe"] is None:
         raise ValueError(
-            f"the file has a {role} {description['name']!r} whose class, constraints or priors it "
-            f"cannot describe: pass {role}=, built like the one that was saved"
+            f"the file cannot describe the class, constraints or priors of its {role} "
+            f"{description['name']!r}: pass {role}=, built as for the saved model"
         )
     if module is None:
         module = _build_recipe(description["recipe"])
-    present = module.double().state_dict()  # with what the recipe says and older files lack
+    present = module.double().state_dict()  # the recipe has entries that older files do not have
     extra = {name: value for name, value in present.items() if name.endswith("_extra_state")}
     try:
         module.load_state_dict(extra | description["state"])
@@ -300,14 +304,15 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
             f"expected a {role} like the saved {description['name']!r}, got one with other "
             f"parameters: {' '.join(str(error).split())}"
         ) from error
-    for name, parameter in module.named_parameters():  # what older files do not know was constant
+    # Parameters that older files do not contain were constants.
+    for name, parameter in module.named_parameters():
         learned = name in description["state"] and name not in description["frozen"]
         parameter.requires_grad_(learned)
     return module
 
 
 def _recipe(module: Module) -> dict:
-    """How to build a module; raises `_Unknown` if something in it is not known."""
+    """The recipe of a module. Raises `_Unknown` if a part cannot be described."""
     kind = type(module)
     _require(_CLASSES.get(kind.__name__) is kind)
     _require(not getattr(module, "batch_shape", ()))
@@ -325,7 +330,7 @@ def _recipe(module: Module) -> dict:
         "arguments": {name: _described(value) for name, value in _captured(module).items()},
         "constraints": constraints,
         "active_dims": None if dims is None else dims.tolist(),
-        "half": getattr(module, "helmholtz_half", None),  # of a HelmholtzKernel in a sum
+        "half": getattr(module, "helmholtz_half", None),  # for a HelmholtzKernel in a sum
     }
 
 
@@ -346,7 +351,7 @@ def _build_recipe(recipe: Mapping) -> Module:
     module = cls(*positional, **arguments)
     if recipe.get("half") is not None:
         module.helmholtz_half = recipe["half"]
-    if recipe["active_dims"] is not None:  # which composite kernels do not take as an argument
+    if recipe["active_dims"] is not None:  # composite kernels do not have this argument
         module.register_buffer("active_dims", torch.tensor(recipe["active_dims"]))
     for name, (kind, low, high) in recipe["constraints"].items():
         constraint = _constraint(kind, torch.tensor(low), torch.tensor(high))
@@ -376,9 +381,9 @@ def describe_symbol(symbol: Symbol) -> dict:
     """
     if getattr(symbols, type(symbol).__name__, None) is not type(symbol):
         raise ValueError(
-            "expected observations of symbols of this package, got those of "
-            f"{type(symbol).__name__}, which a file cannot describe; save the model without them "
-            "and observe them again after loading"
+            "expected observations of symbols of this package, got observations of "
+            f"{type(symbol).__name__}, which a file cannot describe; save the model without them, "
+            "and call observe again after loading"
         )
     values = {field.name: getattr(symbol, field.name) for field in dataclasses.fields(symbol)}
     plain = {
@@ -401,7 +406,7 @@ def describe_rule(rule: Rule) -> dict | None:
     """A rule of this package as plain values; None for another rule.
 
     Raises:
-        ValueError: a rule with a function, which cannot be written to a file.
+        ValueError: The rule has a function, which cannot be saved.
     """
     exported = dataclasses.is_dataclass(rule) and getattr(
         features, type(rule).__name__, None
@@ -412,22 +417,25 @@ def describe_rule(rule: Rule) -> dict | None:
     if any(map(callable, values.values())):
         raise ValueError(
             f"expected a frequency rule of plain values, got {rule}, with a function that cannot "
-            "be written to a file; save kernel.state_dict() and the data, and call condition again "
-            "after loading"
+            "be saved; save kernel.state_dict() and the data, and call condition again after "
+            "loading"
         )
     return {"class": type(rule).__name__, **values}
 
 
 def build_rule(description: Mapping | None, rule: Rule | None) -> Rule:
-    """`rule` if there is one, else the rule of a description.
+    """`rule` if it is given, otherwise the rule of a description.
 
     Raises:
-        ValueError: neither a description nor a rule.
+        ValueError: There is neither a description nor a rule.
     """
     if rule is not None:
         return rule
     if description is None:
-        raise ValueError("the file has a frequency rule it cannot describe: pass frequencies=")
+        raise ValueError(
+            "the file cannot describe its frequency rule: pass frequencies=, built as for the "
+            "saved model"
+        )
     arguments = {name: _tuples(value) for name, value in description.items() if name != "class"}
     return getattr(features, description["class"])(**arguments)
 
@@ -438,14 +446,14 @@ def _tuples(value: object) -> object:
 
 # Data and statistics as plain values, for files.
 #
-# The keys are those of the file format, and stay.
+# The keys are part of the file format and must not change.
 #
-# The file has either the data or, for features on fixed frequencies, the sums over them, whichever
-# take fewer bytes. Sums suffice for all predictions on these frequencies, but not for a new grid or
-# for the exact kernel; a sample of the data goes with them, for what depends on positions.
+# The file has either the data or, for features on fixed frequencies, sums over the data: whichever
+# is smaller. Sums suffice for all predictions on these frequencies, but not for a new grid or for
+# the exact kernel. A sample of the data is stored with them, for results that depend on positions.
 
 
-_SAMPLE = 500  # points, of each sample in a file with statistics
+_SAMPLE = 500  # points of each sample in a file with statistics
 
 
 def pack_state(state: ModelState) -> dict:
@@ -462,15 +470,15 @@ def pack_state(state: ModelState) -> dict:
 
 
 def _pack_data_or_statistics(state: ModelState) -> dict:
-    """The data with their learned weights, or the statistics that serve in their place, whichever
-    take fewer bytes; the data where statistics would not serve."""
+    """The data with their learned weights, or the statistics if these are smaller. Some models need
+    the data."""
     data, inference = state.data, state.inference
     if (
         inference.is_exact
         or data.tracks
         or (data.revisitable and any_pointwise(state.likelihoods))
         or inference.written_out(state.kernel)
-        or not state.representation.on_lattice  # whose statistics serve no other waves
+        or not state.representation.on_lattice  # statistics are valid for one set of waves only
     ):
         return {"known": None, "data": pack_data(data)}
     shared = inference.draws[0].shared_columns() is not None
@@ -500,7 +508,7 @@ def unpack_state(
         None if content["exact"] else build_rule(packed_rule, None if packed_rule else requested)
         for packed_rule in (content["choice"], content["conditioned_by"])
     )
-    dense = content.get("dense", False)  # files of version 2 lack it
+    dense = content.get("dense", False)  # files of version 2 do not have it
     representation = Representation(kernel, likelihoods, requested, data, choice, dense=dense)
     statistics = None if packed is None else FieldStatistics.from_plain(packed)
     parts = representation, rule, statistics, content["mean"], _history(content)
@@ -508,7 +516,7 @@ def unpack_state(
 
 
 def _history(content: Mapping) -> History:
-    """The history; older files have sentences instead, which become notes."""
+    """The history. Older files have sentences instead, which become notes."""
     if "history" not in content:
         sentence, notes = content["story"][0], content["notes"]
         action = sentence.split()[0]

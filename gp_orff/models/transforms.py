@@ -1,9 +1,9 @@
 """Posteriors under the transforms of `torch.func`, and in `torch.export`.
 
-The mean and the variance of a field are functions of every point by itself. Under `jacrev`, `jvp`,
-`vmap` and their compositions, `pointwise` evaluates such a function on plain tensors, with all of
-its checks, and gives its derivatives of any order, by automatic differentiation of the function at
-each point. So no algorithm behind it has to know of transforms.
+The mean and the variance of a field at one point do not depend on other points. Under `jacrev`,
+`jvp`, `vmap` and their compositions, `pointwise` evaluates such a function on plain tensors, with
+all of its checks. Derivatives of any order follow by automatic differentiation of the function at
+each point. The algorithms of the package therefore need no code for transforms.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ Values = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n *q"]]
 
 
 def pointwise(function: Values, x: Float[Tensor, "n d"]) -> Float[Tensor, "n *q"]:
-    """The values of a function that maps each point by itself, under any transform of `torch.func`.
+    """Evaluate a function that maps each point separately, under any transform of `torch.func`.
 
     Args:
-        function: of points (n, d), evaluated on plain tensors.
-        x: points, as a transform passes them.
+        function: maps points (n, d) to values (n, ...). It is called with plain tensors.
+        x: points (n, d), as a transform passes them.
     """
     return _Derivatives.apply(x, function, 0)
 
 
 def derivatives(function: Values, x: Float[Tensor, "n d"], order: int) -> Float[Tensor, "n *q"]:
-    """All derivatives of an order at n points, with an axis of d for each."""
+    """All derivatives of a given order at n points. Each order adds an axis of length d."""
     if order == 0:
         return function(x)
     with torch.enable_grad():
@@ -46,7 +46,7 @@ def derivatives(function: Values, x: Float[Tensor, "n d"], order: int) -> Float[
 
 
 class _Derivatives(torch.autograd.Function):
-    """The derivatives of a function of points, whose derivatives are those of the next order."""
+    """The derivatives of a given order, as a function whose derivatives have the next order."""
 
     @staticmethod
     def forward(x: Tensor, function: Values, order: int) -> Tensor:

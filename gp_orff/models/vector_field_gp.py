@@ -99,34 +99,38 @@ _KIND = "gp_orff.VectorFieldGP"
 class VectorFieldGP(GP):
     r"""A vector-valued Gaussian process y = f(x) + μ + ε, for ten to ten million points.
 
-    `fit` learns the hyperparameters by marginal likelihood, `condition` does not change them, and
-    `posterior` returns the posterior of the field. Small data sets use the exact kernel. For larger
-    ones, one pass computes the sufficient statistics of features on a frequency grid. The cost of
-    training is then independent of N. Training starts with the exact evidence of a small subset of
-    the data, and continues with searches of increasing cost: see `plan`.
+    The field f has the prior `kernel`, μ is the prior mean, and ε is the noise. `fit` learns the
+    hyperparameters: it maximises the marginal likelihood. `condition` replaces the data, but not
+    the hyperparameters. `posterior` returns the posterior of f + μ as a `FieldPosterior`.
+
+    Small data sets use the exact kernel. Larger ones use features on a frequency grid: one pass
+    over the N points computes sufficient statistics, and the cost of training does not depend on N.
+    Training starts with the exact evidence of a small subset of the data. Searches of increasing
+    cost follow; `plan` lists them.
 
     Hyperparameters, constraints and priors are in the units of x and y. Changing the units does not
     change the results. Computations are in float64. A call that fails leaves the model unchanged.
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts. It is trained in place. Each term without an
-            outputscale, for example a `CurlFreeKernel`, is wrapped in a `ScaleKernel` with
-            outputscale 1; `model.kernel` is the result.
+        kernel: a gpytorch kernel that `ORFFKernel` accepts. It is trained in place. Each term
+            without an outputscale, for example a `CurlFreeKernel`, is wrapped in a `ScaleKernel`
+            with outputscale 1. `model.kernel` is the result.
         likelihood: a `MultitaskGaussianLikelihood`, a `MultitaskStudentTLikelihood`, or a
-            `GaussianLikelihood` for one output. If None, Gaussian with one noise variance. Any
-            other likelihood of gpytorch, for example for signs, counts or classes, is wrapped in a
-            `Pointwise`: the posterior is then the normal distribution with the largest ELBO.
-        mean: the prior mean μ. If None, the best constant for each output is computed in closed
-            form, with a flat prior: posteriors include its variance. Other means, such as
-            `ZeroMean()`, are not trained. Add a kernel term to model a trend.
+            `GaussianLikelihood` for one output. The default is Gaussian noise with one variance for
+            all outputs. Any other likelihood of gpytorch, for example for signs, counts or classes,
+            is wrapped in a `Pointwise`. The posterior is then the normal distribution with the
+            largest ELBO (evidence lower bound).
+        mean: the prior mean μ, a gpytorch mean. By default, the best constant for each output is
+            computed in closed form under a flat prior, and posteriors include its variance. Other
+            means, such as `ZeroMean()`, are not trained. To model a trend, add a kernel term.
         frequencies: the rule that chooses the frequencies of the features: `Auto`, `Grid` or a
-            random rule; `Auto(tolerance=1e-5)` if None. The tolerance of a grid is for a noise
-            variance of 1/1000 of the signal variance. The model adapts it to the learned noise and
-            to the posterior variance, and also adapts `lengthscale_range`.
+            random rule. The default is `Auto(tolerance=1e-5)`. The tolerance of a grid assumes a
+            noise variance of 1/1000 of the signal variance. The model adapts the tolerance to the
+            learned noise and to the posterior variance. It also adapts `lengthscale_range`.
 
     Raises:
-        TypeError: an argument that is not a kernel, likelihood or frequency rule.
-        ValueError: kernel, likelihood and mean have different numbers of outputs.
+        TypeError: An argument is not a kernel, likelihood or frequency rule.
+        ValueError: Kernel, likelihood and mean have different numbers of outputs.
 
     Example:
         >>> import gp_orff, torch
@@ -142,7 +146,7 @@ class VectorFieldGP(GP):
     """
 
     def __new__(cls, *args: object, **kwargs: object):
-        """A new model; a TypeError for data instead of the kernel."""
+        """Create a model. Raise a TypeError if more than one argument is given without a name."""
         if len(args) > 1:
             raise TypeError(
                 f"VectorFieldGP expects the kernel alone without a name, got {len(args)} "
@@ -170,10 +174,10 @@ class VectorFieldGP(GP):
         self.likelihood = by_points(likelihood)
         self.mean = default_mean(self.num_outputs) if mean is None else mean
         self.frequencies = frequencies
-        self.likelihoods = NamedLikelihoods()  # of groups with a name
+        self.likelihoods = NamedLikelihoods()  # by the names of groups
         self._assigned: ModelState | None = None
         self._trend: tuple[Mean, ...] = ()  # a copy of a varying mean, subtracted from the data
-        self._units = ColumnUnits()  # of the data that it was fitted to, as far as they are known
+        self._units = ColumnUnits()  # the units of the fitted data, if they are known
         self._learned: Float[Tensor, "k"] | None = None  # hyperparameters of a fit with weak priors
         given = next(kernel.parameters(), None)  # the amplitude, which may be new, is the first
         self.to("cpu" if given is None else given.device, torch.float64)
@@ -181,16 +185,25 @@ class VectorFieldGP(GP):
         check_mean(self.mean, self.num_outputs)
 
     def forward(self, x: Float[Tensor, "n d"]) -> MultitaskMultivariateNormal | MultivariateNormal:
-        """Return the distribution of the field at points x given all data, `posterior()(x)`.
+        """Return the joint distribution of the field at points x given all data: `posterior()(x)`.
 
-        `fit`, `condition`, `update`, `observe` and `load` leave the model in eval mode, which
-        gpytorch requires for predictions.
+        The model must be in eval mode. `fit`, `condition`, `update`, `observe` and `load` set it.
 
         Args:
             x: points (n, d).
 
+        Returns:
+            A normal distribution of (n, p) values, or of (n,) values for p = 1 output.
+
         Raises:
-            RuntimeError: a model in train mode, or without data.
+            RuntimeError: The model is in train mode, or has no data.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model(torch.rand(7, 2)).mean.shape
+            torch.Size([7, 2])
         """
         if self.training:
             raise RuntimeError(
@@ -201,12 +214,12 @@ class VectorFieldGP(GP):
 
     @property
     def covar_module(self) -> Kernel:
-        """The kernel of the field, as `kernel`; gpytorch's models have it under this name."""
+        """The kernel of the field: the attribute `kernel` under its usual name in gpytorch."""
         return self.kernel
 
     @property
     def mean_module(self) -> Mean:
-        """The prior `mean`, under its name in gpytorch's models."""
+        """The prior mean: the attribute `mean` under its usual name in gpytorch."""
         return self.mean
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -236,71 +249,88 @@ class VectorFieldGP(GP):
         """Learn the hyperparameters from observations y at x, condition on them, and return self.
 
         `x` and `y` replace all stored data. Without them, the model learns again from the stored
-        data.
-        Parameters with `requires_grad=False` are not trained.
+        data. Parameters with `requires_grad=False` are not trained.
 
-        For at most 120 vectors, or as many values as these have, the hyperparameters have weak
-        priors in the units of the data (module `gp_orff.fitting.scoring`). Priors that you register
-        replace these. The posterior integrates over all hyperparameters: see `posterior`.
+        For at most 120·p observed values of p outputs, the hyperparameters have weak priors in the
+        units of the data (module `gp_orff.fitting.scoring`). `posterior` then integrates over the
+        hyperparameters. Priors that you register replace the weak ones.
 
         You get a `CalibrationWarning` if the held-out coverage of 95 % intervals is too low. You
         get a `DataWarning` in these cases:
 
-        - The data are constant, and the hyperparameters do not change.
-        - Points are far from all others, and a frequency grid omits them.
+        - All observed values are equal. The hyperparameters then do not change.
+        - A few points are far from all others. A frequency grid omits them.
         - There are fewer than 10 values per hyperparameter, and the posterior does not integrate
           over the hyperparameters.
-        - A lengthscale is below the distances of neighbours.
-        - No observation depends on a direction of the constant mean.
+        - A lengthscale is probably below the median distance of neighbouring points.
+        - No observation depends on some component of the constant mean.
 
         Args:
-            x, y: points (N, d) and vectors (N, p) as tensors, arrays or memory maps. Or x alone, an
-                iterable of chunks (x, y) that can be iterated repeatedly, such as a list. Memory
-                does not grow with the number of chunks. A chunk may be a mapping with the keys x, y
-                and, as needed, variances, noise, directions, group, track, time. It may also be a
-                callable without arguments that returns a chunk, and loads it in the process that
-                uses it.
-            variances: relative noise variances (N,), which multiply the noise variance of the
-                likelihood. Or (N, p), one for each component, with independent noise.
-            noise: instead of `variances`, the noise variance of each observation (N,) or component
-                (N, p), or covariances (N, p, p), in squared units of y. Pass it for all
-                observations of a group. Values for components that are NaN are ignored. See
-                `KnownNoiseLikelihood`. With Student-t noise, these are squared scales. With
-                `track`, pass (N,): it is added to the learned white variance.
-            scale_noise: False uses `noise` as given. True multiplies it by one factor, which each
-                group learns. `condition`, `update` and others do not change the factor.
-            directions: (N, p) unit vectors. Then y, (N,), contains the components along them.
-            group: a group name for all observations, or one for each. Each group has a separate
-                noise, `model.likelihoods[name]`; without a name (None, NaN), `model.likelihood`.
+            x, y: points (N, d) and vectors (N, p), as tensors, arrays or memory maps. For data that
+                do not fit in memory, pass x alone: an iterable of chunks that can be iterated
+                repeatedly, such as a list. A chunk is a pair (x, y). It can also be a mapping with
+                the keys x, y and, if needed, variances, noise, directions, group, track and time.
+                Or it is a callable without arguments that returns such a pair or mapping; each
+                pass calls it again.
+            variances: relative noise variances, (N,). They multiply the noise variance of the
+                likelihood. With (N, p), each component has a separate variance, and the noise of
+                the components is independent.
+            noise: known noise, instead of `variances`: one variance for each observation (N,) or
+                component (N, p), or a covariance for each observation (N, p, p), in squared units
+                of y. Pass it for all observations of a group. Entries of components that are NaN
+                are ignored. With Student-t noise, `noise` is the squared scale. With `track`, its
+                shape is (N,), and a learned white variance is added. See `KnownNoiseLikelihood`.
+            scale_noise: whether `noise` is multiplied by a factor, which is learned for each group.
+                Other methods, such as `condition` and `update`, do not change the factor.
+            directions: unit vectors (N, p). The values y, (N,), are then the components of the
+                vectors along these directions.
+            group: the name of a group, for all observations or for each one. Each group has a
+                separate noise, `model.likelihoods[name]`. Observations without a name (None or NaN)
+                have the noise `model.likelihood`.
             missing: "mask" treats NaN in y as an unobserved component; "raise" raises an error.
-            merge: a distance in the units of x, within which the exact kernel merges positions; 0
-                merges none. If None, it merges positions that the prior does not distinguish, if
-                this saves a fifth of the values. It also merges positions between which the field
-                has a smaller variance than a grid would truncate. In small data sets, records with
-                equal values at one place are copies, which are used once, even if rounded
-                differently.
-            track: a label for each observation, or one for all. Observations of one track share an
-                offset and correlated noise: see `TrackLikelihood`. This levels the lines of a
-                survey, also with `directions`. A track may continue in later chunks. Its
-                observations stay in memory.
-            time: (N,) times, which increase along each track. Dates and durations become seconds.
-                If None, the length of the path is used.
+            merge: the exact kernel averages observations whose positions are within this distance,
+                in units of x. 0 merges no positions. By default (None), it merges positions if the
+                field barely changes between them and merging saves a fifth of the values. Small
+                data sets are also searched for copies, which are records with equal values at one
+                place. Each record is used once, even if its copies are rounded differently.
+            track: a track label for all observations or for each one. Observations of one track
+                share an offset and have correlated noise; see `TrackLikelihood`. Use it to level
+                the lines of a survey. A track may continue in later chunks. Observations with
+                `track` stay in memory.
+            time: the times (N,) of observations with `track`. They increase along each track. Dates
+                and durations are converted to seconds. The default is the length of the path.
             progress: whether to show progress on standard error: a bar in a terminal or notebook,
                 otherwise one line per stage.
-            warm_start: True starts the search from the present hyperparameters, False from values
-                derived from the data. A model that stores only statistics always starts warm.
+            warm_start: whether the search starts from the present hyperparameters. Otherwise it
+                starts from values that are derived from the data. A model that stores only
+                statistics always starts from the present hyperparameters.
             executor: a `concurrent.futures.Executor`, such as a `ProcessPoolExecutor`, a Dask
                 client's `get_executor()` or mpi4py's `MPIPoolExecutor`. Its workers read the chunks
-                and return sums. Arrays are processed here, and so are passes with Student-t weights
-                and passes that train random frequencies. See `gp_orff.data.passes`.
+                and return sums. Three tasks stay in this process: arrays, passes with Student-t
+                weights, and passes that train random frequencies. See `gp_orff.data.passes`.
             retries: the number of further attempts for a chunk that fails on a worker.
-            checkpoint: the path of a file (a pickle) with partial sums. An interrupted call with
-                the same model and data continues from it. It is deleted after the call succeeds.
+            checkpoint: the path of a file (a pickle) for partial sums. If a call is interrupted,
+                the next call with the same model and data continues from the file. A call that
+                succeeds deletes it.
 
         Raises:
-            TypeError: values are not real numbers.
-            ValueError: data are empty or not finite, or shapes do not fit each other or the kernel.
-            RuntimeError: no x is given, and the model has no data.
+            TypeError: Values are not real numbers.
+            ValueError: The data are empty or not finite, or shapes do not fit each other or the
+                kernel.
+            RuntimeError: No x is given, and the model has no data.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> generator = torch.Generator().manual_seed(0)
+            >>> x = torch.rand(60, 2, generator=generator).double()
+            >>> y = torch.stack(
+            ...     [torch.sin(3 * x[:, 1]), torch.sin(3 * x[:, 0])], dim=-1
+            ... )
+            >>> y = y + 0.1 * torch.randn(60, 2, generator=generator)
+            >>> model = gp_orff.VectorFieldGP(gp_orff.DivergenceFreeKernel(num_dims=2))
+            >>> report = model.fit(x, y, progress=False).report
+            >>> 0.005 < report.noise["default"] < 0.02  # the variance is 0.01
+            True
         """
         if x is None:
             data = self._held.data
@@ -309,7 +339,7 @@ class VectorFieldGP(GP):
                 require_gaussian(self._every_likelihood, "fit() on statistics", remedy)
             warm_start, read = warm_start or not data.revisitable, lambda: data
             units = nullcontext()
-            scale_noise = scale_noise or None  # as before
+            scale_noise = scale_noise or None  # None keeps the choice of the last fit
         else:
             options = Options(
                 variances, noise, scale_noise, directions, group, missing, merge, track, time
@@ -338,18 +368,19 @@ class VectorFieldGP(GP):
     def plan(self, x: object, y: object = None, **options: object) -> FitPlan:
         """Return the searches that `fit(x, y)` would run, with their cost and expected loss.
 
-        The plan lists values, features, operations, seconds and memory, and the nats of log
-        evidence that the fit is expected to lose. Starting values are computed from 600 values, as
-        in a fit. The hyperparameters and data of the model do not change. Seconds are for eight
-        evaluations of each search. They exclude passes over the data, rounds of EM under Student-t
-        noise, and the posterior.
+        For each search, the plan has the numbers of values and features, the cost, and the expected
+        loss of log evidence in nats. The cost is given as operations, seconds and memory. Starting
+        values are computed from 600 values, as in a fit. The model does not change. The time is for
+        six evaluations in each search. It excludes passes over the data, EM under Student-t noise,
+        and the posterior.
 
         Args:
-            x, y, options: as for `fit`, without `progress` and `warm_start`.
+            x, y: the data, as for `fit`.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`.
 
         Raises:
-            TypeError: as `fit` does.
-            ValueError: as `fit` does, and if all observations are equal.
+            TypeError: Values are not real numbers.
+            ValueError: The data are not valid, as for `fit`, or all observed values are equal.
 
         Example:
             >>> import gp_orff, torch
@@ -373,7 +404,7 @@ class VectorFieldGP(GP):
             data = self._counted_once(x, y, choice, learning=True)
             if not data.varies:
                 raise ValueError(
-                    "expected data that vary, got observations that are all the same: fit learns "
+                    "expected data that vary, got observations with equal values: fit learns "
                     "nothing from them; set the hyperparameters, and call condition(x, y)"
                 )
             kernel, present = deepcopy((self.kernel, self._every_likelihood))
@@ -390,17 +421,25 @@ class VectorFieldGP(GP):
 
         The observations replace all stored data, including the observations of `observe`. Data with
         units (from `gp_orff.labelled` or pint) are converted to the units of the fit, if these are
-        known. `update` does the same.
+        known.
 
         Args:
-            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. Or x alone: a
-                `FieldStatistics` made by `statistics` or `statistics_of` of this model.
-            options: arguments of `fit` that describe the data, from `variances` to `time`.
+            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`. You can also pass x
+                alone, as a `FieldStatistics` from `statistics` or `statistics_of` of this model.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`.
 
         Raises:
-            TypeError, ValueError: as for `fit`; statistics with other frequencies; units that
-                cannot be converted.
-            RuntimeError: statistics are given to a model without data.
+            TypeError: Values are not real numbers.
+            ValueError: The data are not valid, as for `fit`; statistics have other frequencies than
+                the model; or units cannot be converted.
+            RuntimeError: Statistics are given to a model without data.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model.report.action, model.report.points
+            ('conditioned', 20)
         """
         if isinstance(x, FieldStatistics):
             statistics = self.state.checked(x)
@@ -423,20 +462,32 @@ class VectorFieldGP(GP):
     def update(self, x: object, y: object = None, **options: object) -> "VectorFieldGP":
         """Add observations to the stored data, condition on all of them, and return self.
 
-        The hyperparameters do not change. Up to 4 million values are stored in memory. The model
-        changes from the exact kernel to a frequency grid, and to a larger grid, if the data require
-        it. With more values, it stores only `statistics`, whose domain is fixed, and `report`
-        states this. With a frequency grid, the cost is one pass over the new observations. Under
-        Student-t noise, they get weights from the present posterior; `fit()` computes all weights
-        again. Data without rows, or with NaN only under `missing="mask"`, change nothing and are
-        counted in `report.skipped`.
+        The hyperparameters do not change. If the data require it, the model changes from the exact
+        kernel to a frequency grid, or to a larger grid. With a frequency grid, the cost is one pass
+        over the new observations.
+
+        The model stores up to 4 million values. If there are more, it stores only `statistics`,
+        whose domain is fixed. `report.held` states which of the two is stored.
+
+        Under Student-t noise, the new observations get weights from the present posterior. `fit()`
+        computes all weights again. Data without valid observations change nothing and are counted
+        in `report.skipped`: data without rows, or with NaN only under `missing="mask"`.
 
         Args:
-            x, y, options: as for `condition`.
+            x, y: the new data, as for `condition`.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`.
 
         Raises:
-            RuntimeError: the model has no data.
-            ValueError: as for `condition`; points outside the domain of the statistics.
+            RuntimeError: The model has no data.
+            ValueError: The data are not valid, as for `condition`, or points are outside the domain
+                of the statistics.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model.update(torch.rand(5, 2), torch.randn(5, 2)).report.points
+            25
         """
         state = self.state
         if isinstance(x, FieldStatistics):
@@ -467,26 +518,32 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Add observations y = Q(f + μ)(x) + ε of a linear map Q of the field, and return self.
 
-        Q is a `Symbol`. Examples are the potential, measured by a tide gauge; the divergence, which
-        is zero in a region without sources; and the component normal to a wall,
-        `Component(normal)`. The posterior and `fit()` combine these observations with observations
-        of the field. Units are converted if they are known, as by `condition`. `fit(x, y)` and
-        `condition(x, y)` discard the observations; `statistics` and `compare_with_exact` ignore
-        them. Memory grows with m times the number of features: use at most a few thousand
-        observations.
+        Q is a `Symbol`, for example:
+
+        - the potential, which a tide gauge measures;
+        - the divergence, which is zero in a region without sources;
+        - the component normal to a wall, `Component(normal)`.
+
+        The posterior and `fit()` combine these observations with observations of the field.
+        `fit(x, y)` and `condition(x, y)` discard them. `statistics` and `compare_with_exact` ignore
+        them. Units are converted if they are known, as by `condition`. Memory grows with m times
+        the number of features, so use at most a few thousand observations.
 
         Args:
             x: points (m, d).
             y: observed values (m, q), or (m,) if q = 1.
-            symbol: the map Q, with q outputs; without a `reference`, a potential has a constant.
-            noise: the known variance of ε: one value, one per output (q,), or a covariance (q, q).
-            directions: (m, q); then y, (m,), has the components of Q f along them.
+            symbol: the map Q, with q outputs. A potential without a `reference` includes an unknown
+                constant.
+            noise: the known variance of ε, in squared units of y: one value, one per output (q,),
+                or a covariance (q, q).
+            directions: unit vectors (m, q). The values y, (m,), are then the components of Q(f + μ)
+                along these directions.
 
         Raises:
-            RuntimeError: the model has no observations of the field.
-            NotImplementedError: the mean is not constant.
-            ValueError: wrong shapes, a symbol that does not exist for this kernel, or noise that is
-                not positive.
+            RuntimeError: The model has no observations of the field.
+            NotImplementedError: The mean is not constant.
+            ValueError: Shapes do not fit, the symbol does not exist for this kernel, or the noise
+                is not positive.
 
         Example:
             >>> import gp_orff, torch
@@ -531,28 +588,28 @@ class VectorFieldGP(GP):
     ) -> "VectorFieldGP":
         """Add observations of no flow through a coast, and return self.
 
-        At points along the coast, f(x)·n = 0 with the normal n. The flow along the coast is not
-        constrained. Do not trust error bars next to coasts: in simulations, the coverage of 95 %
-        intervals is 74 to 88 %, with and without these observations. The reason is that a flow near
-        a coast differs from the flow elsewhere.
+        The observations are f(x)·n = 0 at points along the coast, with the normal n. They do not
+        constrain the flow along the coast. Do not trust error bars next to coasts, because a flow
+        near a coast differs from the flow elsewhere. In simulations, their 95 % intervals covered
+        the flow in 74 to 88 % of cases, with and without these observations.
 
         Args:
-            polygon: the vertices (v, 2) of a ring, in the coordinates of the model, with the
-                coordinate of the first component first. Or a list of rings, of the coast and of
-                islands, or an object with `__geo_interface__`, such as a polygon of shapely. For
-                longitudes and latitudes, pass `plane.forward(polygon)` with the
-                `gp_orff.labelled.LocalPlane` of the data. The units of all arguments are converted.
-            spacing: the spacing of the points along the coast; half of the shortest lengthscale if
-                None.
-            noise: the variance of the flow through the coast; a ten-thousandth of the prior
-                variance of the flow if None.
-            at: (t, k), the other inputs of the model, for example times. The coast is observed at
-                each row.
+            polygon: the vertices (v, 2) of a ring, in the coordinates of the model. The first
+                column is the coordinate of the first component. You can also pass a list of rings,
+                for a coast and islands, or an object with `__geo_interface__`, such as a polygon of
+                shapely. For longitudes and latitudes, pass `plane.forward(polygon)` with the
+                `gp_orff.labelled.LocalPlane` of the data. Units are converted.
+            spacing: the distance between points along the coast, in units of x. The default is half
+                of the shortest lengthscale.
+            noise: the variance of the flow through the coast, in squared units of y. The default is
+                10⁻⁴ of the prior variance of the flow.
+            at: (t, k), values of the k other inputs of the model, for example times. The coast is
+                observed at each of the t rows.
 
         Raises:
-            RuntimeError: the model has no observations of the field.
-            ValueError: a field that is not two-dimensional, a polygon without an edge near the
-                data, or inputs `at` that do not fit the model.
+            RuntimeError: The model has no observations of the field.
+            ValueError: The field is not two-dimensional, no edge of the polygon is near the data,
+                or `at` does not fit the inputs of the model.
 
         Example:
             >>> import gp_orff, torch
@@ -579,23 +636,31 @@ class VectorFieldGP(GP):
     def posterior(self, marginalize: bool | None = None) -> FieldPosterior:
         """Return the posterior given all data, as a `FieldPosterior`.
 
-        With `marginalize=True`, error bars include the uncertainty of the hyperparameters. The
-        posterior is then a mixture of normal distributions, one for each draw of the
-        hyperparameters. The importance weights of the draws follow from the restricted likelihood
-        and from the priors, which are the weak ones of `fit` or those that you register. Draws
-        continue until error bars are accurate to 2 %, or to 7 % after `observe`. The report lists
-        the effective number of draws and the Pareto k of the weights. Under Student-t noise, the
-        weights of the observations are drawn as well. With False, the learned values are treated as
-        known. With None, the posterior integrates over the hyperparameters after a `fit` to at most
-        120 vectors, or to at most 200 values with a `LearnedSpectrumKernel`.
+        With `marginalize=True`, the posterior integrates over the hyperparameters, so that error
+        bars include their uncertainty. It is then a mixture of normal distributions, one for each
+        draw of the hyperparameters. The draws have importance weights, which follow from the
+        restricted likelihood and from the priors: the weak priors of `fit`, or those that you
+        register. Draws continue until error bars are accurate to 2 %, or to 7 % after `observe`.
+        Under Student-t noise, the weights of the observations are drawn as well. Learned spectra,
+        trained matrices of outputs, and tracks have 32 draws near the learned values instead. The
+        report has the effective number of draws and the Pareto k of the weights.
 
-        For kernels with a learned spectrum or with trained matrices of outputs, and for tracks, 32
-        draws near the learned values are used instead.
+        Args:
+            marginalize: whether the posterior integrates over the hyperparameters. If False, they
+                have the learned values. If None, the posterior integrates after a `fit` to at most
+                120·p values of p outputs, or to at most 200 values with a `LearnedSpectrumKernel`.
 
         Raises:
-            RuntimeError: the model has no data.
-            ValueError: `marginalize=True` with more than 1200 values or with features, for which
-                hyperparameters are treated as known.
+            RuntimeError: The model has no data.
+            ValueError: `marginalize=True` is given for more than 1200 values, or for a model with
+                features.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model.posterior().mean(torch.rand(7, 2)).shape
+            torch.Size([7, 2])
         """
         snapshot, coverage = self._snapshot(marginalize), self.state.history.coverage
         return FieldPosterior(snapshot, self._units.x, coverage, self._units.y)
@@ -604,8 +669,16 @@ class VectorFieldGP(GP):
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
         """Return the log marginal likelihood log p(y) of all data, a scalar (0-d), in nats.
 
-        Hyperparameter priors are not included. Under Student-t noise it is a lower bound (ELBO). It
-        has gradients unless the model stores only statistics of random features.
+        It does not include hyperparameter priors. Under Student-t noise and for a `Pointwise`
+        likelihood, it is a lower bound (ELBO). It has gradients with respect to the
+        hyperparameters, unless the model stores only statistics of random features.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model.log_marginal_likelihood().shape
+            torch.Size([])
         """
         state = self.state
         # Random frequencies move with the lengthscales, their statistics do not.
@@ -618,8 +691,16 @@ class VectorFieldGP(GP):
     def statistics(self) -> FieldStatistics:
         """The sufficient statistics of the data, as a `FieldStatistics`.
 
-        On a grid they are valid for lengthscales from 0.7 to 1.4 times the present values. Their
-        domain is the default domain of `Grid`: the box of the data with a margin.
+        On a grid, they are valid for lengthscales from 0.7 to 1.4 times the present values. Their
+        domain is the default domain of `Grid`: the box of the data with a margin. They do not
+        include the observations of `observe`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> model.statistics.num_values
+            40
         """
         return self.state.statistics_only().field_statistics
 
@@ -631,16 +712,33 @@ class VectorFieldGP(GP):
         y: object = None,
         **options: object,
     ) -> FieldStatistics:
-        """The sufficient statistics of given observations, to add to `statistics` or to subtract.
+        """Return the sufficient statistics of observations, as a `FieldStatistics`.
 
-        `x`, `y` and `options` are as for `fit`. A RuntimeError is raised if the model has no data,
-        and a ValueError for points outside the domain of `statistics`. The model does not change.
-        Statistics from copies of a model add exactly, for example those of workers that each read a
-        part of the data.
+        You can add them to `statistics` or subtract them, and pass the result to `condition`. The
+        model does not change. Statistics from copies of one model add exactly, for example if
+        several workers each read a part of the data.
 
-        Under Student-t noise, stored observations have the weights from the fit, so that
-        subtracting removes them exactly. Other observations, and all if the model stores only
-        statistics, get weights from the present posterior.
+        Under Student-t noise, observations that the model stores have their weights from the fit,
+        so that subtraction removes them exactly. All other observations get weights from the
+        present posterior.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`.
+
+        Raises:
+            RuntimeError: The model has no data.
+            ValueError: Points are outside the domain of `statistics`, or the data are not valid, as
+                for `fit`.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x, y = torch.rand(30, 2), torch.randn(30, 2)
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(x, y)
+            >>> rest = model.statistics - model.statistics_of(x[:10], y[:10])
+            >>> model.condition(rest).report.numbers
+            40
         """
         state = self.state
         held = state.statistics_only()
@@ -651,7 +749,7 @@ class VectorFieldGP(GP):
 
     @property
     def report(self) -> FitReport:
-        """A `FitReport`: the hyperparameters, the data and the fit; `print` shows it as text."""
+        """A `FitReport` of the hyperparameters, the data and the fit. `print` shows it as text."""
         if self._assigned is None:
             return FitReport.without_data(self.kernel, self._every_likelihood)
         self._snapshot()
@@ -668,13 +766,22 @@ class VectorFieldGP(GP):
     ) -> LeaveOneOut:
         """Compare each observation with its prediction from all others, to find outliers.
 
-        Returns residuals, p-values and log densities, one row per point of x (`LeaveOneOut`). They
-        have a closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors), with
-        hyperparameters, mean and Student-t weights from all data. Pass all or some of the data of
-        `fit` as `x`, `y` and `options`. For tracks, the prediction uses the observations that you
-        pass. Pass all observations if they were merged at sites within which the field changes. A
-        ValueError is raised for `variances` (N, p), and for `noise` (N, p) or (N, p, p). It is also
-        raised for data outside the fit if the field is less certain than the observation.
+        The predictions have a closed form (Rasmussen & Williams 2006, eqs. 5.10–5.12, for vectors).
+        The hyperparameters, the mean and Student-t weights are from all data. For tracks, and if
+        the fit merged positions, pass all data of the fit.
+
+        Args:
+            x, y: points (N, d) and vectors (N, p): all or some of the data of the fit.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`.
+
+        Returns:
+            A `LeaveOneOut` with residuals, p-values and log densities, one row per point of x.
+
+        Raises:
+            RuntimeError: The model has no data.
+            ValueError: `variances` have the shape (N, p), or `noise` has the shape (N, p) or
+                (N, p, p). Or an observation was not part of the fit, and the field is less certain
+                than the observation.
 
         Example:
             >>> import gp_orff, torch
@@ -720,47 +827,47 @@ class VectorFieldGP(GP):
     ) -> CrossValidation:
         r"""Predict the observations of each held-out block from all others.
 
-        Use blocks that are as wide as the lengthscales of the field. They show which kernel
-        predicts best and whether the coverage is right. Holding out single observations is too
+        The scores show which kernel predicts best and whether the coverage is right. Use blocks
+        that are as wide as the lengthscales of the field. Holding out single observations is too
         optimistic if the errors of neighbours are correlated.
 
-        The prediction comes from a copy of the model that is conditioned on the rest of the data,
-        with the frequencies of all data. Hyperparameters do not change, and a trained constant mean
-        μ is estimated from the rest. The result has a closed form. With features, the statistics of
-        a block b are subtracted, and A − A_b is factorised. With the exact kernel,
+        Each block is predicted by a copy of the model that is conditioned on the rest of the data.
+        The copy has the hyperparameters and frequencies of the model. A trained constant mean μ is
+        estimated from the rest. The prediction has a closed form. For the exact kernel with the
+        covariance K of all observations y, a block b has
 
             y_b − E[y_b | rest] = ([K⁻¹]_bb)⁻¹ [K⁻¹ (y − μ)]_b ,    Cov = ([K⁻¹]_bb)⁻¹ ,
 
-        and the variance of μ is added. Iterations of large grids start again for each block. Under
-        Student-t noise, observations have the weights from a fit to all data, and predictions
-        include the Student-t noise. Observations of `observe` are ignored, and the model does not
-        change.
+        and the variance of μ is added. With features, the statistics of the block are subtracted
+        from those of all data. An iterative solver starts again for each block.
 
-        If a complete track is held out, its observations are predicted like observations of a new
+        Under Student-t noise, the weights of the observations are from all data, and predictions
+        include the Student-t noise. If a complete track is held out, it is predicted as a new
         track. Otherwise, the rest of the track determines its offset and correlated noise.
+        Observations of `observe` are ignored. The model does not change.
 
         Args:
             x, y: points (N, d) and vectors (N, p) in memory, usually the data of the model.
-            blocks: "auto" uses tracks, in at most 50 blocks, if `track` has several. Otherwise it
-                uses cells of two lengthscales, in 5 to 50 blocks. Or a label for each observation
-                (N,), of any hashable type. Or a splitter of scikit-learn, whose `groups` are the
-                labels `group=` or `track=`. An observation may be in several of its sets or in
-                none.
-            options: `variances`, `noise`, `directions`, `group`, `missing`, `merge`, `track` and
-                `time`, as for `fit`. Observations that `condition` omits, such as copies, are not
-                scored. An observation with a covariance has one value along each axis of its noise.
-                Also `executor`, whose workers divide the blocks among them, `retries` and
-                `checkpoint`.
+            blocks: "auto", labels or a splitter. With "auto", blocks are tracks, at most 50, if
+                `track` has several labels. Otherwise they are cells of two lengthscales, in 5 to 50
+                blocks. Labels (N,) are of any hashable type, one for each observation. A splitter
+                of scikit-learn gets the labels `group=` or `track=` as its `groups`; an observation
+                may be in several of its test sets or in none.
+            options: the arguments of `fit` that describe the data, from `variances` to `time`, and
+                `executor`, `retries` and `checkpoint`. The workers of the executor share the
+                blocks. Observations that `condition` omits, such as copies, have no score. If
+                `noise` is a covariance, the scored values are components along its axes.
 
         Returns:
             A `CrossValidation`.
 
         Raises:
-            TypeError: chunks; blocks that are neither labels nor a splitter.
-            ValueError: as for `fit`; labels of another length; a block with all data.
+            TypeError: Chunks are given, or `blocks` is neither labels nor a splitter.
+            ValueError: The data are not valid, as for `fit`, the labels have another length, or a
+                block contains all data.
 
         Example:
-            Errors that are shared by the observations of an instrument:
+            The observations of each instrument share an error, so each instrument is a block:
 
             >>> import gp_orff, torch
             >>> generator = torch.Generator().manual_seed(0)
@@ -793,15 +900,21 @@ class VectorFieldGP(GP):
         """Return the offset of every track of a group, with its standard deviation.
 
         The offset is the common error of all observations of a track, for example the levelling
-        error of a survey line. It is relative to the field that is estimated from all tracks:
-        `posterior()` has no offset. Correlated noise along the track is not included.
+        error of a survey line. It is relative to the field that is estimated from all tracks.
+        It does not include the correlated noise along the track. The field of `posterior()` does
+        not include offsets.
 
         Args:
-            group: the name of the group, as in `fit(group=)`.
+            group: the name of the group, as in `fit(group=)`. The default is the group of
+                observations without a name.
+
+        Returns:
+            A `TrackOffsets` with means and standard deviations (k, p) of k tracks, in units of y.
+            With `directions`, p = 1.
 
         Raises:
-            RuntimeError: the model has no data.
-            ValueError: a group without tracks.
+            RuntimeError: The model has no data.
+            ValueError: The group has no tracks.
 
         Example:
             >>> import gp_orff, torch
@@ -851,12 +964,27 @@ class VectorFieldGP(GP):
     def save(self, path: str | os.PathLike) -> None:
         """Save the model to one file at `path`.
 
-        The file contains the data, with the weights of Student-t noise, or their `statistics`,
-        whichever is smaller. An exact kernel, tracks, a `HarmonicKernel` and random frequencies
-        that outnumber the observed values need the data. You can use, update and fit a loaded model
-        like the saved one. If the file has statistics, this applies to the lengthscales and the
-        domain of `statistics`. The new file replaces an old one only when it is complete.
-        `torch.load(path, weights_only=True)` can also read it.
+        The file contains the data, or their `statistics` if these are smaller. It always contains
+        the data for an exact kernel, tracks, a `HarmonicKernel`, and random frequencies that
+        outnumber the observed values. Weights of Student-t noise are saved with the data.
+
+        You can use, update and fit a loaded model like the saved one. If the file contains
+        statistics, the lengthscales and points must be in the range and domain of `statistics`.
+
+        An old file at `path` is replaced only when the new one is complete.
+        `torch.load(path, weights_only=True)` can also read the file.
+
+        Args:
+            path: the file, for example "field.pt".
+
+        Example:
+            >>> import gp_orff, os, tempfile, torch
+            >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+            >>> model = model.condition(torch.rand(20, 2), torch.randn(20, 2))
+            >>> path = os.path.join(tempfile.mkdtemp(), "field.pt")
+            >>> model.save(path)
+            >>> gp_orff.VectorFieldGP.load(path).report.points
+            20
         """
         content = {
             "kernel": storage.describe(self.kernel),
@@ -884,15 +1012,15 @@ class VectorFieldGP(GP):
         """Load a saved model, on the CPU.
 
         Args:
-            path: the file.
-            kernel, likelihood, mean, frequencies: parts of the saved model, built as before. Pass a
-                part only if its class, constraints or priors are neither from gpytorch nor from
-                this package.
+            path: a file that `save` wrote.
+            kernel, likelihood, mean, frequencies: parts of the model, built as for the saved model.
+                Pass a part only if its class, constraints or priors are neither from gpytorch nor
+                from this package: the file cannot describe such a part.
 
         Raises:
-            FileNotFoundError: no file at `path`.
-            ValueError: the file is damaged or newer than this package; a part that the file cannot
-                describe is missing, or is not the saved one.
+            FileNotFoundError: There is no file at `path`.
+            ValueError: The file is damaged or newer than this package. Or a part that the file
+                cannot describe is not given, or differs from the saved one.
 
         Example:
             >>> import gp_orff, os, tempfile, torch
@@ -925,9 +1053,12 @@ class VectorFieldGP(GP):
         return model
 
     def get_extra_state(self) -> dict[str, object]:
-        """Return the state other than parameters and buffers, for `state_dict`. It has the kinds of
-        likelihood of all groups, and results of a fit with weak priors. While the hyperparameters
-        do not change, `condition` gives a posterior that integrates over them, as the fit does."""
+        """Return the state other than parameters and buffers, for `state_dict`.
+
+        It contains the class of the likelihood of each group, and the hyperparameters that a fit
+        with weak priors has learned. While these do not change, the posterior after `condition`
+        integrates over them, as after the fit.
+        """
         every = self._every_likelihood.items()
         return {
             "likelihoods": {label: storage.recipe_of(likelihood) for label, likelihood in every},
@@ -935,7 +1066,7 @@ class VectorFieldGP(GP):
         }
 
     def set_extra_state(self, state: dict[str, object]) -> None:
-        """Restore `state`, which `get_extra_state` returned."""
+        """Restore a `state` that `get_extra_state` returned."""
         learned = state["learned"]
         self._learned = learned.double().cpu() if len(learned) else None
 
@@ -944,12 +1075,12 @@ class VectorFieldGP(GP):
         state = state_dict.get(key, torch.empty(0))
         if isinstance(state, Tensor):  # of earlier versions
             warnings.warn(
-                "the state_dict is older than this version of gp_orff: it does not say which "
-                "likelihoods the groups of observations have; those of this model stay",
+                "the state_dict is older than this version of gp_orff, and does not contain the "
+                "likelihoods of the groups of observations; those of this model stay",
                 stacklevel=2,
             )
             state_dict[key] = {"learned": state}
-        else:  # have those of the state, whose values are loaded next
+        else:  # create the likelihoods of the state; their values are loaded next
             present, recipes = self._every_likelihood, state["likelihoods"]
             every = {
                 label: storage.rebuilt(recipe, present.get(label), "likelihood")
@@ -963,23 +1094,22 @@ class VectorFieldGP(GP):
 
     # reading of arguments
 
-    # From arguments to a state: what `fit` and `condition` have in common.
+    # From arguments to a state: the steps that `fit` and `condition` have in common.
     #
-    # 1. `_read` checks the arguments, and goes through the data once (`Dataset.of`): their box,
-    #    scales and a sample. Arrays stay where they are; chunks are read again whenever a pass
-    #    needs them.
-    # 2. `copied` copies small arrays, so that later changes of the caller's arrays have no effect,
-    #    and `_counted_once` drops copies of records.
-    # 3. `_fit_state` searches the hyperparameters; `_condition_state` takes the present ones and
-    #    chooses a representation for them.
-    # 4. `_assign_with_posterior` computes the posterior, and only then assigns the state: if the
+    # 1. `_read` checks the arguments and reads the data once (`Dataset.of`), for their box, scales
+    #    and a sample. Arrays are not copied. Chunks are read again whenever a pass needs them.
+    # 2. `copied` copies small arrays, so that later changes of the caller's arrays have no effect.
+    #    `_counted_once` drops copies of records.
+    # 3. `_fit_state` searches the hyperparameters. `_condition_state` uses the present ones. Both
+    #    choose a representation for the hyperparameters.
+    # 4. `_assign_with_posterior` computes the posterior, and only then assigns the state. If the
     #    posterior fails, the former state stays.
-    # 5. `state` checks whenever it is used whether the kernel has left the range of its
-    #    frequencies, and moves to others if so.
+    # 5. Every use of `state` checks whether the kernel has left the range of its frequencies. If
+    #    so, new frequencies are chosen.
 
     def _read(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
-        """Check the arguments of `fit`, in one pass over the data; `learning`, the blocks of tracks
-        are chosen again."""
+        """Check the arguments of `fit`, in one pass over the data. With `learning`, the blocks of
+        tracks are chosen again."""
         self.double()
         spans = {} if learning else spans_of(self._every_likelihood)
         likelihoods = self._every_likelihood
@@ -1006,14 +1136,15 @@ class VectorFieldGP(GP):
         return data.with_parts(parts, 0.0)
 
     def _units_of(self, x: object, y: object, options: Options) -> ColumnUnits:
-        """The units that data are brought to: those of the model, or else those of the data."""
+        """The units to which data are converted: those of the model, or else those of the data."""
         return self._units if self._units.stated else ColumnUnits.of(x, y, options.time)
 
     @contextmanager
     def _keeping_units(
         self, x: object, y: object, options: Options, anew: bool = False
     ) -> Iterator[None]:
-        """Keep the units that data are brought to, unless the block raises; `again`: theirs."""
+        """Store the units to which data are converted, unless the block raises. With `anew`, they
+        are the units of the data, and no longer those of the model."""
         before = self._units
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
@@ -1025,13 +1156,14 @@ class VectorFieldGP(GP):
             raise
 
     def converted(self, x: object, y: object, options: Options) -> tuple[object, object, Options]:
-        """The arguments `x`, `y` and `options` of `fit` in the units of the model, as far as these
-        are known."""
+        """Return the arguments `x` (N, d), `y` (N, p) and `options` of `fit` in the units of the
+        model. Arguments without units do not change."""
         return in_units(self._units_of(x, y, options), x, y, options)
 
     def copied(self, x: object, y: object, options: Options, learning: bool = False) -> Dataset:
-        """The data that `x`, `y` and `options` describe. Small arrays are copied, so that the
-        caller cannot change them. With `learning`, the blocks of tracks are chosen again."""
+        """Return the data that `x`, `y` and `options` describe, as a `Dataset`. Small arrays are
+        copied, so that the caller cannot change them. With `learning`, the blocks of tracks are
+        chosen again."""
         data = self._read(x, y, options, learning)
         data = replace(data, repeats=Repeats(options.merge))
         warn_of_values([part for part in data.survey.sample if part.represented is None])
@@ -1040,13 +1172,13 @@ class VectorFieldGP(GP):
     def _counted_once(
         self, x: object, y: object, options: Options, learning: bool = False
     ) -> Dataset:
-        """Data as by `copied`, of which small arrays count copies of records once."""
+        """Data as from `copied`. If they are small arrays, copies of records are dropped."""
         data = self.copied(x, y, options, learning)
         single = y is not None and data.is_small and not data.tracks
         return data.without_copies() if single else data
 
     def _in_memory(self, x: object, y: object, options: Options) -> Dataset:
-        """Data as by `_counted_once`, in memory, whose observations have an `index`."""
+        """Data as from `_counted_once`, in memory. Each observation has an `index`, its row."""
         read = self._read(x, y, options)
         sources = (InMemory(list(read.visit())),)
         data = replace(read, sources=sources, repeats=Repeats(options.merge))
@@ -1055,8 +1187,8 @@ class VectorFieldGP(GP):
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
     ) -> list[TrackReadings]:
-        """All observations one by one, if they are along tracks, to be put in blocks as in
-        `data`."""
+        """All single observations along tracks, with the durations of the blocks in `data`. Empty
+        without tracks."""
         if not data.tracks:
             return []
         x, y, options = self.converted(x, y, options)
@@ -1071,13 +1203,13 @@ class VectorFieldGP(GP):
 
     @property
     def state(self) -> ModelState:
-        """The state, on frequencies that fit the present kernel and hyperparameters."""
+        """The immutable state, with frequencies for the present kernel and hyperparameters."""
         self._assigned = self._held.current(self.kernel, self._every_likelihood, self._fixed_mean)
         return self._assigned
 
     @property
     def _held(self) -> ModelState:
-        """The state as it was assigned last, for the present mean if that varies."""
+        """The state that was assigned last. A mean that is not constant is that of the present."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
         if not is_trend(self._trend, self.mean):
@@ -1088,13 +1220,13 @@ class VectorFieldGP(GP):
 
     @property
     def _every_likelihood(self) -> dict[str, Likelihood]:
-        """The likelihoods of all groups, with that of observations without a group name."""
+        """The likelihoods of all groups, and of observations without a group name."""
         return {DEFAULT: self.likelihood, **self.likelihoods}
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean if it is not trained, zero in addition to a mean that is not constant;
-        None for a trained constant mean."""
+        """The constant mean (p,) if it is not trained, and None if it is. Zero for a mean that is
+        not constant, which is subtracted from the data."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)
@@ -1121,7 +1253,7 @@ class VectorFieldGP(GP):
     def _condition_state(
         self, representation: Representation, notes: Sequence[str] = ()
     ) -> ModelState:
-        """The state of a model that is conditioned at the present hyperparameters."""
+        """The state of a model that is conditioned with the present hyperparameters."""
         learned = self._learned is not None and torch.equal(self._learned, self._hyperparameters())
         history = History("conditioned", weak_priors=learned).with_notes(notes)
         return ModelState.of(representation, self._fixed_mean, history)
@@ -1129,8 +1261,9 @@ class VectorFieldGP(GP):
     def _fit_state(
         self, data: Data, warm_start: bool, progress: Progress, scale_noise: bool | None
     ) -> ModelState:
-        """Learn the hyperparameters from data; the state of the fitted model. `scale_noise`: learn
-        the factor of known noise, or keep it at one; None, as before."""
+        """Learn the hyperparameters from data, and return the state of the fitted model.
+        `scale_noise` states whether the factor of known noise is learned, or is one. None keeps the
+        choice of the last fit."""
         take_heights(self.kernel, data, anew=not warm_start)
         likelihoods = with_groups(self._every_likelihood, data, self.kernel)
         remember_all(likelihoods, data)
@@ -1141,7 +1274,8 @@ class VectorFieldGP(GP):
         return ModelState.of(result.representation, result.mean, result.history)
 
     def _checked(self, state: ModelState) -> ModelState:
-        """The state, with a note and a warning if the coverage of held-out blocks is too low."""
+        """The state with the coverage of held-out blocks. If it is too low, there is a note and a
+        warning."""
         if not (check_calibration.on() and state.data.varies):
             return state
         calibration = calibration_of(state, self.mean)
@@ -1154,8 +1288,8 @@ class VectorFieldGP(GP):
         return replace(state, history=history.with_notes(notes))
 
     def _snapshot(self, marginalize: bool | None = None) -> ModelSnapshot:
-        """A snapshot of the present model; sets a trained constant mean to its best value.
-        `marginalize`: as for `posterior`."""
+        """Set a trained constant mean to its best value, and return a snapshot of the model.
+        `marginalize` is as for `posterior`."""
         snapshot = self.state.snapshot(self.mean)
         if is_trained(self.mean):
             for mean, value in zip(base_means(self.mean), snapshot.constant, strict=True):
@@ -1178,7 +1312,7 @@ class VectorFieldGP(GP):
         return self
 
     def _assign_with_posterior(self, state: ModelState) -> "VectorFieldGP":
-        """Compute the posterior and assign the state; a failure leaves the model as it was."""
+        """Compute the posterior, then assign the state. A failure does not change the model."""
         state = state.with_posterior(self.mean)
         state.warn_of_small_grid()
         warn_of_close_tides(state.kernel, state.data.box)
@@ -1199,7 +1333,7 @@ class VectorFieldGP(GP):
 
 
 def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
-    """Warn of directions of the constant mean of which the data say nothing."""
+    """Warn of directions of the constant mean that the data do not determine."""
     if not len(unknown):
         return
     # A direction is known up to its sign; the largest component is made positive, and `+ 0.0`
@@ -1208,9 +1342,9 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
     along = [", ".join(f"{v:.3g}" for v in vector) for vector in (signs * unknown + 0.0).tolist()]
     words = " and ".join(f"({vector})" for vector in along)
     warnings.warn(
-        f"no observation depends on the constant mean of the outputs along {words}: it is "
-        "assumed to be zero there; observe other components or directions, or give a mean "
-        "that is known, such as mean=gpytorch.means.ZeroMean()",
+        f"no observation depends on the constant mean of the outputs along {words}: this part of "
+        "the mean is assumed to be zero; observe other components or directions, or give a known "
+        "mean, such as mean=gpytorch.means.ZeroMean()",
         DataWarning,
         stacklevel=3,
     )
@@ -1218,9 +1352,9 @@ def _warn_of_unknown_mean(unknown: Float[Tensor, "k p"]) -> None:
 
 def _warn_of_constant(count: int) -> None:
     warnings.warn(
-        f"expected data that vary, got {count} observations that are all the same: they determine "
-        "neither the noise nor the kernel, and the hyperparameters stay as they are; set them, and "
-        "call condition(x, y)",
+        f"expected data that vary, got {count} observations with equal values: they determine "
+        "neither the noise nor the kernel, and the hyperparameters do not change; set the "
+        "hyperparameters, and call condition(x, y)",
         DataWarning,
         stacklevel=3,
     )

@@ -1,17 +1,23 @@
 """Plots of vector fields with matplotlib, which is imported when a function is called.
 
-`overview` makes a figure of a posterior for a first look. The other functions draw on the caller's
-axes: `plot_field` vectors, `plot_map` what has a sign, and `plot_deviation` a standard deviation;
-over these `plot_uncertainty`, `plot_streamlines` and `plot_coastlines`. `plot_comparison` draws
-four panels, `plot_calibration` the coverage of error bars, `plot_energy_spectrum` energy per
-wavenumber, and `plot_gain` where to measure next. `plot_colorbar` draws a bar as high as its axes,
-and `title_panels` sets titles with letters. Arrays are NumPy's or torch's.
+`overview` makes a complete figure of a posterior. All other functions draw on axes that you pass:
 
-For print, draw under the settings `STYLE`: `with plt.rc_context(gp_orff.plotting.STYLE): ...`.
-`savefig` then writes 300 dots per inch; saved as PDF or SVG, figures are vectors, but for shaded
-areas, which are pixels. The colour maps are `MAGNITUDE`, `DEVIATION` and, of what has a sign,
-`SIGNED`. Maps of one shape have panels of one size with `plt.subplots(..., layout="compressed")`.
-On axes of cartopy, `transform=` is the reference system of positions.
+- maps: `plot_field` draws vectors, `plot_map` a scalar with a sign, and `plot_deviation` a standard
+  deviation;
+- on top of maps: `plot_uncertainty`, `plot_streamlines` and `plot_coastlines`;
+- curves: `plot_calibration` draws the coverage of intervals, and `plot_energy_spectrum` the energy
+  per wavenumber;
+- panels: `plot_comparison` compares truth and posterior, and `plot_gain` shows where to measure
+  next;
+- layout: `plot_colorbar` adds a colour bar as high as its axes, and `title_panels` sets titles.
+
+Arrays may be from NumPy or torch. On cartopy axes, pass the reference system of positions by
+`transform=`.
+
+For print, draw under the settings `STYLE`: `with plt.rc_context(gp_orff.plotting.STYLE): ...`. In
+PDF and SVG files, lines and text are vectors, and shaded areas are pixels. The colour maps are
+`MAGNITUDE` (quantities that are not negative), `DEVIATION` (standard deviations) and `SIGNED`
+(quantities with a sign). Use `plt.subplots(..., layout="compressed")` for panels of equal size.
 """
 
 from gp_orff.plotting.curves import plot_calibration, plot_energy_spectrum

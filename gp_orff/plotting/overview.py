@@ -1,4 +1,4 @@
-"""A figure of a posterior for a first look, panel by panel."""
+"""`overview`: a figure of a posterior, panel by panel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _DEVIATION = "standard deviation"
 
 
-# What an overview shows: each panel has a title and a function that draws it.
+# The panels of an overview. Each panel has a title and a function that draws it.
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Units:
 
     @property
     def derivative(self) -> str:
-        """That of derivatives, "m/s per km"; empty where a part of it is not known."""
+        """The unit of derivatives, such as "m/s per km"; empty if a part of it is unknown."""
         lengths = {_unit_in(name) for name in self.names}
         length = lengths.pop() if len(lengths) == 1 else ""
         return f"{self.field} per {length}" if self.field and length else ""
 
 
 def _unit_in(name: str) -> str:
-    """What stands in brackets at the end of a name."""
+    """The text in parentheses at the end of a name; empty without one."""
     found = re.search(r"[(\[]([^()\[\]]+)[)\]]$", name.strip())
     return found[1] if found else ""
 
@@ -66,7 +66,7 @@ def _unit_in(name: str) -> str:
 def output_panels(
     field: Any, x: np.ndarray, plane: np.ndarray, _: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
-    """Titles, and what draws each: mean and standard deviation of each output."""
+    """The panels of each output: mean and standard deviation, each as a title and a function."""
     mean, sd = _moments(field, x)
     for output in range(field.num_outputs):
         name = f"output {output + 1}" if field.num_outputs > 1 else "output"
@@ -80,7 +80,7 @@ def output_panels(
 def flow_panels(
     field: Any, x: np.ndarray, plane: np.ndarray, columns: list[int], units: Units
 ) -> Iterator[tuple[str, Panel]]:
-    """Titles, and what draws each: vectors, their standard deviation and derivatives."""
+    """The panels of a planar field: vectors, their standard deviation, and derivatives."""
     mean, sd = (moment[:, columns] for moment in _moments(field, x))
     length = np.linalg.norm(mean, axis=-1)
     style = {"label": units.label(units.quantity), "norm": norm_from_zero(length)}
@@ -105,7 +105,7 @@ def flow_panels(
 def line_panels(
     field: Any, x: np.ndarray, data: tuple[np.ndarray, np.ndarray] | None, unit: str
 ) -> Iterator[tuple[str, Panel]]:
-    """Titles, and what draws each output of a field of one input, with its data if there are."""
+    """The panels of a field of one input: a curve for each output, with data if there are any."""
     mean, sd = _moments(field, x)
     for output in range(field.num_outputs):
         given = None if data is None else (data[0][:, 0], data[1][:, output])
@@ -115,7 +115,7 @@ def line_panels(
 
 
 def _derivative(field: Any, x: np.ndarray, symbol: Symbol) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and standard deviation; None for what does not exist."""
+    """The mean and standard deviation of a derivative; None if it does not exist."""
     try:
         return tuple(moment[:, 0] for moment in _moments(field, x, symbol))
     except (ValueError, NotImplementedError):
@@ -138,7 +138,7 @@ def _curve(
     data: tuple[np.ndarray, np.ndarray] | None,
     unit: str,
 ) -> None:
-    """Draw a mean with an interval of 95 %, and data if there are."""
+    """Draw a mean with its 95 % interval, and data if there are any."""
     margin = NormalDist().inv_cdf(0.975) * sd
     ax.fill_between(x, mean - margin, mean + margin, alpha=0.25, linewidth=0, label="95 % interval")
     ax.plot(x, mean, label="mean")
@@ -148,7 +148,7 @@ def _curve(
     ax.legend()
 
 
-# A figure of a posterior, for a first look.
+# The figure: maps over two inputs, or curves over one.
 
 
 def overview(
@@ -163,34 +163,40 @@ def overview(
     quantity: str = "speed",
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """A new figure of a posterior over two of its inputs: data, mean, error bars, derivatives.
+    """Make a new figure of a posterior: data, mean, standard deviation and derivatives.
 
-    A planar field has arrows over their lengths, a map of the standard deviation √(Σ sd²), and maps
-    of vorticity and divergence on one scale, if these exist and are not zero. They are hatched
-    where 95 % intervals contain zero. Other fields have a map of mean and standard deviation for
-    each output. A field of one input has a curve for each output, with a band of 95 %. Standard
-    deviations have the scale of `plot_deviation`, with dots at the positions of the data.
+    The panels depend on the field:
+
+    - A planar field has arrows over their lengths, and a map of the standard deviation √(Σ sd²). If
+      vorticity and divergence exist and are not zero, it has maps of them with one scale, and
+      hatches where 95 % intervals contain zero.
+    - Other fields of two or more inputs have maps of mean and standard deviation for each output.
+    - A field of one input has a curve for each output, with 95 % intervals.
+
+    Standard deviations have the colour scale of `plot_deviation`, with dots at the positions of the
+    data.
 
     Args:
-        field: a posterior, such as `model.posterior()`.
-        x: positions of the data (N, d), drawn as dots that cover at most a twentieth of a panel.
-        y: vectors of the data (N, p), drawn in a panel of their own if the field is planar; gaps
-            are left out.
-        columns: the two inputs that span the maps, of two or more; a field of three dimensions
-            shows these two of its components.
-        at: values of other inputs by column, such as {2: 0.5}; by default the middle of the data.
-        points: how many points along each side of the maps.
+        field: a posterior, such as `model.posterior()`, with d inputs and p outputs.
+        x: positions of the data (N, d), which are drawn as dots.
+        y: vectors of the data (N, p). If the field is planar, they have a separate panel. Rows with
+            NaN are omitted.
+        columns: the two inputs that span the maps. If the field has three components in space, the
+            arrows show the two components along these inputs.
+        at: values of the other inputs by column, such as {2: 0.5}. The default is the middle of the
+            data.
+        points: the number of points along each side of the maps.
         unit: the unit of the field.
         quantity: the name of the length of a vector, such as "speed" or "intensity".
-        names: of all inputs, with their units, such as ("east (km)", "north (km)"). With those of
-            both columns, and that of the field, derivatives have theirs: "m/s per km".
+        names: the names of all inputs with their units, such as ("east (km)", "north (km)").
+            Derivatives then have a unit such as "m/s per km".
 
     Returns:
-        A matplotlib figure. `figure.savefig("overview.pdf")` keeps vectors.
+        A matplotlib figure. Save it by `figure.savefig("overview.pdf")`.
 
     Raises:
-        ValueError: columns that the field does not have, values `at` columns that it does not have
-            or that are drawn, or data or names that do not fit.
+        ValueError: The field does not have the columns, `at` contains a column that the maps show,
+            or data or names do not fit the field.
 
     Example:
         >>> import gp_orff, matplotlib, torch
@@ -227,7 +233,7 @@ def _maps(
     grid: tuple[np.ndarray, np.ndarray],
     units: Units,
 ) -> Figure:
-    """A panel for each map."""
+    """The figure with a panel for each map."""
     whole, plane = grid
     in_space = set(columns) <= set(field.space)
     flow = in_space and len(field.space) == field.num_outputs
@@ -254,7 +260,8 @@ def _maps(
 
 
 def _dots(ax: Axes, x: np.ndarray) -> None:
-    """Positions as dots of 2.5 points, or smaller ones that cover a twentieth of the axes."""
+    """Draw positions as dots of 2.5 points, or smaller if they would cover more than a twentieth of
+    the axes."""
     box = ax.get_position()
     area = 72**2 * np.prod(ax.figure.get_size_inches()) * box.width * box.height
     size = min(2.5, float(np.sqrt(area / 20 / max(len(x), 1))))
@@ -264,7 +271,7 @@ def _dots(ax: Axes, x: np.ndarray) -> None:
 def _lines(
     field: Any, data: tuple[np.ndarray, np.ndarray] | None, points: int, unit: str, name: str
 ) -> Figure:
-    """A panel under the other for each output."""
+    """The figure with one panel below the other for each output."""
     from matplotlib import pyplot as plt
 
     x = np.linspace(*field.box[0], points)[:, None]
@@ -280,7 +287,7 @@ def _lines(
 
 
 def _subplots(count: int, limits: np.ndarray, in_space: bool) -> tuple[Figure, np.ndarray]:
-    """Axes for all panels, in two or three columns, of the shape of the map."""
+    """Axes for all panels, in two or three columns, with the aspect of the map."""
     from matplotlib import pyplot as plt
 
     across = 3 if count in (3, 5) else min(count, 2)
@@ -295,7 +302,7 @@ def _subplots(count: int, limits: np.ndarray, in_space: bool) -> tuple[Figure, n
 def _grid(
     field: Any, columns: tuple[int, int], at: Mapping[int, float], points: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A grid over the data: points of the field (n, d), and of the picture (n, 2)."""
+    """A grid over the data: the points (n, d) of the field, and the points (n, 2) of the map."""
     sides = [np.linspace(*field.box[column], points) for column in columns]
     plane = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, 2)
     middle = [at.get(column, sum(side) / 2) for column, side in enumerate(field.box)]
@@ -305,7 +312,7 @@ def _grid(
 
 
 def _table(values: ArrayLike | None, width: int) -> np.ndarray | None:
-    """Rows of one number for an array (N,), if one number each is expected."""
+    """Values as an array (N, width). An array (N,) becomes (N, 1)."""
     values = array(values)
     return values[:, None] if values is not None and values.ndim == width == 1 else values
 
@@ -330,7 +337,7 @@ def _check_overview(
                 "observations that the model was fitted to"
             )
     if y is not None and (x is None or len(x) != len(y)):
-        raise ValueError("overview expects y with positions x, one row for each")
+        raise ValueError("overview expects positions x with y, one row for each, got y alone")
     if len(names) != field.num_inputs:
         raise ValueError(
             f"overview expects a name for each of {field.num_inputs} inputs, got {list(names)}"

@@ -296,7 +296,7 @@ class Identity(Symbol):
         >>> import gp_orff, torch
         >>> gp_orff.symbols.Identity()(torch.ones(1, 2), 2).real
         tensor([[[1., 0.],
-                 [0., 1.]]])
+                 [0., 1.]]], dtype=torch.float64)
     """
 
     homogeneous = is_identity = True

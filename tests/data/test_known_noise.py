@@ -425,7 +425,9 @@ def test_arguments_that_contradict_each_other():
             model.fit(x, y, progress=False, **options)
     with pytest.raises(ValueError, match=r"shape \(24,\)"):
         model.fit(x, y[:, 0], noise=R, directions=u, progress=False)
-    with pytest.raises(ValueError, match="noise, directions, groups, tracks and times inside"):
+    with pytest.raises(
+        ValueError, match="noise, directions, groups, tracks and times in the chunks"
+    ):
         model.fit([(x, y)], noise=R, progress=False)
     with pytest.raises(ValueError, match="deg_free > 2"):
         gp_orff.KnownNoiseLikelihood(P, deg_free=2.0)

@@ -230,7 +230,7 @@ def test_bad_dates_and_labels():
     x, y, label, times = readings()
     dates = DATES["numpy"](times)
     dates[3] = np.datetime64("NaT")
-    with pytest.raises(ValueError, match="finite times, got 1 others"):
+    with pytest.raises(ValueError, match="finite times, got 1 that are not"):
         model_with().condition(x, y, track=label, time=dates)
     with pytest.raises(TypeError, match="times"):
         model_with().condition(x, y, track=label, time=["noon"] * len(x))

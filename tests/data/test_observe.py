@@ -236,7 +236,9 @@ def test_what_needs_frequencies_near_zero_is_refused_by_grids():
     model = model_of(separable, ALGEBRAS["grid"], 2)
     before = model.posterior().mean(XE)
     symbol, y, noise = OBSERVED["gauge"]
-    with pytest.raises(NotImplementedError, match="a frequency grid, which has none near zero"):
+    with pytest.raises(
+        NotImplementedError, match="a frequency grid, which omits frequencies near zero"
+    ):
         model.observe(XE, y, symbol, noise=noise)
     assert torch.equal(model.posterior().mean(XE), before)
 
@@ -256,7 +258,11 @@ BAD = {
     "shape": ({"y": torch.zeros(4)}, ValueError, r"of shape \(5, 1\), got shape \(4, 1\)"),
     "nan": ({"y": torch.full((5,), float("nan"))}, ValueError, "with NaN"),
     "noise": ({"noise": 0.0}, ValueError, "positive noise variance"),
-    "matrix": ({"noise": torch.ones(2, 2)}, ValueError, "positive noise variance, 1 of them"),
+    "matrix": (
+        {"noise": torch.ones(2, 2)},
+        ValueError,
+        "positive noise variance, 1 positive variances",
+    ),
     "points": ({"x": torch.zeros(5, 3)}, ValueError, "2 columns"),
     "dims": ({"symbol": gp_orff.VectorPotential()}, ValueError, "exists in 3 dimensions"),
 }

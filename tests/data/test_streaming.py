@@ -334,7 +334,7 @@ def test_random_features_without_data_keep_their_hyperparameters():
     for rows in torch.arange(500, 2000).split(500):
         model.update(x[rows], y[rows])
     compare(model, conditioned(curl_free(0.35), x, y, rule, noise=0.02))
-    with pytest.raises(RuntimeError, match=r"move with the hyperparameters.*Grid"):
+    with pytest.raises(RuntimeError, match=r"depend on the hyperparameters.*Grid"):
         model.fit(progress=False)
 
 
@@ -365,7 +365,7 @@ def test_arrays_may_change_after_they_were_given():
 
 
 BAD = {
-    "iterator": (lambda x, y: (iter([(x, y)]),), TypeError, "again and again"),
+    "iterator": (lambda x, y: (iter([(x, y)]),), TypeError, "iterated repeatedly"),
     "nothing": (lambda x, y: ([],), ValueError, "empty iterable"),
     "x_alone": (lambda x, y: (x,), TypeError, "x alone"),
     "one_chunk": (lambda x, y: ({"x": x, "y": y},), TypeError, r"fit\(\[chunk\]\)"),
@@ -564,7 +564,7 @@ def test_statistics_of_nothing_are_refused():
 
 def test_arrays_beside_chunks_are_refused():
     x, y, _ = flow(30)
-    with pytest.raises(ValueError, match="inside the chunks"):
+    with pytest.raises(ValueError, match="in the chunks"):
         gp_orff.VectorFieldGP(curl_free(0.4)).condition([(x, y)], variances=torch.ones(30))
 
 

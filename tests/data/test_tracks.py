@@ -297,8 +297,8 @@ BAD = {
     "times that repeat": ({"track": LABEL, "time": TIME * 0}, "9 that repeat and 0 that run"),
     "times that run backwards": ({"track": LABEL, "time": -TIME}, "0 that repeat and 9 that run"),
     "times alone": ({"time": TIME}, "expected track= with time="),
-    "tracks of one observation": ({"track": np.arange(30)}, "got 30 of one observation each"),
-    "variances": ({"track": LABEL, "variances": np.ones(30)}, "which are relative; leave them out"),
+    "tracks of one observation": ({"track": np.arange(30)}, "got 30 with one observation each"),
+    "variances": ({"track": LABEL, "variances": np.ones(30)}, "which are relative; omit them"),
     "gaps": ({"track": LABEL, "y": GAPS}, "got 1 NaN or infinite values among 60; drop .* points$"),
     "gaps, masked": (
         {"track": LABEL, "y": GAPS, "missing": "mask"},

@@ -685,7 +685,7 @@ UNEQUAL = base("rbf", 2) + MultitaskKernel(base("rbf", 2), num_tasks=2).double()
         (lambda: BOUNDS["minh"](FIELD, BOX, num_dims=3), "same inputs"),
         (lambda: BOUNDS["minh"](FIELD, BOX, measure="uniform"), '"trace" or "base"'),
         (lambda: BOUNDS["minh"](BATCH, BOX), "batch of shape"),
-        (lambda: BOUNDS["minh"](CONSTANT, BOX), "got only constants"),
+        (lambda: BOUNDS["minh"](CONSTANT, BOX), "only constants"),
         (lambda: BOUNDS["minh"](UNEQUAL, BOX), "number of outputs"),
         (lambda: BOUNDS["minh"](FIELD, BOX).error(100, 1.0), "between 0 and 1, got 1.0"),
         (lambda: BOUNDS["minh"](FIELD, BOX).error(100, math.nan), "between 0 and 1"),

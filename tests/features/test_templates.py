@@ -432,7 +432,7 @@ def test_statistics_with_a_function_have_no_bytes(function):
     x, y = 0.7 * draw(30, 1), draw(30, 1, seed=1)
     model = gp_orff.VectorFieldGP(rbf(1), frequencies=rule).condition(x, y)
     for write in (model.statistics.to_bytes, lambda: pickle.dumps(model.statistics)):
-        with pytest.raises(ValueError, match="of plain values, got the columns of a rule with a f"):
+        with pytest.raises(ValueError, match="of plain values, got columns of a rule with a f"):
             write()
 
 
@@ -458,7 +458,7 @@ def test_a_function_goes_into_no_file(tmp_path):
     exact = gp_orff.SeparableKernel(rbf(2), torch.eye(2)).double()
     model = gp_orff.VectorFieldGP(exact, frequencies=rule, mean=ZeroMean())
     model.condition(draw(80, 2), draw(80, 2, seed=1))
-    with pytest.raises(ValueError, match="a function that cannot be written"):
+    with pytest.raises(ValueError, match="a function that cannot be saved"):
         model.save(tmp_path / "model.pt")
 
 

@@ -132,9 +132,9 @@ def test_some_of_the_components():
         .flatten(1, 2),
     )
     assert whole.subset_output([1, 0]).subset_output([0]).posterior(places()).mean.equal(found.mean)
-    with pytest.raises(ValueError, match="numbers of the 2 components"):
+    with pytest.raises(ValueError, match="indices of the 2 components"):
         whole.subset_output([2])
-    with pytest.raises(NotImplementedError, match="condition the whole model first"):
+    with pytest.raises(NotImplementedError, match="condition the complete model first"):
         second.condition_on_observations(*data(3))
 
 
@@ -253,7 +253,7 @@ def test_known_variances():
     other = FieldGP(x, 2 * y, kernel(), train_Yvar=4 * variances)
     other.load_state_dict(scaled.state_dict())  # keeps its data, in the scale of the other model
     torch.testing.assert_close(other.likelihood.noise, 4 * scaled.likelihood.noise)
-    with pytest.raises(ValueError, match="leave one of them out"):
+    with pytest.raises(ValueError, match="omit one of them"):
         FieldGP(x, y, kernel(), train_Yvar=variances, likelihood=whole.likelihood)
     with pytest.raises(ValueError, match="expected train_Yvar="):
         FieldGP(x, y, kernel(), likelihood=whole.likelihood)

@@ -476,7 +476,9 @@ def test_unrecognised_noise_is_correct_and_says_so():
     case = CASES["scalar"]()
     x, y, root = draw(20, 2), draw(20, seed=1), draw(20, 20, seed=2)
     kernel, noise = orff_of(case), 0.1 * torch.eye(20) + root @ root.mT / 20
-    with pytest.warns(PerformanceWarning, match=r"not features plus noise that is indep.*cubic"):
+    with pytest.warns(
+        PerformanceWarning, match=r"not a covariance of features plus noise that is indep.*cubic"
+    ):
         noisy = kernel(x).evaluate_kernel() + to_linear_operator(noise)
     wanted = oracles.log_density(case.covariance(kernel.frequencies, x, x) + noise, y)
     law = gpytorch.distributions.MultivariateNormal(torch.zeros(20).double(), noisy)

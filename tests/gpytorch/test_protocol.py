@@ -251,7 +251,9 @@ def test_products_outside_the_features_are_correct_and_say_so():
     orff, other = orff_of(case), RBFKernel().double()
     x, y = draw(30, 2), draw(30, seed=1)
     model = scalar_gp(x, y, orff * other, noise=0.1)
-    with pytest.warns(PerformanceWarning, match=r"elementwise is not features plus noise"):
+    with pytest.warns(
+        PerformanceWarning, match=r"elementwise is not a covariance of features plus noise"
+    ):
         value = evidence(model)
     dense = case.covariance(orff.frequencies, x, x) * other(x).to_dense()
     noisy = dense + dense_noise(model, 30)

@@ -411,7 +411,7 @@ def test_a_model_takes_a_smaller_grid_where_iterations_do_not_converge(monkeypat
     kernel = gp_orff.CurlFreeKernel(num_dims=2)
     kernel.base_kernel.lengthscale = 0.2
     model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
-    with pytest.warns(gp_orff.GridWarning, match="a smaller grid was taken"):
+    with pytest.warns(gp_orff.GridWarning, match="a smaller grid was used"):
         model.condition(x, y, merge=0)
     assert model.report.features <= 60
     assert any("no convergence" in note for note in model.report.notes)

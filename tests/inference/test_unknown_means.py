@@ -162,7 +162,9 @@ def test_what_no_observation_depends_on_is_named():
     assert abs((u[0] @ constant).item() - y.mean().item()) < 1  # 4048
     assert np.isnan(model.report.standard_errors()["mean"]).all()
     east = torch.stack([y, torch.full_like(y, torch.nan)], dim=-1)
-    with pytest.warns(gp_orff.DataWarning, match=r"along \(0, 1\): it is assumed to be zero"):
+    with pytest.warns(
+        gp_orff.DataWarning, match=r"along \(0, 1\): this part of the mean is assumed"
+    ):
         model.condition(x, east, missing="mask")
     assert model.mean.base_means[1].constant.item() == 0
     model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), num_tasks=2)

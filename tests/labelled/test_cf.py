@@ -229,7 +229,9 @@ def test_nothing_is_invented():
 def test_wrong_curvilinear_grids():
     field, plane = planar()
     axes = curvilinear()
-    with pytest.raises(ValueError, match=r"2-D coordinate 'x' with other names.*'j', 'i'"):
+    with pytest.raises(
+        ValueError, match=r"2-D coordinate 'x' along dimensions with other names.*'j', 'i'"
+    ):
         field.to_xarray({"x": axes["lon"], "y": axes["lat"]})
     with pytest.raises(ValueError, match=r"one shape.*'lat'.*\(2, 4\)"):
         field.to_xarray({**axes, "lat": axes["lat"][:2]}, project=plane)

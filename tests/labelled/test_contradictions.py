@@ -193,7 +193,7 @@ def test_files_and_blocks_come_in_the_unit_of_the_first(tmp_path):
     first, second = chunks[0](), chunks[1]()
     np.testing.assert_allclose(second["y"], first["y"] * 1e-2, rtol=1e-12)
     np.testing.assert_allclose(second["x"], first["x"] * 1e-3, rtol=1e-12)
-    with pytest.raises(ValueError, match="'u' in 'm s-1', as at first, got 'K'"):
+    with pytest.raises(ValueError, match="'u' in 'm s-1', as in the first file or block, got 'K'"):
         chunks[2]()
     (blocks,) = read(table(("m s-1", "cm s-1")).chunk({"o": 5}))
     y = np.concatenate([block()["y"] for block in blocks])
@@ -366,7 +366,9 @@ def test_empty_trajectories_and_decoded_sizes(rows):
 @pytest.mark.parametrize("rows", [[5, 4, 2], [13, -1, 0], [5.0, np.nan, 7.0], [5.5, 6.5, 0.0]])
 def test_sizes_that_do_not_fit(rows):
     dataset = table(rowsize=("traj", rows, {"sample_dimension": "o"}))
-    with pytest.raises(ValueError, match="in 'rowsize', with the sum 12, the observations"):
+    with pytest.raises(
+        ValueError, match="in 'rowsize', with the sum 12, the number of observations"
+    ):
         read(dataset, track="rowsize")
 
 
@@ -387,7 +389,7 @@ def test_noise_that_is_not_known():
     for bad in (np.nan, np.inf):
         dataset = table(a=("o", np.r_[np.ones(N - 1), bad]))
         with pytest.raises(
-            ValueError, match=r"in 'a', got 1 others of 12.*observation 11"
+            ValueError, match=r"in 'a', got 1 of 12 that are not.*observation 11"
         ) as error:
             read(dataset, noise="a")
         remedy = str(error.value).split("unknown noise: ")[1]
@@ -403,7 +405,7 @@ def test_longitudes_that_are_none():
     remedy = str(error.value).split("drop them: ")[1].split(", with the names")[0]
     x, *_ = read(eval(remedy, {"dataset": dataset}), coordinates=["lon", "lat"], project="auto")
     assert len(x) == N - 1
-    with pytest.raises(ValueError, match="leave out project="):
+    with pytest.raises(ValueError, match="omit project="):
         read(
             dataset.assign_coords(lon=("o", uniform(1e4, 1e5))),
             coordinates=["lon", "lat"],

@@ -145,7 +145,7 @@ def test_a_map_by_blocks_is_the_map():
     assert lazy["u_sd"].attrs == whole["u_sd"].attrs
     xr.testing.assert_allclose(lazy.compute(), whole, rtol=1e-9, atol=1e-12)
     assert all(lazy[name].attrs == whole[name].attrs for name in whole.variables)
-    with pytest.raises(ValueError, match="sizes by coordinate"):
+    with pytest.raises(ValueError, match="sizes by dimension"):
         field.to_xarray(axes, chunks={"time": 3})
 
 

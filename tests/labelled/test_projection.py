@@ -270,7 +270,7 @@ def test_other_coordinates_and_scalars():
 
 WRONG = [
     ({"project": "EPSG:4326"}, "projected coordinate reference system, got 'WGS 84'.*'auto'"),
-    ({"project": "nowhere"}, "pyproj knows, or 'auto', got 'nowhere'"),
+    ({"project": "nowhere"}, "pyproj knows, .* or project='auto', got 'nowhere'"),
     ({"project": "EPSG:2048"}, "axes to the east and to the north.*'auto'"),
     ({"coordinates": ["lat", "lon"]}, r"longitude before a latitude, got.*\['lat', 'lon'\]"),
     ({"coordinates": ["lon", "far"]}, "longitude before a latitude.*degrees_north"),
@@ -296,7 +296,7 @@ def test_areas_that_no_plane_holds():
         with pytest.raises(ValueError, match=r"up to 3000 km, got 4\d\d\d km: no plane.*smaller"):
             readings(ds, "u", ["lon", "lat"], project=project)
     metres = dataset(np.array([[678000.0, 7.5e6]]), u=np.ones(1))
-    with pytest.raises(ValueError, match=r"678000.0, 7500000.0.*; leave out project="):
+    with pytest.raises(ValueError, match=r"678000.0, 7500000.0.*; omit project="):
         readings(metres, "u", ["lon", "lat"], project="auto")
 
 
@@ -304,7 +304,7 @@ def test_maps_that_cannot_be_projected(wind):
     field, plane = wind
     with pytest.raises(ValueError, match="up to 3000 km"):
         field.to_xarray({"lon": [-130.0, -70.0], "lat": [30.0, 40.0]}, project=plane)
-    with pytest.raises(TypeError, match=r"LocalPlane of labelled\.readings, got 'auto'"):
+    with pytest.raises(TypeError, match=r"LocalPlane that labelled\.readings returned, got 'auto'"):
         field.to_xarray(AXES, project="auto")
     with pytest.raises(ValueError, match="longitude before a latitude"):
         field.to_xarray({"x": [0.0], "y": [0.0]}, project=plane)
@@ -316,7 +316,9 @@ def test_maps_that_cannot_be_projected(wind):
         def __call__(self, omega, p):
             return torch.ones(len(omega), 3, p, dtype=torch.complex128)
 
-    with pytest.raises(ValueError, match=r"1 output, 2 components.*4 derivatives.*got 3 outputs"):
+    with pytest.raises(
+        ValueError, match=r"1 output, the 2 components.*4 derivatives.*got 3 outputs"
+    ):
         field.to_xarray(AXES, project=plane, symbols={"triple": Doubled()})
 
 

@@ -56,7 +56,7 @@ def test_lengths_in_other_units():
     x, _ = beams(ranges, 0.0, 1.0, site=site, effective_radius=radius)
     expected, _ = beams(1000.0, 0.0, 1.0, site=[5000.0, 5000.0, 0], effective_radius=8_495_000.0)
     np.testing.assert_allclose(x, expected, rtol=1e-12)
-    with pytest.raises(ValueError, match="site in 'm', as the ranges, got 'second'"):
+    with pytest.raises(ValueError, match="site in 'm', the unit of the ranges, got 'second'"):
         beams(ranges, 0.0, site=pint.Quantity([5.0, 5.0], "s"))
 
 
@@ -86,16 +86,18 @@ def test_radial_velocities_of_two_radars_are_a_flow():
 def test_mistakes():
     with pytest.raises(ValueError, match="ranges of at least zero"):
         beams([-1.0], [0.0])
-    with pytest.raises(ValueError, match="a site of 2 numbers"):
+    with pytest.raises(ValueError, match="a site with 2 coordinates"):
         beams([1.0], [0.0], site=[0.0, 0.0, 0.0])
     with pytest.raises(ValueError, match="elevation= with effective_radius"):
         beams([1.0], [0.0], effective_radius=8495.0)
     for angles in (([np.nan], [1.0]), ([0.0], [np.nan])):
-        with pytest.raises(ValueError, match=r"finite angles.*got 1 others; drop them"):
+        with pytest.raises(
+            ValueError, match=r"finite angles.*got 1 NaN, infinite or negative ones; drop them"
+        ):
             beams([1.0], *angles)
     with pytest.raises(ValueError, match="finite ranges"):
         beams([np.inf], [0.0])
-    with pytest.raises(ValueError, match="a positive effective_radius, got 0"):
+    with pytest.raises(ValueError, match="a positive, finite effective_radius, got 0"):
         beams([1.0], [0.0], [1.0], effective_radius=0.0)
 
 

@@ -127,7 +127,7 @@ def test_names_and_units_of_heights():
 
 
 WRONG = [
-    ({"date": 1850.0}, ValueError, "from 1900 to 2029, which the IGRF covers, got 1850-01-01"),
+    ({"date": 1850.0}, ValueError, "covers, from 1900 to 2029, got 1850-01-01"),
     ({"date": "2035-01-01"}, ValueError, "got 2035-01-01"),
     ({"anomaly": "tfa"}, KeyError, "tfa"),
     ({"coordinates": ("longitude", "latitude")}, ValueError, "longitude, latitude and height"),

@@ -348,7 +348,7 @@ def test_axes_of_a_map_in_other_units():
         assert maps[0][name].attrs["units"] == maps[1][name].attrs["units"]
     assert maps[1]["x"].attrs["units"] == "m"
     assert maps[1]["x"].values.tolist() == [200.0, 500.0]
-    with pytest.raises(ValueError, match="expected coordinate 'x' in 'km', as the data are"):
+    with pytest.raises(ValueError, match="expected coordinate 'x' in 'km', the unit of the data"):
         field.to_xarray({**km, "x": xr.DataArray([0.2], attrs={"units": "s"})})
 
 

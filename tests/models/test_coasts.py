@@ -226,7 +226,7 @@ def test_components_along_directions_of_other_symbols():
         ([[0, 0], [0, 0]], {}, "coast with edges"),
         (SQUARE, {"spacing": 0.0}, "positive spacing"),
         (SQUARE, {"spacing": "1"}, "positive spacing, got '1'"),
-        (SQUARE, {"at": [[0.0]]}, "0 inputs of the model, apart"),
+        (SQUARE, {"at": [[0.0]]}, "0 inputs of the model that are not in space"),
     ],
 )
 def test_mistakes(polygon, options, message):

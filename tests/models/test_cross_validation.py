@@ -344,7 +344,7 @@ def test_bad_blocks(name):
 def test_blocks_that_leave_nothing_and_chunks():
     model, x, y = small()
     y[10:] = float("nan")
-    with pytest.raises(ValueError, match="leave observations to learn from"):
+    with pytest.raises(ValueError, match="hold out some of the observations"):
         model.cross_validate(x, y, blocks=[0] * 10 + [1] * 50, missing="mask")
     labels = [0] * 5 + [1] * 5 + [2] * 50
     assert model.cross_validate(x, y, blocks=labels, missing="mask").names == (0, 1)

@@ -136,7 +136,7 @@ def test_other_numbers_of_components_are_refused(outputs):
     x, y = uniform(10, 2), uniform(10, outputs, seed=1)
     field = gp_orff.VectorFieldGP(kernel.double()).condition(x, y).posterior()
     with pytest.raises(
-        NotImplementedError, match=f"two components, along its plane, got {outputs}"
+        NotImplementedError, match=f"the two components in its plane, got {outputs}"
     ):
         field.energy_spectrum()
 

@@ -154,7 +154,7 @@ def test_a_far_point_does_not_turn_the_field_into_noise(rule):
     y = swirl(x) + 0.1 * draw(120, 2)
     kernel = gp_orff.DivergenceFreeKernel(RBFKernel(), num_dims=2)
     model = gp_orff.VectorFieldGP(kernel, frequencies=rule)
-    with pytest.warns(DataWarning, match=r"90 % of them are within 0\.\d+ in column 0"):
+    with pytest.warns(DataWarning, match=r"90 % of the points are within 0\.\d+ in column 0"):
         model.fit(torch.cat([x, far]), torch.cat([y, y[:1]]), progress=False)
     xs = points(60, seed=5)
     field = model.posterior()

@@ -175,7 +175,7 @@ def test_states_with_likelihoods_of_the_user():
     other.load_state_dict(model.state_dict())
     same(model, other.condition(X, Y))
     model.likelihoods["mine"] = Mine(2).double()
-    with pytest.raises(ValueError, match="assign one, built as it was, before loading"):
+    with pytest.raises(ValueError, match="built as for the saved model, before loading the state"):
         other.load_state_dict(model.state_dict())
 
 

@@ -479,7 +479,7 @@ def test_a_terminal_gets_a_bar_and_nobody_gets_nothing(monkeypatch):
     model = gp_orff.VectorFieldGP(curl_free())
     _, text = shown(Terminal(), monkeypatch, lambda: model.fit(x, y, warm_start=True))
     assert "\r" in text
-    assert "nats per number" in text
+    assert "log evidence per value" in text
     for stream in (Terminal(), io.StringIO()):
         _, text = shown(stream, monkeypatch, lambda: model.fit(warm_start=True, progress=False))
         assert text == ""

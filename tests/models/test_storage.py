@@ -279,7 +279,7 @@ def test_files_of_other_kinds_and_versions_say_so(saved, tmp_path):
     _, path = saved
     content = torch.load(path, weights_only=True)
     torch.save({**content, "version": 99}, path)
-    with pytest.raises(ValueError, match=r"version 99.*install a newer one"):
+    with pytest.raises(ValueError, match=r"version 99.*install a newer gp_orff"):
         _load(tmp_path)
     torch.save({**content, "format": "other"}, path)
     with pytest.raises(ValueError, match="expected a file of a gp_orff"):

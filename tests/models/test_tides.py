@@ -241,7 +241,7 @@ def test_tides_beside_eddies():
         ({"x": torch.zeros(2, 3)}, "2"),
         ({"num_samples": 1}, "at least two samples, got 1"),
         ({"num_samples": 0}, "positive integer, got 0"),
-        ({"epoch": np.datetime64("2020-01-01")}, "epoch as a number.*got .*2020-01-01"),
+        ({"epoch": np.datetime64("2020-01-01")}, "a time as a number.*got .*2020-01-01"),
     ],
 )
 def test_wrong_ellipses(arguments, message):
@@ -453,7 +453,7 @@ def test_grid_for_tides_needs_lines():
         ({"fastest": 0.0}, ValueError, "expects a positive fastest, got 0"),
         ({"fastest": math.nan}, ValueError, "expects a positive fastest, got nan"),
         ({"x": np.array(["2024-01-01"], dtype="M8[s]")}, TypeError, "as numbers, got type date"),
-        ({"kernel": gp_orff.VectorFieldGP(tides())}, TypeError, r"give model\.kernel"),
+        ({"kernel": gp_orff.VectorFieldGP(tides())}, TypeError, r"pass model\.kernel"),
     ],
 )
 def test_mistakes_in_a_grid_for_tides(changed, error, match):

@@ -197,12 +197,15 @@ def test_colour_bars_show_what_they_cut_off(ax, limits, extend):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"x": np.zeros((0, 2))}, "one or more, got 0"),
+        ({"x": np.zeros((0, 2))}, "one or more finite positions, got 0"),
         ({"x": np.array([[0.0, np.nan], [1, 1]])}, "finite positions, .* 1 values that are not"),
-        ({"vectors": grid(3), "arrows": 0}, "one arrow or more .* got arrows=0; to draw none"),
-        ({"vectors": np.full((9, 2), np.nan)}, "numbers in vectors, got none"),
-        ({"x": grid(3)[:, [0, 0]], "shade": np.ones(9)}, "not on one line, got 9 .* without shade"),
-        ({"x": np.eye(2), "shade": np.ones(2)}, "three positions or more to shade"),
+        ({"vectors": grid(3), "arrows": 0}, "one arrow or more .* got arrows=0; to draw no arrows"),
+        ({"vectors": np.full((9, 2), np.nan)}, "numbers in vectors, got only NaN"),
+        (
+            {"x": grid(3)[:, [0, 0]], "shade": np.ones(9)},
+            "all on one line, got 9 .* without shade",
+        ),
+        ({"x": np.eye(2), "shade": np.ones(2)}, "three or more positions to shade"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(ax, arguments, message):

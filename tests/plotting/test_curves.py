@@ -51,7 +51,7 @@ def test_energy_spectra_have_bands_and_slopes(ax):
     assert np.allclose(steps, [[-3.0] * 8, [-2.0] * 8])
     with pytest.raises(ValueError, match="positive values of shape"):
         plot_energy_spectrum(ax, k, -k)
-    with pytest.raises(ValueError, match="like the wavenumbers"):
+    with pytest.raises(ValueError, match="one for each wavenumber"):
         plot_energy_spectrum(ax, k, k[:3])
 
 

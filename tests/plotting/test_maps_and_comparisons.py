@@ -54,10 +54,10 @@ def test_a_map_parts_its_colours_at_zero_unless_told(ax):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"level": 95}, "between 0 and 1, got 95; say 0.95"),
+        ({"level": 95}, "between 0 and 1, got 95; use 0.95"),
         ({"mean": np.zeros(3)}, r"mean of shape \(16,\), got \(3,\); give one row"),
         ({"sd": np.zeros((16, 2))}, r"sd of shape \(16,\), got \(16, 2\)"),
-        ({"sd": np.full(16, -0.5)}, "standard deviations, got -0.5; give square roots"),
+        ({"sd": np.full(16, -0.5)}, "standard deviations, .* got -0.5; give square roots"),
     ],
 )
 def test_bad_maps_are_refused(ax, arguments, message):
@@ -117,7 +117,7 @@ def test_deviations_have_a_scale_from_zero_to_the_interior(ax):
     assert plot_deviation(ax, x, sd, label="", norm=norm, colorbar=False).norm is norm
     edge = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # has no interior
     assert plot_deviation(ax, edge, [1.0, 2.0, 3.0], label="").norm.vmax == 3
-    with pytest.raises(ValueError, match="standard deviations, got -1"):
+    with pytest.raises(ValueError, match=r"standard deviations, .* got -1"):
         plot_deviation(ax, edge, [1.0, -1.0, 1.0], label="")
 
 
@@ -127,7 +127,7 @@ def test_titles_have_letters_if_there_are_several(axes):
     assert titles == ["(a) data", "(b) mean", "(c) sd", "(d) curl"]
     title_panels(axes[0, 0], ["mean"])
     assert axes[0, 0].get_title(loc="left") == "mean"
-    with pytest.raises(ValueError, match="a title for each of 2 axes, at most 26, got 1"):
+    with pytest.raises(ValueError, match="one title for each of 2 axes, at most 26, got 1"):
         title_panels(axes[0], ["mean"])
 
 
@@ -146,7 +146,7 @@ def test_bad_comparisons_are_refused(axes):
         plot_comparison(axes[0], x, x, x, x, label="m/s")
     with pytest.raises(ValueError, match=r"sd of shape \(16, 2\), got \(16,\)"):
         plot_comparison(axes, x, x, x, x[:, 0], label="m/s")
-    with pytest.raises(ValueError, match="standard deviations, got -1"):
+    with pytest.raises(ValueError, match=r"standard deviations, .* got -1"):
         plot_comparison(axes, x, x, x, x - 1, label="m/s")
 
 

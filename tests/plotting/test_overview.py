@@ -87,7 +87,7 @@ def test_an_overview_shows_other_inputs_at_a_value():
         ({"columns": (0, 0)}, "two different inputs"),
         ({"columns": (0, 2)}, "two different inputs"),
         ({"x": np.ones((4, 3))}, "x of shape"),
-        ({"y": np.ones((4, 2))}, "with positions"),
+        ({"y": np.ones((4, 2))}, "positions x with y"),
         ({"at": {7: 1.0}}, r"of no columns, as all are drawn, got \[7\]"),
     ],
 )

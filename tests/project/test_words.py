@@ -15,11 +15,11 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "beside": 5,
     "few": 31,
     "found": 37,
-    "held": 22,
+    "held": 21,
     "kept": 36,
     "known": 49,
     "mended": 1,
-    "own": 76,
+    "own": 75,
     "told": 3,
     "whole": 21,
 }
@@ -30,7 +30,7 @@ IN_DOCSTRINGS = {
     "hold": 5,
     "holds": 4,
     "own": 50,
-    "readings": 20,  # the function of this name
+    "readings": 3,
     "spoiled": 0,
     "tell": 1,
     "tells": 1,
@@ -111,7 +111,8 @@ def messages(tree):
 
 def docstring(node):
     has = isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module)
-    return (ast.get_docstring(node) or "") if has else ""
+    text = (ast.get_docstring(node) or "") if has else ""
+    return re.sub(r"`(gp_orff\.)?(labelled\.)?readings`|labelled\.readings", "", text)
 
 
 def counted(texts):
