@@ -1,11 +1,12 @@
-"""Run a benchmark, or list them.
+"""Run a benchmark, or list all benchmarks.
 
     python benchmarks                           # the names
     python benchmarks NAME [--help | options]
-    python benchmarks --all [--smoke] [DATA]    # each in a process of its own
+    python benchmarks --all [--smoke] [DATA]    # each benchmark in a separate process
 
-DATA is a folder of public data, for the benchmarks whose docstring has DIR after their name. Those
-that do without it have [DIR]; the others are left out if there is none.
+DATA is a folder of public data. Benchmarks that need it have DIR after their name in their
+docstring; benchmarks that can also run without it have [DIR]. Without DATA, `--all` omits the
+benchmarks that need it.
 """
 
 import argparse

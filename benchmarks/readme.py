@@ -1,9 +1,10 @@
-"""Numbers of benchmarks/results into README.md and docs/, and the age of each: `make readme`.
+"""Write numbers of benchmarks/results into README.md and docs/, and list their ages: `make readme`.
 
     python benchmarks readme [--pages README.md ...] [--results benchmarks/results]
         [--measure SECONDS [--data DIR]]
 
-A measured region of a page is a comment with a template, and the text that was written from it:
+A measured region of a page is a comment with a template, followed by the text that the template
+produced:
 
     <!-- measured: calibration
     {{ calibration.fields }} fields, of {{ calibration.points | power }} vectors each.
@@ -11,16 +12,17 @@ A measured region of a page is a comment with a template, and the text that was 
     ...
     <!-- end -->
 
-The first line names files of results: `papers/bounds` becomes a variable `bounds`, which has the
-results of that file, and under `record` its commit, command and machine; `ours=scale/ours-*` is a
-list of all files that match. The template is one of Jinja with the filters in FORMATS. Below each
-text stand the command, commit and machine of its files.
+The first line names files of results. `papers/bounds` becomes a variable `bounds`, which contains
+the results of that file, and under `record` its commit, command and machine. `ours=scale/ours-*` is
+a list of all matching files. The template is a Jinja template with the filters in FORMATS. Each
+text is followed by the command, commit and machine of its files.
 
-A region that cannot be written stays as it is and is named, and the exit status is 1. Then every
-file on a page is listed with its age: how many commits have changed gp_orff/ since it was measured
-(since its oldest part, if parts were measured at several commits). The list also has each "commit
-1234567" that a page names by hand. Those older than OLD are marked. `--measure SECONDS` first
-measures old files again that took at most so long; `--data` is the folder of public data.
+A region that cannot be written does not change; its name is printed, and the exit status is 1. Then
+every file on a page is listed with its age: the number of commits that have changed gp_orff/ since
+it was measured. If parts of a file were measured at several commits, the oldest part counts. The
+list also has each "commit 1234567" in the text of a page. Files older than OLD are marked.
+`--measure SECONDS` first repeats old measurements that took at most so long. `--data` is the folder
+of public data.
 """
 
 import argparse

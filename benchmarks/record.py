@@ -1,28 +1,29 @@
-"""A record of the main job: the best that each number ever was, and what it is now.
+"""A record of the main task: the best value of each number so far, and its current value.
 
     python benchmarks record [DIR] [--rows WORD] [--search 60] [--smoke]
 
-Fits of fixed work: every fourth kernel of the generated sets of `anything` with up to 4096
-values, five of the larger ones, and twelve kinds of data that are missing there (tracks, Student-t
-noise, known noise, directions, groups, harmonic kernels, learned spectra, a stream). Rows:
+The fits are every fourth kernel of the generated sets of `anything` with up to 4096 values, five of
+the larger sets, and twelve kinds of data that are not in `anything`: tracks, Student-t noise, known
+noise, directions, groups, harmonic kernels, learned spectra, a stream. The rows are
 
-fit          the evidence of the default fit in nats, by the objective of the set, which is the same
-             whatever plan the fit used (dense algebra; on a fine lattice beyond 4096 values); the
-             regret is what is missing to the best known. On larger sets also the nats that the
-             search gains where it is continued on the features of the fit. RMSE over the standard
-             deviation of the truth, share inside 95 % intervals and NLPD of the field, its
-             derivatives and its potential; CPU seconds.
+fit          the evidence of the default fit in nats. It is the objective of the set, which does not
+             depend on the plan of the fit (dense algebra; on a fine lattice beyond 4096 values).
+             The regret is the best known evidence minus this evidence. For larger sets, also the
+             nats that the search gains if it continues on the features of the fit. Scores of the
+             field, its derivatives and its potential: RMSE over the standard deviation of the
+             truth, fraction inside 95 % intervals, NLPD; CPU seconds.
 all fits     quantiles of regrets, and means of these scores.
-time         of whole fits, a step of `ExactGP`, updates and a map: over the time of a Cholesky
-             factor and inverse of size 2000 and a transform of 10⁶ points, measured beside it; CPU
-             seconds and MiB. Each is a process that runs alone.
-public       the same scores on the data of DIR, if it is given.
+time         times of whole fits, a step of `ExactGP`, updates and a map. Each is divided by the
+             time of a Cholesky factor and inverse of size 2000 and a transform of 10⁶ points, which
+             are measured at the same time; CPU seconds and MiB. Each is a process that runs alone.
+public       the same scores on the data of DIR, if DIR is present.
 
-`results/record.json` has, for each row, the best value, the commit that reached it, and the present
-one; of an evidence also the best known, from all runs and from searches: `--search S` starts them
-at the end of each fit and at random places near it, for at most S seconds of a processor each.
-`--rows` measures rows whose name contains a match of WORD; the others stay. The exit status is 1 if
-a row is worse than its best by more than its tolerance.
+For each row, `results/record.json` has the best value, the commit that reached it, and the current
+value. For an evidence it also has the best known value, from all runs and from searches.
+`--search S` starts these searches at the end of each fit and at random places near it, for at most
+S processor seconds each. `--rows` measures the rows whose names contain a match of WORD; the others
+do not change. The exit status is 1 if a row is worse than its best value by more than its
+tolerance.
 """
 
 import json

@@ -1,18 +1,18 @@
 """Gaussian processes with vector-valued outputs for GPyTorch.
 
-Curl-free, divergence-free, Helmholtz and separable kernels, exact and as operator-valued random
-Fourier features.
+The package has curl-free, divergence-free, Helmholtz and separable kernels. They are available as
+exact kernels and as operator-valued random Fourier features.
 """
 
 import warnings
 from importlib import import_module
 from types import ModuleType
 
-with warnings.catch_warnings():  # linear_operator, for what it does when it is imported
+with warnings.catch_warnings():  # importing linear_operator emits a warning
     warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
     import gpytorch  # noqa: F401
 
-import gp_orff.exact_gp.prediction  # noqa: F401  sums and products of our kernels inside gpytorch
+import gp_orff.exact_gp.prediction  # noqa: F401  it registers sums and products of kernels
 from gp_orff import bounds, settings, spectra
 from gp_orff.data.likelihoods import (
     KnownNoiseLikelihood,

@@ -1,4 +1,7 @@
-"""Spectral densities of stationary kernels, and `Spectrum` and `GridSpectrum` for your own."""
+"""Spectral densities of stationary kernels.
+
+Subclass `Spectrum` or `GridSpectrum` to define the spectral density of a new kernel.
+"""
 
 from gp_orff.kernels.learned import FiniteMixture
 from gp_orff.kernels.lines import CosineLine, LineSpectrum, PeriodicLines

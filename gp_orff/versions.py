@@ -11,7 +11,9 @@ PACKAGES = [
 
 
 def show_versions() -> None:
-    """Print the versions of Python and of the packages used, for the report of an error.
+    """Print the platform, the Python version and the package versions, one per line.
+
+    A bug report should contain this text.
 
     Example:
         >>> import gp_orff

@@ -1,4 +1,4 @@
-"""Tests work on small arrays: one thread each is faster, and steady beside other work."""
+"""Tests have small arrays, for which one thread per process is faster and has steadier times."""
 
 import pytest
 import torch

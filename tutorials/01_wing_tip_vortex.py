@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 1. A velocity field with error bars
 #
-# We estimate a flow and its vorticity, with error bars, from 4977 vectors of which some are wrong.
+# We estimate a flow and its vorticity, with error bars, from 4977 vectors, some of which are wrong.
 #
-# The vectors are from particle image velocimetry (PIV) behind the tip of a wing, and have no error
-# bars. Which prior describes such a flow? Are its error bars right, also in the core of the vortex,
-# where the measurement lost its particles? What is a physical prior worth if there are few vectors?
-# The lines to copy:
+# The vectors were measured by particle image velocimetry (PIV) behind the tip of a wing. Their
+# errors are not known. Which kernel describes such a flow? Are the error bars of the estimate
+# right, also in the core of the vortex, where particles were missing? How much does a physical
+# kernel reduce the error if there are few vectors? These are the lines to copy:
 #
 # ```python
 # kernels = {"Helmholtz": gp_orff.HelmholtzKernel(num_dims=2)}
@@ -37,7 +37,7 @@ arguments, _ = parser.parse_known_args()  # Jupyter adds its own
 folder = Path("tutorials") if Path("tutorials").exists() else Path()
 print("A velocity field from 4977 vectors. Three kernels are compared by")
 print("held-out blocks, error bars are checked, and two kernels learn from")
-print("50 to 200 vectors. This takes about a minute.\n")
+print("50 to 200 vectors. This takes about two minutes.\n")
 began = time.perf_counter()
 
 # %%
@@ -72,12 +72,13 @@ output.mkdir(parents=True, exist_ok=True)
 # Positions and displacements are in pixels, and the models need no other units.
 #
 # In the core of the vortex, seeding particles are missing, and more than half of the vectors are
-# wrong. Observations of another quality form a *group*: they have the same field, and noise that is
-# learned for each group. Here the groups are the disc of 150 pixels around the middle of the
-# vortex, and the wake around it.
+# wrong. We therefore divide the observations into two *groups*: the disc with a radius of 150
+# pixels around the middle of the vortex, and the wake around it. Both groups observe the same
+# field. The model learns a separate noise for each group.
 #
-# The normalised median test of PIV (Westerweel & Scarano 2005) detects wrong vectors by their
-# neighbours. We use it for scoring only: the models see all vectors.
+# The normalised median test of PIV (Westerweel & Scarano 2005) compares each vector with its
+# neighbours to detect wrong vectors. We use it for scoring only: the models are fitted to all
+# vectors.
 
 # %%
 path = folder / "data" / "wing_tip_vortex.csv"
@@ -103,15 +104,16 @@ valid = torch.from_numpy(passes_median_test(grid).ravel())
 middle, radius = (575.0, 535.0), 150.0
 core = (position - torch.tensor(middle)).norm(dim=-1) < radius
 part = np.where(core, "core", "wake")
-squares = (position // 128).long() @ torch.tensor([100, 1])  # of 128 pixels
+squares = (position // 128).long() @ torch.tensor([100, 1])  # 128 pixels wide
 print(f"{(~valid).sum()} vectors fail the median test")
 
 # %% [markdown]
-# ## Few vectors, in the background
+# ## Fits to few vectors
 #
 # How much better is a divergence-free kernel than independent outputs, if only 50, 100 or 200
-# vectors are known? Other processes fit random subsets, while we continue. The error is that at all
-# other vectors that pass the median test. The noise is Gaussian, with a variance for each group.
+# vectors are known? We fit both to random subsets of this size. Other processes make these fits in
+# the background. The error is measured at all other vectors that pass the median test. The noise is
+# Gaussian, with a separate variance for each group.
 
 
 # %%
@@ -148,15 +150,15 @@ results = workers(delayed(few)(number, seed) for number, seed in jobs)
 # %% [markdown]
 # ## Three kernels
 #
-# The flow is almost incompressible, but it crosses the light sheet, so the field in the plane is
-# not quite free of divergence. There are three candidates: `DivergenceFreeKernel`;
-# `HelmholtzKernel`, which adds a curl-free part with its own variance; and independent outputs that
-# share a lengthscale.
+# The flow is almost incompressible. However, some of it crosses the light sheet, so the field in
+# the plane has a small divergence. We compare three kernels: `DivergenceFreeKernel`;
+# `HelmholtzKernel`, which adds a curl-free part with a separate variance; and independent outputs
+# with a common lengthscale.
 #
-# The models learn from a sixth of the vectors, since neighbours are computed from overlapping
-# windows of the images and share errors. Under Student-t noise, a single outlier changes little.
-# Each model then predicts the vectors in every square of 128 pixels, eight vectors wide, from the
-# vectors in all other squares.
+# The models are fitted to a sixth of the vectors. Neighbouring vectors are computed from
+# overlapping windows of the images, so they share errors. With Student-t noise, a single outlier
+# changes the result little. Each model then predicts the vectors in every square of 128 pixels,
+# which is eight vectors wide, from the vectors in all other squares.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -174,10 +176,11 @@ print(f"\n{comparison}\n")
 # %% [markdown]
 # ## The coverage of the error bars
 #
-# `condition` takes all vectors and keeps the hyperparameters of the best kernel. The table has
-# predictions of squares from all others, in the wake and in the core: root mean square error (RMSE)
-# in pixels, of all vectors and of those that pass the median test; the negative log predictive
-# density (NLPD) of a component; and the coverage of 95 % intervals.
+# `condition` uses all vectors, with the hyperparameters of the best kernel. Each square is again
+# predicted from all other squares. For the wake and the core, the table gives the root mean square
+# error (RMSE), in pixels, of all vectors and of the vectors that pass the median test. It also
+# gives the negative log predictive density (NLPD) of a component, and the coverage of the 95 %
+# intervals.
 
 # %%
 every = torch.arange(len(position))
@@ -214,18 +217,20 @@ with open(output / "wing_tip_vortex_scores.csv", "w", newline="") as file:
 assert arguments.smoke or all(0.87 < row[-1] < 0.98 for row in scores)
 
 # %% [markdown]
-# The held-out squares prefer the Helmholtz kernel: the divergence-free one has an NLPD that is 0.34
-# nats higher, since some of the flow crosses the light sheet. The coverage is 0.96 in the wake and
-# 0.89 in the core. These are intervals of *vectors*, noise included. In the core, the error bars of
-# the field itself are too small. Panel d of the figure shows coherent vectors there that differ
-# from the mean by 2 to 3 pixels. The standard deviation of the field is 0.04 pixels. The large
-# noise of this group hides the misfit.
+# The Helmholtz kernel predicts the held-out squares best. The NLPD of the divergence-free kernel is
+# 0.34 nats higher, because some of the flow crosses the light sheet. The coverage is 0.96 in the
+# wake and 0.89 in the core.
 #
-# ## What a physical prior is worth
+# These intervals are for *vectors*, so they include the noise. In the core, the error bars of the
+# field itself are too small. Panel d of the figure shows neighbouring vectors that differ from the
+# mean by 2 to 3 pixels, although the standard deviation of the field is only 0.04 pixels. The large
+# noise of the core hides this misfit.
 #
-# A relation between the components matters if there are few vectors: with 50 of them, the error is
-# smaller by 18 %. The table has the mean errors over the random subsets, and the gain with its
-# standard error.
+# ## The gain by a physical kernel
+#
+# A relation between the components reduces the error most if there are few vectors. With 50
+# vectors, the error of the divergence-free kernel is 18 % smaller than that of independent outputs.
+# The table has the mean errors over the random subsets, and the gain with its standard error.
 
 # %%
 progress = tqdm(results, total=len(jobs), desc="few vectors", unit=" draws")
@@ -253,8 +258,9 @@ with open(output / "wing_tip_vortex_few.csv", "w", newline="") as file:
 # %% [markdown]
 # ## The map as a file
 #
-# Mean and standard deviation of the flow, without noise, and of its vorticity, at the positions of
-# the vectors. Δt is the time between the two images, so vorticity × Δt has no unit.
+# The file has the mean and standard deviation of the flow, without noise, and of its vorticity, at
+# the positions of the vectors. A displacement is a velocity times Δt, the time between the two
+# images. The vorticity is therefore given as vorticity × Δt, which has no unit.
 
 # %%
 field = model.posterior()
@@ -270,14 +276,15 @@ np.savetxt(file, table, "%.6g", delimiter=",", header=names, comments="")
 # %% [markdown]
 # ## The flow, its vorticity and its error bars
 #
-# In panel a, dots mark outliers: given all other vectors, the probability of a difference at least
-# as large is below 0.001. The circle is the core. Panel d shows the row of vectors through the
-# middle of the core, with 95 % intervals of the field and of a vector. The latter include noise.
+# In panel a, red dots mark outliers. The p-value of a vector is the probability, given all other
+# vectors, of a difference at least as large. It is below 0.001 for outliers. The circle is the
+# core. Panel d shows the row of vectors through the middle of the core, with 95 % intervals of the
+# field and of a vector. The intervals of a vector include the noise.
 
 # %%
 p_value = model.leave_one_out(x, y, group=group).p_value
 outliers = every[p_value < 1e-3]
-row = (position[:, 1] - middle[1]).abs() < 8  # of 16 pixels between rows
+row = (position[:, 1] - middle[1]).abs() < 8  # rows are 16 pixels apart
 noise = [model.likelihoods[name].noise.item() for name in part[row]]
 scale = (sd[row, 1].square() + torch.tensor(noise)).sqrt()
 

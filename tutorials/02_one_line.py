@@ -4,18 +4,19 @@
 # Change one line of a multitask model of gpytorch to learn a magnetic field without curl. Add one
 # line for ten times as many observations.
 #
-# You have such a model, with several outputs, and the observations of a magnetometer. A magnetic
-# field outside its sources is the gradient of a potential: its curl is zero. The lines to copy:
+# Suppose that you have a gpytorch model with several outputs, and the observations of a
+# magnetometer. Outside its sources, a magnetic field is the gradient of a potential, so its curl is
+# zero. These are the lines to copy:
 #
 # ```python
-# # what you have
+# # the present kernel
 # kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)
 #
-# # no curl
+# # a field without curl
 # field = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=3)
 # kernel = ScaleKernel(field)
 #
-# # many observations
+# # for many observations
 # rule = gp_orff.QuasiMonteCarlo(512)
 # kernel = gp_orff.ORFFKernel(kernel, rule)
 # ```
@@ -64,12 +65,13 @@ if arguments.smoke:
     few, many, columns, iterations = 60, 300, 32, 5
 
 # %% [markdown]
-# ## A field in closed form
+# ## A simulated magnetic field
 #
-# There are six magnets below a floor of two by two metres, each a dipole m at distance r with
-# B = (3 r (m·r)/r² − m)/r³, and a uniform background, the Earth's field. The field is observed in a
-# layer above the floor, with noise of a twentieth of its standard deviation. All components are
-# scaled by one number.
+# Six magnets are below a floor of 2 × 2 m. Each is a dipole with the moment m. At the vector r from
+# a dipole, its field is B = (3 r (m·r)/r² − m)/r³. We add a uniform field, like that of the Earth.
+# The field is observed in a layer above the floor. The standard deviation of the noise is a
+# twentieth of that of the field. The models are fitted to the observations divided by one number,
+# which is the same for all components.
 
 
 # %%
@@ -97,9 +99,9 @@ truth = dipoles(grid)
 
 
 # %% [markdown]
-# ## The model you have
+# ## The gpytorch model
 #
-# This class, the likelihood, the training loop and the predictions stay as they are.
+# This class, the likelihood, the training loop and the predictions do not change.
 
 
 # %%
@@ -199,11 +201,12 @@ def compare(x, y, xs, target, noisy_target):
 
 
 # %% [markdown]
-# ## Exact and by features, with and without the physics
+# ## Four models
 #
-# The predictions are compared with the true field on a slice of the layer. The scores are the root
-# mean square error (RMSE), the negative log predictive density (NLPD) per component, and the
-# coverage of the 95 % intervals.
+# We compare a separable and a curl-free kernel, each as an exact kernel for 300 observations and by
+# features for 3000. The predictions are compared with the true field on a slice of the layer. The
+# scores are the root mean square error (RMSE), the negative log predictive density (NLPD) per
+# component, and the coverage of the 95 % intervals.
 
 # %%
 scores = [
@@ -213,13 +216,13 @@ models = compare(x, y, grid, truth, noisy_target=False)
 print("", *scores, sep="\n")
 
 # %% [markdown]
-# The curl-free kernel lowers the error, and more observations lower it further. The 95 % intervals
-# of the features contain less than 95 % of the truth: many observations lead to a shorter
-# lengthscale, for which 512 frequencies are few.
+# The curl-free kernel reduces the error, and more observations reduce it further. The 95 %
+# intervals of the features contain less than 95 % of the truth. The reason is that many
+# observations lead to a shorter lengthscale, for which 512 frequencies are too few.
 #
-# Features have to agree with the exact kernel. On the same few observations and at the same
-# hyperparameters, their posterior mean converges to the exact one as the number of frequencies
-# grows. The difference is soon smaller than the error of either mean.
+# As a check, we compare features with the exact kernel, for the same 300 observations and the same
+# hyperparameters. As the number of frequencies grows, the posterior mean of the features converges
+# to the exact mean. The difference of the two is then smaller than the error of the exact mean.
 
 # %%
 trained = models[f"curl-free, exact ({few})"][0]
@@ -248,6 +251,9 @@ assert apart < from_truth
 
 # %% [markdown]
 # ## The vertical component
+#
+# The figure compares the true vertical component with its estimate by the features of the curl-free
+# kernel.
 
 # %%
 _, mean_all, sd_all = models[f"curl-free, ORFF ({many})"]
@@ -295,9 +301,9 @@ print(f"figure: {arguments.output}/one_line.png")
 # %% [markdown]
 # ## A robot's magnetometer
 #
-# If you name the folder of the public data of Solin et al. 2018, the same four models learn a field
-# in a hall of six by six metres. They use one observation in ten of paths 1 to 3, at z = 0. The
-# scores are for the noisy observations of path 4.
+# The public data of Solin et al. 2018 are observations of a robot in a hall of 6 × 6 m. If `robot`
+# is the folder of these data, the same four models are fitted to one observation in ten of paths 1
+# to 3, at z = 0. The scores are for the noisy observations of path 4.
 
 # %%
 robot = None  # or the folder, as a `Path`

@@ -4,9 +4,9 @@
 # For the same number of features, random frequencies give error bars that are too narrow, and a
 # grid does not.
 #
-# Features approximate a kernel by a sum over frequencies, k(x − z) ≈ Σ wⱼ cos ωⱼ·(x − z). A rule
-# chooses the frequencies. The lines to copy, with automatic choices, or as one line of your own
-# gpytorch model:
+# Features approximate a kernel by a sum over frequencies ωⱼ with weights wⱼ: k(x − z) ≈ Σ wⱼ cos
+# ωⱼ·(x − z). A *rule* chooses the frequencies. `VectorFieldGP` chooses the rule automatically. In
+# your own gpytorch model, you pass a rule. These are the lines to copy:
 #
 # ```python
 # kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2)
@@ -58,10 +58,11 @@ if arguments.smoke:
 # %% [markdown]
 # ## Two fields, drawn from their priors
 #
-# We observe a curl-free field, such as a magnetic one in µT, in a hall of five by five metres. The
-# noise is 3 % of the field's standard deviation. The potential has a lengthscale of one metre and
-# an RBF or a Matérn 5/2 kernel. The truth is drawn jointly with the observations, at 300 other
-# positions and on a line across the hall. The exact posterior is therefore correct by construction.
+# We observe a curl-free field, such as a magnetic field in µT, in a hall of 5 × 5 m. The noise is
+# 3 % of the standard deviation of the field. The potential has a lengthscale of one metre and an
+# RBF or a Matérn 5/2 kernel. We draw the true field from this prior, at the observations, at 300
+# other positions, and on a line across the hall. The exact posterior is therefore correct by
+# construction.
 
 # %%
 side = 5.0
@@ -100,7 +101,7 @@ def observations(kernel):
 # ## The posterior, by hand and by features
 #
 # We compute the exact posterior mean K⁎(K + σ²I)⁻¹y and its standard deviation as in a textbook. In
-# the gpytorch model, features take one line.
+# the gpytorch model, features need only one line.
 
 
 # %%
@@ -150,18 +151,20 @@ def by_features(kernel, y, noise):
     with (
         torch.no_grad(),
         gp_orff.settings.check_features(False),
-    ):  # it would warn
+    ):  # no FeatureWarning
         posterior = model(xs)
         return posterior.mean, posterior.stddev
 
 
 # %% [markdown]
-# ## The same number of features, five rules
+# ## Five rules with the same number of features
 #
-# All rules have the hyperparameters of the prior. The table has the number of features; the
-# relative distance of the posterior mean from the exact one; the median ratio of the standard
-# deviations to the exact ones; and the negative log predictive density of the truth (NLPD), in nats
-# per component.
+# All rules have the hyperparameters of the prior. The columns of the table are:
+#
+# - the number of features;
+# - the difference of the posterior mean from the exact one, relative to the exact one;
+# - the posterior standard deviation divided by the exact one (median over points);
+# - the negative log predictive density (NLPD) of the true field, in nats per component.
 
 # %%
 nodes = int(features**0.5)
@@ -211,19 +214,20 @@ for name, potential in {
 # %% [markdown]
 # The table shows:
 #
-# - Random features are overconfident, most of all with a Matérn kernel, whose spectral density has
-#   heavy tails. Their error is many times their standard deviation.
-# - With an RBF kernel and enough features, the grid gives the exact posterior. Gauss–Hermite does
-#   too if it has enough nodes for the size of the hall. It raises an error if it has too few, and
-#   for other kernels.
+# - Random features are overconfident: their error is many times their standard deviation. This is
+#   worst with a Matérn kernel, whose spectral density has heavy tails.
+# - With an RBF kernel and enough features, the grid gives the exact posterior. So does
+#   Gauss–Hermite, if it has enough nodes for the size of the hall. It raises an error if it has too
+#   few nodes, or if the kernel is not RBF.
 # - With a Matérn kernel, no rule of this size is exact. A grid adds the variance that it truncates
-#   to the diagonal (`diagonal_correction=True`), so its error bars are too wide, not too narrow. A
-#   grid for a single lengthscale includes higher frequencies.
-# - The tolerance is a share of the field's variance. With little noise and many observations, the
-#   posterior variance is a small share too. The RBF grid for a single lengthscale stops at its
-#   tolerance, below the number of features allowed. Set a smaller `tolerance=` in such a case.
+#   to the diagonal (`diagonal_correction=True`), so its error bars are too wide, and not too
+#   narrow. A grid that must be valid for one lengthscale only can include higher frequencies.
+# - The tolerance is relative to the variance of the field. If there are many observations with low
+#   noise, the posterior variance may be as small as the tolerance. The RBF grid for a known
+#   lengthscale uses fewer features than allowed, because it has reached its tolerance. In such a
+#   case, set a smaller `tolerance=`.
 #
-# `accuracy()` gives the truncated variance of a grid before there are any observations:
+# `accuracy()` returns the truncated variance of a grid. It needs no observations:
 
 # %%
 print()
@@ -236,11 +240,13 @@ for potential in (RBFKernel(), MaternKernel(nu=2.5)):
 # %% [markdown]
 # ## The domain and the lengthscales of a grid
 #
-# A sum over a grid of frequencies is periodic in space, and valid in the domain that the grid was
-# made for. A point outside raises an error; `domain=` makes the domain larger. A grid also has a
-# range of lengthscales, by default 0.7 to 1.4 times those it was built with. If lengthscales leave
-# the range, the training of an `ExactGP` builds a new grid. Otherwise you get a `GridWarning`, and
-# `redraw()` builds a new grid.
+# A sum over a grid of frequencies is periodic in space, so it is valid only in the domain of the
+# grid. A point outside the domain raises an error. To make the domain larger, pass `domain=`.
+#
+# A grid is also valid only for a range of lengthscales. By default, this is 0.7 to 1.4 times the
+# lengthscales for which it was built. If the training of an `ExactGP` leaves this range, it builds
+# a new grid. If you set a lengthscale outside the range, you get a `GridWarning`. Call `redraw()`
+# to build a new grid.
 
 # %%
 potential = RBFKernel()
@@ -261,13 +267,12 @@ print(
 
 # %% [markdown]
 # ## The choice of a rule
-#
-# | inputs, data | rule |
+# | inputs and data | rule |
 # |---|---|
-# | N·p of a thousand values or less | the exact kernel, no features |
-# | 1 to 3 inputs, and time | `Grid`; for Matérn kernels with `max_features=` |
-# | RBF, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
-# | more inputs, or a product too large for a grid | `QuasiMonteCarlo`, as many as affordable |
+# | at most 1000 observed values (N·p) | the exact kernel, without features |
+# | 1 to 3 inputs, and time | `Grid`; pass `max_features=` for Matérn kernels |
+# | an RBF kernel, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
+# | more inputs, or a product too large for a grid | `QuasiMonteCarlo`, as many as you can afford |
 #
 # The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
 # the number of observations. `Auto` uses a grid for up to four inputs, and Sobol points for more.
@@ -288,8 +293,9 @@ for potential, inputs in (
 
 # %% [markdown]
 # `VectorFieldGP` makes this choice itself. It learns the hyperparameters on grids that follow the
-# lengthscales, and the cost of an iteration does not depend on the number of observations. As the
-# true field we now take the exact posterior mean of the RBF data, which can be evaluated anywhere.
+# lengthscales. The cost of an iteration does not depend on the number of observations. In this
+# example, the true field is the exact posterior mean of the RBF data, because it can be evaluated
+# at any point.
 
 # %%
 kernel = curl_free(RBFKernel())
@@ -315,9 +321,9 @@ assert rmse < noise**0.5
 # ## Frequencies and error bars
 #
 # Panels a to d show the frequencies ω and −ω of four rules for the RBF kernel, and their number.
-# They lie over the spectral density of the field, ‖ω‖² S(ω). The area of a dot is its share of the
-# variance. Panels e to g show the Matérn 5/2 field on the line across the hall: posterior mean
-# minus truth, and 95 % intervals.
+# The background is the spectral density of the field, ‖ω‖² S(ω). The area of a dot is proportional
+# to the variance of its frequency. Panels e to g are for the Matérn 5/2 field on the line across
+# the hall. They show the posterior mean minus the truth, and 95 % intervals.
 
 # %%
 shown = {  # colours of Okabe & Ito, safe for colour-blind readers
@@ -388,8 +394,8 @@ print(f"figure: {output}/choosing_frequencies.png")
 # %% [markdown]
 # ## The largest difference from the exact posterior
 #
-# The last lines print the largest relative difference between a grid of small tolerance and the
-# exact posterior.
+# The last lines print the largest relative difference between the posterior of a grid with a small
+# tolerance and the exact posterior.
 
 # %%
 rule = gp_orff.Grid.for_data(x, tolerance=1e-9, **known)

@@ -1,12 +1,12 @@
 # %% [markdown]
-# # 4. A million drifters: which part of the current spreads?
+# # 4. A million drifters: the divergent part of a current
 #
-# A million noisy velocities separate the weak part of a current that spreads or converges from its
-# strong eddies, and give its error bars.
+# From a million noisy velocities, we estimate the weak divergent part of a current, which is hidden
+# under strong eddies.
 #
-# Drifting buoys observe the velocity of the sea surface along their tracks. Eddies are free of
-# divergence. Where water wells up or sinks, the flow at the surface spreads or converges. The lines
-# to copy:
+# Drifting buoys observe the velocity of the sea surface along their tracks. Eddies have no
+# divergence. Where water wells up or sinks, the flow at the surface diverges or converges. These
+# are the lines to copy:
 #
 # ```python
 # kernel = gp_orff.HelmholtzKernel(num_dims=2)
@@ -14,10 +14,10 @@
 # field = model.posterior()
 # mean, sd = field.mean(xs), field.variance(xs).sqrt()
 #
-# # the part without curl
-# spreading = field.mean(xs, gp_orff.CurlFreePart())
+# # the divergent part, which has no curl
+# divergent = field.mean(xs, gp_orff.CurlFreePart())
 #
-# # every day
+# # add the observations of a day
 # model.update(x_new, y_new).save("current.pt")
 # ```
 
@@ -55,12 +55,13 @@ if arguments.smoke:
     number, few = 20_000, 200
 
 # %% [markdown]
-# ## A current of which both parts are known
+# ## A simulated current
 #
-# The region is a square of 500 by 500 km. The current is drawn from a Helmholtz kernel, the sum of
-# a curl-free and a divergence-free kernel. The eddies have a lengthscale of 60 km and a root mean
-# square speed s of 30 cm/s. The spreading part has 40 km and 8 cm/s. If a potential has variance
-# σ² and lengthscale ℓ, the field has s² = 2 σ²/ℓ². The noise of a component is 15 cm/s.
+# The region is a square of 500 × 500 km. The current is drawn from a Helmholtz kernel, which is the
+# sum of a curl-free and a divergence-free kernel. The eddies have a lengthscale of 60 km and a root
+# mean square speed of 30 cm/s. The divergent part has a lengthscale of 40 km and a root mean square
+# speed of 8 cm/s. If a potential has the variance σ² and the lengthscale ℓ, the field has the mean
+# square speed 2 σ²/ℓ². The noise of a component has a standard deviation of 15 cm/s.
 
 # %%
 side, noise = 500.0, 15.0  # km, cm/s
@@ -78,16 +79,16 @@ def positions(number):
     return side * torch.rand(number, 2, generator=generator).double()
 
 
-x, xs = positions(number), positions(5000)  # to learn from, to test
+x, xs = positions(number), positions(5000)  # for the fit, for the test
 normal = torch.randn(number, 2, generator=generator).double()
 y = current(x)[0] + noise * normal
 
 # %% [markdown]
 # ## Fit
 #
-# Units stay km and cm/s. One pass over the data gives the sufficient statistics of a grid of
-# frequencies. The search for the hyperparameters uses only these, so its cost does not depend on
-# the number of observations.
+# The units are km and cm/s. One pass over the data computes the sufficient statistics for a grid of
+# frequencies. The search for the hyperparameters uses only these statistics, so its cost does not
+# depend on the number of observations.
 
 # %%
 model = gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2))
@@ -101,15 +102,17 @@ print(f"\n{number} observations, fit {seconds:.1f} s")
 # ## The two parts
 #
 # The posterior is a sum of waves with random weights. The component of a wave along its frequency
-# is the gradient of a potential, and the component across it is divergence-free. The curl-free part
-# is therefore a linear map of the same weights, with its own error bars. The constant mean of the
-# model belongs to neither part, since it has neither curl nor divergence.
+# is the gradient of a potential. The component across its frequency has no divergence. The
+# curl-free part is therefore a linear map of the weights, so its error bars follow from their
+# posterior. The constant mean of the model belongs to neither part, because it has neither curl nor
+# divergence.
 #
-# The table has root mean squares per component: of the truth, of the error (posterior mean minus
-# truth) and of the posterior standard deviation. The last column is the coverage of 95 % intervals.
+# The table has the root mean square, per component, of the truth, of the error (posterior mean
+# minus truth) and of the posterior standard deviation. The last column is the coverage of the 95 %
+# intervals.
 
 # %%
-field, spreading = model.posterior(), gp_orff.CurlFreePart()
+field, divergent = model.posterior(), gp_orff.CurlFreePart()
 
 
 def score(name, symbol=None):
@@ -124,20 +127,24 @@ def score(name, symbol=None):
 
 
 print(f"\n{'cm/s':12}{'truth':>10}{'error':>10}{'sd':>10}{'95 %':>10}")
-coverage = score("current"), score("spreading", spreading)
+coverage = score("current"), score("divergent", divergent)
 assert 0.9 < coverage[0] < 0.99
 
 # %% [markdown]
-# Observations determine the sum better than its parts. Near the edge, a smooth current without curl
-# and divergence inside the square may belong to either part. The error bars of the part show this.
+# The observations determine the current better than its parts. A smooth current may have neither
+# curl nor divergence inside the square, and can then belong to either part. This uncertainty is
+# largest near the edge. The error bars of the part include it.
 #
-# ## Ten files, one after the other
+# ## Data in ten files
 #
 # The saved model consists of statistics, whose size does not depend on the number of observations.
-# Condition the model on the first of ten files and update it with the others: its posterior is that
-# of all files. The grid of frequencies then follows from the learned hyperparameters, while that of
-# a fit also serves those that the search may visit. Both grids have one tolerance, so their
-# posteriors differ by a few hundredths of a standard deviation at most.
+# If you condition the model on the first of ten files and update it with the others, its posterior
+# is that of all files.
+#
+# There is one difference. The grid of a fit must be valid for all hyperparameters that the search
+# may try. The grid of `condition` is built for the learned hyperparameters only. Both grids have
+# the same tolerance. Their posteriors therefore differ by at most a few hundredths of a standard
+# deviation.
 
 # %%
 path = Path("current.pt")
@@ -168,13 +175,13 @@ streamed = difference(loaded.posterior())
 print(f"ten files in {time.perf_counter() - began:.1f} s, ", end="")
 print(f"difference {streamed:.0e} sd")
 assert reloaded < 1e-9
-assert streamed < 0.05  # of a standard deviation: two grids of this tolerance
+assert streamed < 0.05  # standard deviations
 
 # %% [markdown]
-# ## Which kernel do the data support?
+# ## The evidence of four kernels
 #
-# We compare the evidence of four kernels on a few of the observations: divergence-free, curl-free,
-# both (Helmholtz), and independent components.
+# We compare the evidence of four kernels on some of the observations. The kernels are
+# divergence-free, curl-free, their sum (Helmholtz), and independent components.
 
 # %%
 print(f"\n{few} observations")
@@ -182,16 +189,17 @@ comparison = gp_orff.compare_kernels(x[:few], y[:few], progress=False)
 print(comparison)
 
 # %% [markdown]
-# ## The spreading part, found under eddies and noise
+# ## The estimated divergent part
 #
-# Panels a and d show what is observed and the current that is estimated from it. The other panels
-# show the spreading part: truth, posterior mean, residual and standard deviation, √(sd₁² + sd₂²).
+# Panel a shows some of the observations, and panel d the current that is estimated from them. The
+# other panels show the divergent part: truth, posterior mean, residual and standard deviation,
+# √(sd₁² + sd₂²).
 
 # %%
 axis = torch.linspace(0, side, 61).double()
 grid = torch.cartesian_prod(axis, axis)
-truth, mean = current(grid, spreading)[0], field.mean(grid, spreading)
-sd, speed = field.variance(grid, spreading).sqrt(), field.mean(grid).norm(dim=1)
+truth, mean = current(grid, divergent)[0], field.mean(grid, divergent)
+sd, speed = field.variance(grid, divergent).sqrt(), field.mean(grid).norm(dim=1)
 
 plt.rcParams.update(STYLE)
 figure, axes = plt.subplots(
@@ -206,11 +214,11 @@ plot_comparison(
 )
 titles = (
     "observations,\nsome of 10⁶",
-    "spreading part,\ntruth",
-    "spreading part,\nposterior mean",
+    "divergent part,\ntruth",
+    "divergent part,\nposterior mean",
     "current,\nposterior mean",
-    "spreading part,\nresidual",
-    "spreading part,\nstandard deviation",
+    "divergent part,\nresidual",
+    "divergent part,\nstandard deviation",
 )
 title_panels(axes, titles)
 axes[0, 0].set(xlim=(0, side), ylim=(0, side))
@@ -230,9 +238,10 @@ figure.savefig(
 print(f"\nfigure: {output}/a_million_drifters.png")
 
 # %% [markdown]
-# ## The variance that was found
+# ## The explained variance
 #
-# How much of the variance of the spreading part was recovered, in the square and in its middle?
+# How much of the variance of the divergent part does the posterior mean explain, in the square and
+# in its middle?
 
 # %%
 middle = ((grid - side / 2).abs() < side / 4).all(-1)
@@ -240,6 +249,6 @@ found = []
 for rows in (middle | True, middle):
     residual = (mean - truth)[rows].square().sum()
     found.append(1 - (residual / truth[rows].square().sum()).item())
-print("\nvariance of the spreading part that was found: ", end="")
+print("\nvariance of the divergent part that is explained: ", end="")
 print(f"{found[0]:.1%} in the square, {found[1]:.1%} in its middle")
 assert found[1] > 0.5

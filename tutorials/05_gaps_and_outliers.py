@@ -1,10 +1,10 @@
 # %% [markdown]
 # # 5. Gaps and outliers
 #
-# With Student-t noise, a map is as accurate with one wrong vector in ten as without, and the model
+# With Student-t noise, one wrong vector in ten does not make a map less accurate, and the model
 # identifies the wrong vectors.
 #
-# Many components may be missing too. The lines to copy:
+# Components may be missing too. These are the lines to copy:
 #
 # ```python
 # model = gp_orff.VectorFieldGP(
@@ -12,10 +12,10 @@
 #     likelihood=gp_orff.MultitaskStudentTLikelihood(num_tasks=2),
 # )
 #
-# # NaN: not observed
+# # NaN marks components that were not observed
 # model.fit(x, y, missing="mask")
 #
-# # outliers
+# # detect outliers
 # p_value = model.leave_one_out(x, y, missing="mask").p_value
 # bad = p_value < 1e-3
 # ```
@@ -58,7 +58,7 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-share = 1.0  # of the vectors to learn from
+share = 1.0  # fraction of the vectors that is used
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -67,14 +67,18 @@ if arguments.smoke:
 # %% [markdown]
 # ## The data, with artificial gaps and errors
 #
-# The data are the displacements behind a wing tip of tutorial 01, in pixels. A fifth of the vectors
-# is held out. All vectors in a disc are erased, as by a reflection. One in ten of the others gets
-# an error of 5 to 15 pixels in a random direction, larger than most displacements. One in twenty
-# loses its first component, one in twenty its second, and one in twenty both.
+# The data are the displacements behind a wing tip from tutorial 01, in pixels. We change them as
+# follows:
 #
-# In the core of the vortex, many of the original vectors are wrong, and the truth is unknown. The
-# scores therefore exclude the core, and other vectors that fail the normalised median test
-# (Westerweel & Scarano 2005). The models use neither the core nor the test.
+# - A fifth of the vectors is held out.
+# - All vectors in a disc are removed, as if a reflection had hidden them.
+# - One in ten of the other vectors gets an error of 5 to 15 pixels in a random direction, which is
+#   larger than most displacements.
+# - One in twenty loses its first component, one in twenty its second, and one in twenty both.
+#
+# In the core of the vortex, many of the original vectors are wrong, and the truth is not known. The
+# scores therefore exclude the core. They also exclude other vectors that fail the normalised median
+# test (Westerweel & Scarano 2005). The models do not know the core or the result of the test.
 
 # %%
 path = folder / "data" / "wing_tip_vortex.csv"
@@ -128,7 +132,7 @@ print(f"{gap.sum()} in the gap")
 # %% [markdown]
 # ## Gaps
 #
-# NaN raises an error unless `missing="mask"` declares it as missing.
+# NaN raises an error unless you pass `missing="mask"`.
 
 # %%
 try:
@@ -140,8 +144,8 @@ except ValueError as refusal:
 # %% [markdown]
 # ## Outliers
 #
-# Student-t noise, by default with ν = 4 degrees of freedom, gives a vector less weight the farther
-# it is from the field. Positions without any observed component may stay in the data.
+# With Student-t noise, vectors far from the field get small weights. By default, it has ν = 4
+# degrees of freedom. The data may contain positions at which no component was observed.
 
 # %%
 likelihoods = {
@@ -158,13 +162,13 @@ for noise, likelihood in likelihoods.items():
         fits[noise, name] = model, time.perf_counter() - began
 
 # %% [markdown]
-# The table has the root mean square error (RMSE) of a component, in pixels: at the scored vectors,
-# in the gap, and at all held-out vectors. At the scored vectors it has the negative log predictive
-# density (NLPD) of a component, and the coverage of 95 % intervals. `nats` is the log marginal
-# likelihood per value; under Student-t noise, a lower bound (ELBO).
+# The table has the root mean square error (RMSE) of a component, in pixels, at the scored vectors,
+# in the gap, and at all held-out vectors. It also has the negative log predictive density (NLPD) of
+# a component and the coverage of 95 % intervals, both at the scored vectors. `nats` is the log
+# marginal likelihood per value. With Student-t noise, it is a lower bound (ELBO).
 
 # %%
-laws = {  # with their 97.5 % quantiles
+laws = {  # kinds of noise, with their 97.5 % quantiles
     "Gaussian": (Normal, 1.960),
     "Student-t": (partial(StudentT, 4.0), 2.776),
 }
@@ -173,7 +177,7 @@ laws = {  # with their 97.5 % quantiles
 def scores(noise, model):
     field, (law, quantile) = model.posterior(), laws[noise]
     miss = field.mean(position) - displacement
-    # the field's variance is small against that of the noise, and added to it
+    # add the variance of the field, which is small, to that of the noise
     variance = field.variance(position) + model.likelihood.noise.detach()
     scale = variance.sqrt()
     nlpd = -law(0.0, scale).log_prob(miss)[scored].mean().item()
@@ -200,23 +204,24 @@ assert ratios["Student-t"] < 1.1 < 1.3 < ratios["Gaussian"]
 assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]
 
 # %% [markdown]
-# - Under Gaussian noise, the outliers increase the noise variance of all vectors. The map is too
-#   smooth, in the gap too, and the intervals are too wide.
-# - Under Student-t noise, the map is as good as without outliers. The evidence prefers this noise,
-#   without use of the held-out vectors.
-# - "all" includes the core, where many held-out vectors are wrong. Do not compare models by this
-#   error.
+# - With Gaussian noise, the outliers increase the noise variance of all vectors. The map is too
+#   smooth, also in the gap, and the intervals are too wide.
+# - With Student-t noise, the map is as accurate as without outliers. The evidence is also higher
+#   for this noise, so you can choose the noise without held-out vectors.
+# - The column "all" includes the core, where many held-out vectors are wrong. Do not compare models
+#   by this error.
 #
 # ## The wrong vectors
 #
-# `leave_one_out` compares each vector with its prediction from all others, in closed form. Its
-# p-value is the probability of a difference at least as large if the vector is correct: one correct
-# vector in a thousand is below 0.001. An error across the only observed component is not
-# detectable.
+# `leave_one_out` compares each vector with its prediction from all others, by a formula. Its
+# p-value is the probability that a correct vector differs at least as much. For one correct vector
+# in a thousand, the p-value is below 0.001. If only one component was observed, an
+# error perpendicular to it cannot be detected.
 #
-# The table has the share of the wrong vectors, and of the wrong single components, that are found.
-# It also has the share of those found outside the core that have an artificial error, or that had
-# failed the median test before.
+# The first columns of the table are the fraction of the wrong vectors that is detected, and the
+# same fraction for single components. The last columns are for the detected vectors outside the
+# core. The column "wrong" is the fraction that has an artificial error. The column "or wrong
+# before" also counts vectors that failed the median test before we added errors.
 
 
 # %%
@@ -225,7 +230,7 @@ def portion(part, total):
 
 
 found = {}
-print(f"\n{'':12}{'found of the wrong':^24}{'of those found':^30}")
+print(f"\n{'':12}{'detected fraction':^24}{'fraction of the detected':^30}")
 print(f"{'noise':12}{'vectors':>12}{'components':>12}", end="")
 print(f"{'wrong':>12}{'or wrong before':>18}")
 for noise in laws:
@@ -237,16 +242,16 @@ for noise in laws:
     precision = portion(wrong, outside), portion(wrong | ~valid, outside)
     print(f"{noise:12}{recall[0]:12.3f}{recall[1]:12.3f}", end="")
     print(f"{precision[0]:12.3f}{precision[1]:18.3f}")
-assert recall[0] > 0.98  # of Student-t noise
+assert recall[0] > 0.98  # with Student-t noise
 assert precision[1] > 0.95
 
 # %% [markdown]
-# ## Maps under both kinds of noise
+# ## Maps with both kinds of noise
 #
 # Panels a and b show the vectors with and without gaps and errors. Grey vectors are incomplete, and
-# dots mark those with p < 0.001 under Student-t noise. The other panels show posterior means, and
-# their distance from the original vectors. The solid circle is the gap. In the dashed circle, the
-# core, many original vectors are wrong.
+# dots mark vectors with p < 0.001 under Student-t noise. The other panels show posterior means, and
+# their distance from the original vectors. The solid circle is the gap. The dashed circle is the
+# core, in which many original vectors are wrong.
 
 # %%
 plt.rcParams.update(STYLE)

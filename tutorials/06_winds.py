@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 6. Winds: vorticity and divergence of a limited area
 #
-# The winds at some stations determine the vorticity and the divergence of their area, with error
-# bars that are valid on the sphere.
+# From winds at stations, we estimate the vorticity and the divergence of a region of the globe,
+# with error bars.
 #
-# Spherical harmonics need the winds of the whole globe. For a part of the sphere, use a conformal
-# map, which preserves angles, and its scale. The lines to copy:
+# Spherical harmonics require the winds of the complete globe. For a part of the globe, use a
+# conformal map, which preserves angles, and correct for its scale. These are the lines to copy:
 #
 # ```python
 # # f: the wind along the axes of the map, divided by its scale m
@@ -54,7 +54,7 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-share = 0.25  # of the points, which are stations
+share = 0.25  # fraction of the points that are stations
 step = 1.0  # degrees, between the points of the figures
 
 # %% tags=["remove-cell"]
@@ -66,9 +66,9 @@ if arguments.smoke:
 #
 # The data are the long-term mean winds of January at 200 hPa over East Asia and the western
 # Pacific, every 2.5 degrees. They include the strongest jet of the globe. A random quarter of the
-# points are our stations, and no noise is added. Vorticity, divergence and divergent part of the
-# wind were also computed from the winds of the whole globe (data/README.md). They are the truth
-# here.
+# points are our stations, and no noise is added. The vorticity, the divergence and the divergent
+# part of the wind were computed from the winds of the complete globe (data/README.md). They serve
+# as the truth.
 #
 # Lengths are in 1000 km, so vorticity and divergence are in (m/s) / 1000 km = 10⁻⁶/s.
 
@@ -86,14 +86,15 @@ print(f"{station.sum()} stations, {(~station).sum()} points held out")
 # ## A conformal map
 #
 # Lambert's conformal cone touches the sphere of radius R at 35° N. It preserves angles and
-# magnifies lengths by its scale m. It turns east and north by an angle that grows with longitude.
-# Let w be the wind with components along the axes of the map, and f = w / m. Then these equations
-# are exact on the sphere, with the Helmholtz parts of w and f in the last one:
+# multiplies lengths by its scale m. It rotates east and north by an angle that grows with
+# longitude. Let w be the wind with components along the axes of the map, and let f = w / m. Then
+# these equations are exact on the sphere. The "parts" are the curl-free and the divergence-free
+# part:
 #
 #     vorticity = m² curl f        divergence = m² div f        parts of w = m (parts of f)
 #
-# The stream function of f is that of w. With the wind as a complex number, the rotation to the axes
-# of the map and the division by m are one product.
+# The stream functions of f and w are equal. If the wind is a complex number, one product does both
+# the rotation to the axes of the map and the division by m.
 
 # %%
 radius, lon0, lat0 = 6.3712, math.radians(140), math.radians(35)  # 1000 km
@@ -123,9 +124,9 @@ print(f"map scale from {scale.min():.3f} to {scale.max():.3f}")
 # %% [markdown]
 # ## Fit
 #
-# Winds have structure at many scales: a jet, troughs, mountains. A rational quadratic kernel is a
-# mixture of RBF kernels with many lengthscales. The evidence shows whether the data support this
-# kernel.
+# Winds have structure on many scales, because of jets, troughs and mountains. A rational quadratic
+# kernel is a mixture of RBF kernels with many lengthscales. We compare its evidence with that of an
+# RBF kernel.
 
 # %%
 kernels = {
@@ -141,9 +142,13 @@ assert next(iter(comparison.evidence)) == "rational quadratic"
 # %% [markdown]
 # ## Scores at the held-out points
 #
-# The table has the root mean squares of the quantity, of the error and of the posterior standard
-# deviation; the correlation of mean and truth; the coverage of 95 % intervals; and the fraction of
-# points whose sign is known, |mean| > 1.96 sd.
+# The columns of the table are:
+#
+# - the root mean squares of the true quantity, of the error, and of the posterior standard
+#   deviation;
+# - the correlation of the posterior mean and the truth;
+# - the coverage of the 95 % intervals;
+# - the fraction of points at which the sign is known, |mean| > 1.96 sd.
 
 
 # %%
@@ -188,25 +193,27 @@ print(f"the mean difference: {offset.norm():.2f} m/s")
 # %% tags=["remove-cell"]
 for name, truth in reference.items():
     assert errors[name] < (0.8 if arguments.smoke else 0.3) * truth.std()
-    assert coverage[name] > (0.8 if arguments.smoke else 0.9)  # of one field
+    assert coverage[name] > (0.8 if arguments.smoke else 0.9)  # one field
 assert rest < 0.6 * whole
 
 # %% [markdown]
-# The stations near a point determine its vorticity and its divergence. The divergent part also
-# depends on the winds outside the area. A field without curl and divergence in the area, such as a
-# constant, may belong to either part. Global winds determine to which part it belongs, but the
-# winds of the area do not. The model assigns its constant mean to neither part. After subtraction
-# of the mean difference, the divergent parts of the model and of the global winds agree.
+# The stations near a point determine its vorticity and its divergence. The divergent part of the
+# wind also depends on the winds outside the region. For example, a constant wind has neither curl
+# nor divergence in the region, and may belong to either part. The global winds determine to which
+# part it belongs, but the winds of the region do not. The model assigns its constant mean to
+# neither part. If we subtract the mean difference, the divergent parts of the model and of the
+# global winds agree.
 #
-# ## The errors of a plane without a map
+# ## The errors of two simplifications
 #
-# We fit the model again under each of two simplifications. The first omits the scale of the map.
-# The second replaces the map by a plane of longitude and latitude:
+# We fit the model again with each of two simplifications. The first omits the scale of the map. The
+# second replaces the map by a plane of longitude and latitude:
 #
 #     x = R cos(35°) (lon − 140°)        y = R (lat − 35°)
 #
-# The vorticity on the sphere has a term u tan(lat) / R, and the divergence a term −v tan(lat) / R.
-# Such a plane neglects both. It magnifies lengths from west to east by cos(35°) / cos(lat).
+# On the sphere, the vorticity has a term u tan(lat) / R, and the divergence has a term −v tan(lat)
+# / R. The plane neglects both terms. It also multiplies lengths from west to east by cos(35°) /
+# cos(lat).
 
 # %%
 lat = degrees[:, 1:].deg2rad()
@@ -234,13 +241,14 @@ for name, (positions, turned) in planes.items():
         assert found < coverage[quantity]
 
 # %% [markdown]
-# The winds are as accurate as before. Their derivatives are less accurate, and the error bars do
-# not show it: they are those of a field on the plane. The map and its scale take six lines.
+# The winds are as accurate as before. Their derivatives are less accurate. The error bars do not
+# include these errors, because they are for a field on the plane. The correct map and its scale
+# need only six lines of code.
 #
 # ## The divergence and its error bars
 #
-# Panels c to f show the divergence: that of the global winds, the posterior mean, their difference,
-# and the posterior standard deviation. Areas are hatched if the 95 % interval contains zero.
+# Panels c to f show the divergence of the global winds, its posterior mean, their difference, and
+# the posterior standard deviation. Hatches mark places where the 95 % interval contains zero.
 
 # %%
 east = torch.arange(100, 180.5, step).double()

@@ -1,17 +1,17 @@
 # %% [markdown]
 # # 7. The Earth's magnetic field between the heights of three surveys
 #
-# Satellites and aircraft observe a magnetic field; the harmonic kernel gives it at all heights
-# between them, with its potential.
+# From observations of satellites and aircraft, we estimate the magnetic field of the Earth and its
+# potential at all heights between them.
 #
-# Two satellites observe the Earth's field at 460 and at 255 km, and aircraft at 3 km in half of the
-# region. What is the field at other positions and heights, and how uncertain is it? Where no
-# current flows, the field is a gradient, and it has no divergence. The harmonic kernel has both
-# properties. It is the covariance of a field whose sources are at some depth below all
-# observations. The lines to copy:
+# Two satellites observe the field at heights of 460 and 255 km. Aircraft observe it at 3 km, in
+# half of the region. What is the field at other positions and heights, and how uncertain is it? If
+# there are no electric currents, the field is a gradient and has no divergence. The harmonic kernel
+# has both properties. It is the covariance of a field whose sources are below all observations.
+# These are the lines to copy:
 #
 # ```python
-# # km, nT; one noise for each instrument
+# # in km and nT, with a separate noise for each instrument
 # model = gp_orff.VectorFieldGP(gp_orff.HarmonicKernel())
 # model.fit(x, y, group=instrument)
 # field = model.posterior()
@@ -56,23 +56,23 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-thin, tests = 1, 2000  # every observation; held-out points
+thin, tests = 1, 2000  # use every observation; held-out points
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
     thin, tests = 3, 300
 
 # %% [markdown]
-# ## The true field, in a fixed frame
+# ## The true field
 #
-# The truth is the International Geomagnetic Reference Field, IGRF-14, which describes the field of
-# the core up to degree 13. The directions east, north and up depend on the position. Components
-# along them are therefore not the partial derivatives of a potential. We use the axes at one
-# centre, in South America, for all positions.
+# The true field is the International Geomagnetic Reference Field, IGRF-14, which describes the
+# field of the core up to degree 13. The directions east, north and up depend on the position.
+# Components along them are therefore not the partial derivatives of a potential. We use the axes at
+# one point in South America, the centre, for all positions.
 #
-# Let E be the matrix whose rows are east, north and up at a position r. Let E0 and r0 be those of
-# the centre. Then x = E0 (r − r0) and B = E0 Eᵀ B_local. Latitudes are geocentric, and heights
-# are above a sphere with a radius of 6371.2 km.
+# Let E be the matrix whose rows are the directions east, north and up at a position r. Let E0 and
+# r0 be this matrix and the position of the centre. Then x = E0 (r − r0) and B = E0 Eᵀ B_local.
+# Latitudes are geocentric, and heights are above a sphere with a radius of 6371.2 km.
 
 # %%
 radius, date = 6371.2, datetime(2025, 1, 1)
@@ -114,9 +114,10 @@ def igrf(places):
 # %% [markdown]
 # ## Three surveys
 #
-# Two satellites are on polar orbits. Aircraft fly from west to east, as far as 56° W. The fields of
-# the crust and of currents in space are part of the noise, which is largest for the aircraft, near
-# the rocks. The model gets the instrument of every observation, and learns the noise of each.
+# The two satellites are on polar orbits. The aircraft fly from west to east, as far as 56° W. The
+# fields of the crust and of currents in space are part of the noise. The noise is largest for the
+# aircraft, because they are near the rocks. We pass the instrument of each observation, and the
+# model learns a separate noise for each instrument.
 
 
 # %%
@@ -173,12 +174,14 @@ xs, (truth, true_g) = position(held_out), igrf(held_out)
 # %% [markdown]
 # ## Fit
 #
-# We compare a harmonic kernel with a curl-free one and with three independent components. The data
-# are few enough for the exact kernels. The evidence is the log marginal likelihood, in nats.
+# We compare a harmonic kernel with a curl-free kernel and with three independent components. The
+# data set is small enough for the exact kernels. The evidence is the log marginal likelihood, in
+# nats.
 #
-# The scores are for one component at 2000 held-out points up to 500 km. They are the root mean
-# square error (RMSE, nT), the posterior standard deviation (sd, nT), and the coverage of the 95 %
-# intervals. The table has them for the harmonic kernel, then for the curl-free kernel.
+# The scores are for one component at 2000 held-out points up to a height of 500 km. They are the
+# root mean square error (RMSE, nT), the posterior standard deviation (sd, nT), and the coverage of
+# the 95 % intervals. The table has these scores first for the harmonic kernel, then for the
+# curl-free kernel.
 
 # %%
 torch.manual_seed(0)  # gpytorch initialises a MultitaskKernel at random
@@ -239,17 +242,20 @@ assert all(0.7 < learned[key] / noise[key] < 1.4 for key in noise)
 assert 0.7 < inside.mean() < 0.99
 
 # %% [markdown]
-# Evidence and errors favour the harmonic kernel. Its errors are one or two nT of some 22 000 nT,
-# and the coverage of its 95 % intervals is 0.90 to 0.99. The errors of the curl-free kernel are
-# four times larger, above all where the field is continued downwards. Its intervals are too narrow.
+# The harmonic kernel has the highest evidence and the smallest errors. Its errors are one or two
+# nT, for a field of about 22 000 nT, and the coverage of its 95 % intervals is 0.90 to 0.99. The
+# errors of the curl-free kernel are four times as large. They are largest where the field is
+# continued downwards from the satellites. The intervals of this kernel are too narrow.
 #
-# ## A check that needs no truth
+# ## A check without the true field
 #
-# Samples of the harmonic kernel have no divergence. Those of the curl-free kernel have one. If its
-# posterior were calibrated, the 95 % intervals of the divergence would contain zero at about 95 %
-# of the points. The root mean square of divergence over standard deviation would be about 1. It is
-# larger, so the posterior is overconfident. The reason is the RBF kernel of the potential: it is as
-# smooth near the ground as at great heights, and the field is not.
+# The true field has no divergence. Fields drawn from the harmonic kernel have no divergence either,
+# but fields drawn from the curl-free kernel have one. We can therefore check the curl-free model
+# without the true field. If its posterior were calibrated, the 95 % intervals of the divergence
+# would contain zero at about 95 % of the points. The root mean square of the divergence divided by
+# its standard deviation would be about 1. It is larger, so the posterior is overconfident. The
+# reason is the RBF kernel of the potential. It is as smooth near the ground as at great heights,
+# but the field is not.
 
 # %%
 divergence = curl_free.divergence(xs)
@@ -265,16 +271,16 @@ print(f"error over its sd {rms(other / other_sd):.2f}")
 print(f"the interval contains zero at {share:.3f} of the points")
 assert min(rms(ratio), rms(other / other_sd)) > 1.1
 for symbol in (gp_orff.Curl(), gp_orff.Divergence()):
-    assert field.mean(xs, symbol).abs().max() < 1e-6  # by the harmonic kernel
+    assert field.mean(xs, symbol).abs().max() < 1e-6  # harmonic kernel
 
 # %% [markdown]
 # ## The potential
 #
 # With `background=True`, `field.potential` includes the constant mean of the model, which adds a
-# linear term. The potential is zero at the reference, and its standard deviation is that of the
-# difference from the reference. The error at the reference is part of every difference. The
-# coverage over all points therefore depends on this one draw. Differences between pairs of points
-# average over many draws.
+# linear term. The potential is zero at the reference point. Its standard deviation is that of the
+# difference from the reference, so the error at the reference is a part of every difference. The
+# coverage over all points therefore depends strongly on this one error. The coverage of differences
+# between pairs of points is a better test, because it averages over many errors.
 
 # %%
 origin = {"reference": torch.zeros(3), "background": True}
@@ -298,10 +304,10 @@ assert rms(g - true_g) < 1e-3 * true_g.std()
 # %% [markdown]
 # ## The maps
 #
-# The field has its minimum over South America. Panels (b) and (c) have the same scale: the error
-# of the vector is about as large as its standard deviation. Panel (d) shows the divergence by the
-# curl-free kernel along two vertical lines. Near the ground in the east and above 450 km, its 95 %
-# intervals do not contain zero.
+# The field has its minimum over South America. Panels b and c have the same scale: the error of the
+# vector is about as large as its standard deviation. Panel d shows the divergence that the
+# curl-free kernel gives along two vertical lines. Near the ground in the east, and above 450 km,
+# its 95 % intervals do not contain zero.
 
 # %%
 plt.style.use(STYLE)

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 8. Where will it drift?
 #
-# Samples of the posterior current predict a cloud of positions, which is half as large if the model
-# knows that no water crosses the shore.
+# Samples of the posterior current predict a cloud of positions for a floating object, and this
+# cloud is half as large if the model includes the shore.
 #
-# Something floats in a lake, and a few drifters have observed the current along short tracks. Where
-# will it be tomorrow? The mean current predicts one point, and samples of the posterior predict a
-# cloud of points. How much smaller is the cloud with the shore, and does it contain the truth? The
-# lines to copy:
+# An object floats in a lake, and some drifters have observed the current along short tracks. Where
+# will the object be tomorrow? The mean current predicts one point, and samples of the posterior
+# predict a cloud of points. How much smaller is the cloud if the model knows that no water crosses
+# the shore? Does the cloud contain the true position? These are the lines to copy:
 #
 # ```python
 # kernel = gp_orff.DivergenceFreeKernel(num_dims=2)
@@ -67,16 +67,16 @@ if arguments.smoke:
 # %% [markdown]
 # ## Lakes with a known current
 #
-# The lakes are squares of 10 by 10 km. The stream function is a sum of sin(iπx/10) sin(jπy/10) with
-# random amplitudes. It is zero on the shore, so that no water crosses it. The current is steady. It
-# has a root mean square (rms) of 10 cm/s and a lengthscale of 2 km.
+# The lakes are squares of 10 × 10 km. The stream function is a sum of sin(iπx/10) sin(jπy/10) with
+# random amplitudes. It is zero on the shore, so that no water crosses the shore. The current is
+# steady. It has a root mean square (rms) of 10 cm/s and a lengthscale of 2 km.
 #
 # In each of five lakes, 30 drifters start at random positions. Their velocities are observed at the
 # start and every hour for 4 hours, with a noise of 2 cm/s.
 
 # %%
 side, noise, hours = 10.0, 2.0, 24  # km, cm/s, h
-km_per_hour = 0.036  # one cm/s
+km_per_hour = 0.036  # 1 cm/s in km/h
 drawn = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
 wave = math.pi / side * torch.arange(1, 9, dtype=torch.float64)  # rad/km
 square = wave[:, None].square() + wave.square()
@@ -113,13 +113,13 @@ def advect(velocity, x, hours):
 # %% [markdown]
 # ## Observations of the shore
 #
-# At 24 points on each side, the velocity along the normal is observed to be zero. These
-# observations are a group with a separate noise, which we set to 0.1 cm/s. The velocity along the
-# shore is not observed.
+# We pass the shore to the model as observations. At 24 points on each side, the velocity along the
+# normal is zero. These observations are a group with a separate noise, which we set to 0.1 cm/s.
+# The velocity along the shore is not observed.
 #
-# `fit` learns the hyperparameters from the drifters. `condition` then adds the shore and does not
-# change the hyperparameters, because zeros on all sides look like a very smooth current. For
-# comparison, a second model learns its hyperparameters from the shore too.
+# `fit` learns the hyperparameters from the drifters only. `condition` then adds the shore and does
+# not change the hyperparameters. The reason is that zeros on all sides resemble a very smooth
+# current. For comparison, a second model learns its hyperparameters from the shore too.
 
 # %%
 along = side * (torch.arange(24, dtype=torch.float64) + 0.5) / 24
@@ -148,8 +148,9 @@ for lake in lakes:
 
 # %% [markdown]
 # The first columns of the table are the rms error of a component inside the lake and the rms
-# posterior standard deviation (sd), both in cm/s. Next is the coverage of the 95 % intervals. The
-# last column is the rms mean velocity across the shore (cm/s), between the observed points.
+# posterior standard deviation (sd), both in cm/s. The next column is the coverage of the 95 %
+# intervals. The last column is the rms of the posterior mean velocity across the shore (cm/s),
+# between the observed points.
 
 # %%
 inside = side * torch.rand(2000, 2, **drawn)
@@ -177,13 +178,13 @@ assert table["with the shore"][3] < 0.1 < 1 < table["drifters only"][3]
 #
 # ## Particles in two hundred currents
 #
-# Each sample path is a current that agrees with the observations, and carries one particle.
-# `paths(x)` evaluates every path at every point, but a particle needs only one path. We therefore
-# evaluate the paths once on a lattice of 0.2 km and interpolate.
+# Each sample path is a current that agrees with the observations. In each of these currents, one
+# particle drifts. `paths(x)` evaluates every path at every point, but a particle needs only one
+# path. We therefore evaluate the paths once on a lattice with a spacing of 0.2 km, and interpolate.
 #
-# There are 20 random starts in every lake. From each start, the true current carries one particle
-# for 24 hours, and every path carries another. As a check, we evaluate the paths without the
-# lattice for the first start in the last lake.
+# There are 20 random starts in every lake. From each start, one particle drifts for 24 hours in the
+# true current, and one in every sample path. As a check, we evaluate the paths without the lattice
+# for the first start in the last lake.
 
 # %%
 edge = torch.linspace(-1, side + 1, 61, dtype=torch.float64)
@@ -226,12 +227,14 @@ print(f"\nthe lattice moves an arrival by {change:.0f} m in the median")
 assert change < 100
 
 # %% [markdown]
-# The first columns are medians over the starts, in km: the distance between the true arrival and
-# that in the mean current, and the rms distance of the arrivals in a cloud from their centre. Next
-# is the fraction of particles that were outside the lake at some hour.
+# An *arrival* is the position of a particle after 24 hours. The first columns of the table are
+# medians over the starts, in km. They are the distance between the true arrival and the arrival in
+# the mean current, and the size of the cloud. The size is the rms distance of the arrivals in a
+# cloud from their centre. The next column is the fraction of particles that were outside the lake
+# at some hour.
 #
-# The last columns are the coverage: the fraction of starts for which the true arrival is in the
-# inner 50 % and 95 % of its cloud, by Mahalanobis distance.
+# The last columns are the coverage. This is the fraction of starts for which the true arrival is in
+# the inner 50 % or 95 % of its cloud, by Mahalanobis distance.
 
 # %%
 print(
@@ -255,18 +258,18 @@ for name, results in trails.items():
 alone, both = drift.values()
 assert both[1] < 0.7 * alone[1]
 assert both[2] < 0.2 * alone[2]
-assert both[4] > 0.6  # of twenty particles a lake
+assert both[4] > 0.6  # 20 particles in each lake
 
 # %% [markdown]
 # - With the shore, the clouds are half as large, and nearly all particles stay in the lake.
-# - The clouds are a little too small. The true currents are faster along the shore than inside the
-#   lake, and the kernel is stationary.
+# - The clouds are slightly too small. The reason is that the true currents are faster along the
+#   shore than inside the lake, but the kernel is stationary.
 #
 # ## Three drifters in the first lake
 #
-# Each colour is one start. The orange cloud is divided between two eddies, and the mean current
-# ends in the wrong one. The green start is near the shore. Its cloud extends over land unless the
-# model knows the shore.
+# Each colour is one start. The orange cloud is divided between two eddies, and the path in the mean
+# current ends in the wrong one. The green start is near the shore. Its cloud extends over land
+# unless the model includes the shore.
 
 # %%
 plt.style.use(STYLE)

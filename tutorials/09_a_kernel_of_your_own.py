@@ -1,13 +1,14 @@
 # %% [markdown]
-# # 9. A kernel of your own, and how many features it takes
+# # 9. A kernel of your own, and how many features it needs
 #
-# A new kernel takes one function of the frequency, and a fit learns the parameters of this function
-# from the data.
+# To define a new kernel, you write one function of the frequency, and a fit learns the parameters
+# of this function from the data.
 #
-# Large eddies of the ocean barely diverge, and small internal waves do. At 40 to 100 km, in the
-# interior of most gyres, one gives way to the other (Qiu et al. 2018, J. Phys. Oceanogr. 48). No
-# kernel of this package has that wavelength. Can you write one that learns it from drifters? And
-# how many features does it take? The lines to copy:
+# In the ocean, the flow of large eddies has almost no divergence, but small internal waves have a
+# large divergence. In the interior of most gyres, the transition is at wavelengths of 40 to 100 km
+# (Qiu et al. 2018, J. Phys. Oceanogr. 48). No kernel of this package has this wavelength as a
+# parameter. We write a kernel that learns it from drifters. How many features does this kernel
+# need? These are the lines to copy:
 #
 # ```python
 # class Amplitude(torch.nn.Module):
@@ -53,7 +54,7 @@ import gp_orff
 from gp_orff.plotting import STYLE, plot_deviation, plot_field, title_panels
 
 num_fields, num_drifters, num_draws = 3, 250, 40
-initial = (40.0, 80.0, 160.0)  # wavelengths at which fits start, km
+initial = (40.0, 80.0, 160.0)  # starting wavelengths of the fits, km
 drawn = {"generator": torch.Generator().manual_seed(0), "dtype": torch.float64}
 
 # %% tags=["remove-cell"]
@@ -65,8 +66,9 @@ if arguments.smoke:
 # ## A kernel as a distribution of waves
 #
 # By Bochner's theorem, a stationary kernel with k(0) = 1 is an average of waves over a distribution
-# S of frequencies ω: k(x − z) = E cos(ω·(x − z)). If frequencies are drawn from S, the Gram matrix
-# of their cosines and sines converges to that of k. For an RBF kernel, S is a normal distribution.
+# S of frequencies ω: k(x − z) = E cos(ω·(x − z)). For an RBF kernel, S is a normal distribution. We
+# draw frequencies from S. The Gram matrix of their cosines and sines converges to the Gram matrix
+# of k:
 
 
 # %%
@@ -90,11 +92,11 @@ assert error < 0.05
 # %% [markdown]
 # ## Waves of vectors
 #
-# The waves of a vector field have directions, the columns of a matrix B(ω):
+# The waves of a vector field also have directions, which are the columns of a matrix B(ω):
 #
 #     K(x, z) = E cos(ω·(x − z)) B(ω) B(ω)ᵀ
 #
-# Waves along ω are gradients, so B = ω is the curl-free kernel:
+# Waves in the direction of ω are gradients, so B = ω gives the curl-free kernel:
 
 # %%
 gradients = gp_orff.SpectralMatrixKernel(
@@ -110,14 +112,16 @@ assert error < 1e-9
 # %% [markdown]
 # ## A kernel with a transition
 #
-# A wave along ω diverges, and a wave across ω rotates. Let the divergent fraction of the energy be
-# that of a high-pass filter, which is one half at a wavelength of L km:
+# A wave whose direction is ω has a divergence. A wave whose direction is perpendicular to ω has a
+# curl. Let the divergent fraction of the energy be a high-pass filter, which is one half at a
+# wavelength of L km:
 #
 #     share(ω) = |ω|⁸ / (|ω|⁸ + κ⁸),        κ = 2π / L
 #
-# B has two columns: ω √share, and ω turned by 90 degrees times √(1 − share). B has to be finite at
-# ω = 0, and B Bᵀ has to be the same at −ω. The gradient of B has to be finite too, so we write |ω|⁴
-# and not the root of |ω|⁸. Fits search without bounds, so the parameter is log L.
+# B has two columns. The first is ω times √share. The second is ω, rotated by 90 degrees, times √(1
+# − share). B must be finite at ω = 0, and B Bᵀ must be equal at ω and −ω. The gradient of B must be
+# finite too, so we write |ω|⁴ and not the root of |ω|⁸. A fit searches without bounds, so the
+# parameter is log L.
 
 
 # %%
@@ -149,9 +153,10 @@ def make_kernel(wavelength, lengthscale):
 
 # %% [markdown]
 # As a check, we compute this kernel without the package, as a sum over a lattice of frequencies.
-# The same waves then give currents to learn from, whose divergent part is known. Half of the energy
-# diverges at 60 km. There are 250 drifters in a square of 150 km, in a current of about 10 cm/s,
-# with a noise of 2 cm/s. No drifter observes the divergent part separately.
+#
+# We use the same waves to simulate currents whose divergent part is known. At a wavelength of 60
+# km, half of the energy is divergent. There are 250 drifters in a square of 150 km. The current is
+# about 10 cm/s, and the noise is 2 cm/s. No drifter observes the divergent part separately.
 
 # %%
 wavelength, scale, side, noise = 60.0, 20.0, 150.0, 2.0  # km, km, km, cm/s
@@ -190,21 +195,22 @@ def current(x, normal):
 
 
 # %% [markdown]
-# ## Learning the wavelength
+# ## A fit of the wavelength
 #
-# Two other models learn from the same data. A Helmholtz kernel is the sum of a divergent and a
-# rotating field, each with a lengthscale. A separable kernel is a scalar kernel times a matrix.
+# We compare our kernel with two others on the same data. A Helmholtz kernel is the sum of a
+# divergent and a rotational field, each with a lengthscale. A separable kernel is a scalar kernel
+# times a matrix.
 #
-# `fit` tries many lengthscales, but it does not know the meaning of the parameters of an amplitude.
-# The evidence of our kernel has several maxima. Start several fits with `warm_start` in such a
-# case, and keep the one with the largest evidence. Ours start at wavelengths of 40, 80 and 160 km,
-# with the lengthscale of the separable model and the variance of the data.
+# `fit` tries many lengthscales, but it cannot choose starting values for the parameters of an
+# amplitude. The evidence of our kernel has several maxima. In such a case, start several fits with
+# `warm_start`, and use the fit with the largest evidence. Our fits start at wavelengths of 40, 80
+# and 160 km, with the lengthscale of the separable model and the variance of the data.
 #
 # The table has the difference of the evidence from that of our kernel, in nats. The other columns
-# are the negative log predictive density (NLPD, nats per component) and the root mean square error
-# (cm/s) at 1000 held-out positions. They are for the current, then for its divergent part. All are
-# means over three currents. The currents are drawn from our kernel, so the table shows the loss by
-# the other two.
+# are the negative log predictive density (NLPD, in nats per component) and the root mean square
+# error (in cm/s) at 1000 held-out positions, first for the current and then for its divergent part.
+# All numbers are means over three currents. The currents are drawn from our kernel, so the table
+# shows how much worse the other two kernels are.
 
 
 # %%
@@ -270,18 +276,20 @@ for name in kernels:
     assert num_fields == 1 or (gain[0] < 0 and (gain[1:] > 0).all())
 
 # %% [markdown]
-# The Helmholtz kernel is a good approximation of ours, because its two lengthscales can distinguish
-# large eddies from small waves. Our kernel predicts the current only a little better. It predicts
-# the divergent part better, because this part depends on the prior of the long waves. And only our
-# kernel has the wavelength as a parameter. The report has the standard error of its logarithm.
+# The Helmholtz kernel is a good approximation of our kernel, because its two lengthscales can
+# distinguish large eddies from small waves. Our kernel predicts the current only slightly better.
+# It predicts the divergent part better, because this part depends on the prior of the long waves.
+# Only our kernel has the wavelength as a parameter. The report has the standard error of its
+# logarithm.
 #
-# ## A given covariance function
+# ## A kernel from a covariance function
 #
-# Use `from_signature` if you have a covariance function and no B. Let temperature have a
-# correlation length of 1 m in depth, and salinity one of 2 m. What is the length of their
-# cross-covariance? The mean of the two is 1.5 m. The Fourier transform of a covariance has to be
-# positive at every frequency, and `from_signature` finds that this one is not. The length has to be
-# at least the root mean square, 1.58 m.
+# If you have a covariance function instead of B, use `from_signature`. For example, let temperature
+# have a correlation length of 1 m in depth, and let salinity have one of 2 m. Which lengths are
+# possible for their cross-covariance? We first try the mean of the two, 1.5 m. The Fourier
+# transform of a covariance must be positive at every frequency. `from_signature` raises an error,
+# because this one is not. The length must be at least the root mean square of the two lengths, 1.58
+# m.
 
 
 # %%
@@ -311,16 +319,17 @@ print(f"{rms:.2f} m: largest error of the kernel {error:.0e}")
 assert error < 1e-6
 
 # %% [markdown]
-# ## Numbers of features
+# ## The number of features
 #
-# Theorems bound the error of random features for kernels whose moments are known: scalar,
-# separable, curl-free, divergence-free, and sums of them. With a probability of 95 %, the error
-# over a box is at most ε if there are D frequencies.
+# Theorems bound the error of random features for scalar, separable, curl-free and divergence-free
+# kernels, and for sums of them. They state that with D frequencies, the error in a box is at most
+# ε, with a probability of 95 %.
 #
-# Take the curl-free RBF kernel with a lengthscale of 1 on the box [−1, 1]². K(0) is the identity,
-# and ε is 10 % of it. How many frequencies do the theorems require, and how many suffice? We
-# measure the largest error over lags, in the Hilbert-Schmidt norm, and take the 95 % quantile over
-# 40 draws. The bound `brault` is for the spectral norm, which is smaller.
+# As an example, we use the curl-free RBF kernel with a lengthscale of 1 on the box [−1, 1]². K(0)
+# is the identity, and ε is 0.1. How many frequencies do the theorems require, and how many are
+# enough? We measure the largest error over all lags, in the Hilbert-Schmidt norm. For random rules,
+# we use the 95 % quantile over 40 draws. The bound `brault` is for the spectral norm, which is
+# smaller.
 
 # %%
 box, target = ((-1.0, 1.0), (-1.0, 1.0)), 0.1
@@ -382,14 +391,14 @@ assert list(frequencies.values()) == decreasing
 
 # %% [markdown]
 # The bounds are valid for every kernel of their class and every box. They show that the error of
-# random features decreases as 1/√D. They do not show how many features suffice: random features
-# take a twentieth of the smaller bound, Sobol points a ninth of that, and a grid a twelfth of that.
-# In two dimensions and with a smooth kernel, the error of a grid decreases faster than any power of
-# D.
+# random features decreases as 1/√D. They do not show how many features are enough. Random features
+# need a twentieth of the smaller bound. Sobol points need a ninth of the number of random features,
+# and a grid needs a twelfth of the number of Sobol points. In two dimensions and with a smooth
+# kernel, the error of a grid decreases faster than any power of D.
 #
-# Do not choose the number of features by a bound. Use a grid with a tolerance if one is possible,
-# and measure the error of random frequencies otherwise. No bound is known for our kernel, and a
-# grid meets its tolerance:
+# Do not choose the number of features by a bound. Use a grid with a tolerance if a grid is
+# possible. Otherwise, measure the error of random frequencies. No bound is known for our kernel,
+# but a grid reaches its tolerance:
 
 # %%
 x, _, model = cases[-1]
@@ -407,10 +416,10 @@ assert error < 3e-4
 # %% [markdown]
 # ## The spectra, and the divergent part
 #
-# In panel (a), dashed lines are the spectra of the kernel that the currents are drawn from. Thin
-# lines are the spectra learned from each of the three currents. The black bars are the 95 %
-# intervals of the wavelengths learned, by their standard errors. The maps are of the last current.
-# Nothing but the prior separates its divergent part from the rest.
+# In panel a, dashed lines are the spectra of the kernel from which the currents are drawn. Thin
+# lines are the spectra learned from each of the three currents. The black bars are 95 % intervals
+# of the learned wavelengths, from their standard errors. The maps are for the last current. Only
+# the prior separates its divergent part from the rest.
 
 # %%
 plt.style.use(STYLE)

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 10. Few labels, many points
 #
-# Points without a label improve a regression if the function changes little between neighbours;
-# cross-validation shows whether this is so.
+# Points without a label improve a regression if the function changes little between neighbours, and
+# cross-validation shows whether they do.
 #
-# A measurement costs money. A position, a spectrum or an image is often free. When do points
-# without a label improve a field? And does cross-validation choose hyperparameters as well as the
-# evidence of `VectorFieldGP`? To answer both questions, we use a class that follows the conventions
-# of scikit-learn: `ORFFRidge`, ridge regression on operator-valued Fourier features. The lines to
-# copy:
+# A label, which is a measured value, costs money. A point, such as a position, a spectrum or an
+# image, is often free. When do points without a label improve the estimate of a field? Does
+# cross-validation choose hyperparameters as well as the evidence of `VectorFieldGP`? To answer both
+# questions, we use the class `ORFFRidge`, which is ridge regression on operator-valued Fourier
+# features. It follows the conventions of scikit-learn. These are the lines to copy:
 #
 # ```python
 # from gp_orff.regression import ORFFRidge, ORFFRidgeClassifier
@@ -100,22 +100,24 @@ def curl_free(lengthscale):
 # ## A fold with twenty outcrops
 #
 # Geologists describe folds by the gradient of a function that increases from layer to layer. Such a
-# field has no curl (Lajaunie, Courrioux & Manuel 1997, Math. Geol. 29). The section below has one
-# layer. Its position is known at 1000 points, and the gradient is observed at 20 outcrops. The
-# gradient is normal to the layer, and its length is the compaction, which has no unit. On the next
-# limb of the fold, 40 m away, it points in the other direction.
+# field has no curl (Lajaunie, Courrioux & Manuel 1997, Math. Geol. 29). Our vertical section has
+# one layer. Its position is known at 1000 points, and the gradient is observed at 20 outcrops. The
+# gradient is normal to the layer. Its length, which has no unit, describes how much the layer is
+# compacted. On the next limb of the fold, at a distance of 40 m, the gradient points in the other
+# direction.
 #
-# A kernel depends on distances in the section. In these distances, the next limb is near and the
-# next hinge is far. The points without a label add the distances along the layer. `ORFFRidge` joins
-# each point to its neighbours, and penalises changes of the field along these edges:
+# A kernel depends on distances in the section. For a kernel, the next limb is close, although it is
+# far away along the layer. The points without a label provide the distances along the layer.
+# `ORFFRidge` connects each point with its neighbours in a graph, and penalises changes of the field
+# along the edges of this graph:
 #
 #     minimise  Σ |f(x_n) − y_n|²  +  alpha |θ|²  +  w fᵀ M f
 #
 # The sum is over outcrops, and θ are the weights of the features. In the last term, f is the vector
-# of the values at all points. M is the Laplacian of the graph of all points (Minh 2016, Equations
-# 67 and 74). It is scaled so that fᵀ M f is the mean squared slope of f between neighbours, times a
-# size: the mean squared distance of the points from their centre. A weight w then means the same
-# for 100 and for 10 000 points, and in any unit of length.
+# of the values at all points, and M is the Laplacian of the graph (Minh 2016, Equations 67 and 74).
+# M is scaled so that fᵀ M f is the mean squared slope of f between neighbours, times the mean
+# squared distance of the points from their centre. A weight w therefore has the same meaning for
+# 100 and for 10 000 points, and in any unit of length.
 
 # %%
 wave, height = 80.0, 100.0  # m
@@ -149,13 +151,13 @@ def hills(x, rng):
 # %% [markdown]
 # ## A road over hills
 #
-# A second case has the same points, which now lie on a winding road. The slope of the land is
-# observed at 20 of them. The land is as smooth across the road as along it. Here the points without
-# a label add no information, and the penalty is wrong.
+# A second case has the same points, but now they are on a winding road. The slope of the land is
+# observed at 20 of them. The land is as smooth across the road as along it. In this case, the
+# points without a label contain no information, and the penalty is wrong.
 #
-# The table has the ratio of two errors, with the weight w and without the penalty. The error is the
-# root mean square error (RMSE) of a component at 500 other points. The ratio is the geometric mean
-# over five sets of data.
+# The table has the error with the weight w divided by the error without the penalty. The error is
+# the root mean square error (RMSE) of a component at 500 other points. The ratio is the geometric
+# mean over five data sets.
 
 # %%
 num_labelled, noise = 20, 0.05
@@ -206,10 +208,10 @@ for name in cases:
 assert ratio("fold").min() < 0.95 < 1 < ratio("road")[1:].min()
 
 # %% [markdown]
-# On the fold, the points without a label remove a fifth of the error, at all weights from 0.03 to
-# 0.3. On the road, every weight increases the error. Use cross-validation to decide which case you
-# have: hold out some of the labels in turn, and keep the points without a label in each training
-# set.
+# On the fold, the points without a label reduce the error by a fifth, for all weights from 0.03 to
+# 0.3. On the road, every weight increases the error. To find out which case you have, use
+# cross-validation. Hold out a part of the labels in turn, and use all points without a label in
+# each training set.
 
 # %%
 print("\ncross-validation over 20 labels: weight and ratio of errors")
@@ -232,20 +234,21 @@ for name, (field, lengthscale) in cases.items():
 
 # %% [markdown]
 # Twenty labels are too few to find the best weight, but enough to distinguish the fold from the
-# road. Cross-validation reduces the error of the fold by 14 % on average over five sets of data. It
-# increases the error of no set, and chooses a weight of zero for every road.
+# road. On average over five data sets, cross-validation reduces the error of the fold by 14 %. It
+# does not increase the error of any data set, and it chooses a weight of zero for every road.
 #
 # ## Two instruments
 #
 # Two spectrometers with four channels each measure the same samples. In each instrument, one
-# combination of the channels depends on the concentration, and the others are disturbances. The
-# response that we want is a function of the concentration. Let f_1 be a function of the channels of
-# the first instrument, and f_2 one of the channels of the second. The response is modelled by their
-# mean: the argument `combination` is [1/2, 1/2]. The kernel of (f_1, f_2) has two outputs.
+# combination of the channels depends on the concentration, and the other combinations are
+# disturbances. The label of a sample is a function of its concentration. We estimate it from the
+# channels. Let f_1 be a function of the channels of the first instrument, and f_2 a function of the
+# channels of the second. The label is modelled by their mean, so the argument `combination` is
+# [1/2, 1/2]. The kernel of (f_1, f_2) has two outputs.
 #
-# Samples that were not analysed have no label, but both instruments measured them. The penalty is
-# the mean square of f_1 − f_2 at these samples. The disturbances of the instruments are
-# independent, so the functions agree only if they depend on the concentration alone.
+# Some samples have no label, but both instruments measured them. The penalty is the mean square of
+# f_1 − f_2 at these samples. The disturbances of the two instruments are independent. The functions
+# therefore agree only if they depend on the concentration alone.
 
 # %%
 first, second = torch.eye(2).double().split(1, dim=1)
@@ -293,9 +296,10 @@ assert ratio("instruments").min() < 0.9
 # ## Digits
 #
 # scikit-learn has 1797 images of digits with 8 × 8 pixels. `ORFFRidgeClassifier` gives each class a
-# code, a corner of a simplex in nine dimensions (Mroueh et al. 2012). It predicts the code by
-# ridge regression and returns the class of the nearest code. Images are points in 64 dimensions, in
-# which no frequency grid is possible, so the frequencies are random. 500 images are held out.
+# code, which is a corner of a simplex in nine dimensions (Mroueh et al. 2012). It predicts the code
+# by ridge regression, and returns the class of the nearest code. An image is a point in 64
+# dimensions. A frequency grid is not possible in so many dimensions, so the frequencies are random.
+# 500 images are held out.
 
 # %%
 images, digits = load_digits(return_X_y=True)
@@ -317,9 +321,9 @@ for number in numbers:
     print(f"{number:<14}{100 * full:8.1f} %{seconds:10.2f}")
 
 # %% [markdown]
-# Now only some of the images have a label. The codes of the others are NaN, and a graph joins
-# similar images. The weight of the penalty is 30 for every number of labels. Digits form clusters,
-# and the graph reduces the mistakes for every number of labels.
+# Now only some of the images have a label. The codes of the others are NaN, and a graph connects
+# similar images. The weight of the penalty is 30 for every number of labels. The images of a digit
+# form a cluster, and the graph reduces the number of mistakes for every number of labels.
 
 # %%
 codes = simplex_codes(10)
@@ -345,14 +349,14 @@ assert (mistakes[:, 1] < mistakes[:, 0]).all()
 # %% [markdown]
 # ## Cross-validation and the evidence
 #
-# `ORFFRidge` does not change the lengthscale and alpha. `GridSearchCV` chooses both by the error of
-# held-out vectors. `ORFFRidgeCV` chooses alpha by generalised cross-validation (GCV), with one
-# decomposition of a matrix for all values of alpha. `VectorFieldGP` maximises the evidence by its
-# gradient.
+# `ORFFRidge` uses the lengthscale and the alpha that you pass. `GridSearchCV` chooses both by the
+# error of held-out vectors. `ORFFRidgeCV` chooses alpha by generalised cross-validation (GCV), with
+# one decomposition of a matrix for all values of alpha. `VectorFieldGP` maximises the evidence by
+# its gradient.
 #
-# All three learn a sample of a curl-free kernel from 200 or 40 noisy vectors. The lengthscale is
-# 0.3. The components of the field have a standard deviation of 3, and their noise one of 0.5.
-# `alpha` is the variance of the noise over that of a component, 0.028.
+# We apply all three methods to samples of a curl-free kernel, with 200 or 40 noisy vectors. The
+# lengthscale is 0.3. The standard deviation is 3 for the components of the field, and 0.5 for the
+# noise. The true `alpha` is the variance of the noise divided by that of a component, 0.028.
 
 # %%
 lengthscales = np.geomspace(0.15, 0.6, steps)
@@ -390,7 +394,7 @@ def by_gcv(x, y):
     # with a wrong lengthscale, the best alpha is at an end of the range
     with warnings.catch_warnings():
         warnings.filterwarnings(
-            "ignore", message="the smallest error of generalised"
+            "ignore", message="the generalised cross-validation error"
         )
         models = [model.fit(x, y) for model in models]
     best = int(np.argmin([model.gcv_errors_.min() for model in models]))
@@ -443,24 +447,24 @@ for size in sizes:
 assert 0.85 < np.mean(inside) <= 1
 
 # %% [markdown]
-# The grid search and the evidence have nearly the same error, with 200 and with 40 vectors. The
-# grid contains the true lengthscale. The error of GCV is larger. Only the method by evidence gives
-# a posterior, whose 95 % intervals have a coverage of 0.94.
+# With 200 and with 40 vectors, the grid search and the evidence have nearly the same error. The
+# grid contains the true lengthscale. The error of GCV is larger. Only `VectorFieldGP` gives a
+# posterior. Its 95 % intervals have a coverage of 0.94.
 #
-# Here the prior is right. Under a wrong prior, cross-validation still estimates the error of
-# predictions, and the evidence does not. The grid of 5 × 5 values and 5 folds takes 125 fits. A
-# third hyperparameter multiplies the number of fits by five, while a search by the gradient of the
-# evidence takes few more steps. GCV costs least.
+# In this example, the prior is right. If the prior is wrong, cross-validation still estimates the
+# error of predictions, but the evidence does not. The grid of 5 × 5 values and 5 folds needs 125
+# fits. A third hyperparameter multiplies this number by five, but adds only a small number of steps
+# to a search by the gradient of the evidence. GCV has the lowest cost.
 #
-# The ridge estimators return no standard deviations. Use them in pipelines of scikit-learn, with
-# other losses, with classes, with points without a label, or with several views. Use
+# The ridge estimators do not return standard deviations. Use them in pipelines of scikit-learn,
+# with other losses, with classes, with points without a label, or with several views. Use
 # `VectorFieldGP` if you need intervals.
 #
 # ## Points with and without a label
 #
-# The error of the gradient is a vector. Panels (a) and (b) show its length at 500 held-out points
-# of the fold. The arrows are the observations of the first set of data. In panel (c), thick lines
-# are geometric means over the five sets of data, and each thin line is one set.
+# The error of the gradient is a vector. Panels a and b show its length at 500 held-out points of
+# the fold. The arrows are the observations of the first data set. In panel c, thick lines are
+# geometric means over the five data sets, and each thin line is one data set.
 
 # %%
 plt.style.use(STYLE)

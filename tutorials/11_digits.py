@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 11. Probabilities of digits
 #
-# A field with ten outputs classifies images, draws of its posterior give the probabilities, and
-# `Fastfood` frequencies take a hundredth of the memory.
+# A field with ten outputs classifies images of digits, and draws from its posterior give the
+# probabilities of the classes.
 #
-# An image is a point with as many coordinates as it has pixels, and no frequency grid is possible
-# in so many dimensions. Random frequencies are possible, and `Fastfood` does not store them. What
-# does this save, and when? And are the probabilities calibrated? The lines to copy:
+# An image is a point with as many coordinates as it has pixels. A frequency grid is not possible in
+# so many dimensions, but random frequencies are. `Fastfood` computes with random frequencies
+# without storing them. How much time and memory does this save? Are the probabilities calibrated?
+# These are the lines to copy:
 #
 # ```python
 # scalar = ScaleKernel(RBFKernel())
@@ -16,7 +17,7 @@
 # model.fit(images, torch.eye(10)[digits])  # one-hot
 # field = model.posterior()
 #
-# # the digit by each of 500 draws: (500, n)
+# # the digit that each of 500 draws gives: (500, n)
 # votes = field.sample_paths(500)(others).argmax(-1)
 #
 # # the phases ⟨ω, x⟩
@@ -67,10 +68,11 @@ if arguments.smoke:
 # %% [markdown]
 # ## Ten outputs
 #
-# scikit-learn has 1797 images of 8 × 8 pixels. The model learns from 500 of them, and the others
-# are held out. Output c is one for images of the digit c and zero for all others. The outputs are
-# independent in this prior, with one lengthscale and one variance: `SeparableKernel` with the root
-# `torch.eye(10)`. Use gpytorch's `MultitaskKernel` to learn the covariance of the outputs too.
+# scikit-learn has 1797 images of 8 × 8 pixels. The model is fitted to 500 of them, and the others
+# are held out. Output c is one for images of the digit c, and zero for all other images. In the
+# prior, the outputs are independent, with a common lengthscale and variance. This is a
+# `SeparableKernel` with the root `torch.eye(10)`. To learn the covariance of the outputs too, use
+# gpytorch's `MultitaskKernel`.
 
 # %%
 images, digits = load_digits(return_X_y=True)
@@ -92,20 +94,20 @@ lengthscale = kernel.base_kernel.base_kernel.lengthscale.item()
 noise = model.likelihood.noise.item()
 
 # %% [markdown]
-# The evidence gives the lengthscale and the noise without a validation set. The lengthscale is
-# about two, if a pixel is between zero and one.
+# The fit learns the lengthscale and the noise by the evidence, without a validation set. Pixels are
+# between zero and one, and the lengthscale is about two.
 #
 # ## Probabilities
 #
-# A draw of the posterior is a field, which has a largest output at each image. The probability of a
-# digit is the fraction of draws in which its output is the largest. There are two such
-# probabilities. Draws of the field without noise give the output that is largest in the *field*. A
-# label is an observation of the field with noise, so draws with noise give probabilities of
-# *labels*. We add a thousandth of a draw to each digit, so that logarithms are finite.
+# A draw from the posterior is a field with ten outputs at each image. The probability of a digit is
+# the fraction of draws in which its output is the largest. There are two such probabilities. Draws
+# without noise give the probability that an output of the *field* is the largest. A label is an
+# observation of the field with noise. Draws with noise therefore give the probability of a *label*.
+# We add a thousandth of a draw to each digit, so that logarithms are finite.
 #
 # If probabilities are calibrated, seven in ten of the images with a probability of 0.7 are
-# classified correctly. A reliability diagram shows this fraction against the probability. Its mean
-# distance from the diagonal, weighted by the numbers of images, is the calibration error.
+# classified correctly. A reliability diagram shows this fraction against the probability. The
+# calibration error is the mean distance from the diagonal, weighted by the numbers of images.
 
 
 # %%
@@ -139,11 +141,11 @@ def log_loss(p):
 
 
 # %% [markdown]
-# ## Numbers of frequencies
+# ## The number of frequencies
 #
-# The models below have the hyperparameters that were learned above, and are conditioned on the same
-# images. Each frequency has the same distribution with `MonteCarlo` and with `Fastfood`, whose
-# frequencies are not independent.
+# The models in this section have the hyperparameters of the first model, and are conditioned on the
+# same images. A single frequency has the same distribution with `MonteCarlo` and with `Fastfood`.
+# However, the frequencies of `Fastfood` are not independent of each other.
 
 # %%
 print(f"\n{'':19}{'':>10}{'field':>24}{'labels':>24}")
@@ -171,19 +173,22 @@ assert many[0] < 0.15
 assert log_loss(many[2]) < log_loss(few[2])
 
 # %% [markdown]
-# With few frequencies, the model is overconfident: draws of the field agree at images where the
-# field is wrong. `FeatureWarning` states this, and is silenced here. The noise improves the
-# probabilities, because the model learns the error of the features as noise. More frequencies
-# improve them more. With 1024, both calibration errors are about a hundredth or less.
+# If there are too few frequencies, the model is overconfident: draws of the field agree with each
+# other at images where the field is wrong. A `FeatureWarning` states this; the code silences it.
+# Draws with noise give better probabilities, because the model learns the error of the features as
+# noise. More frequencies improve the probabilities further. With 1024 frequencies, both calibration
+# errors are about 0.01 or less.
 #
-# At equal numbers of frequencies, `MonteCarlo` and `Fastfood` make about as many mistakes.
+# With the same number of frequencies, `MonteCarlo` and `Fastfood` make about the same number of
+# mistakes.
 #
 # ## Memory and time
 #
-# Independent frequencies, as those of `MonteCarlo`, are a matrix of D × d numbers, by which images
-# are multiplied. `Fastfood` stores four vectors of D numbers and computes Hadamard transforms. The
-# method `phases` returns this product, ⟨ω, x⟩ for all frequencies ω. The table has the memory and
-# the CPU time for one image and for a hundred.
+# The phases of an image x are the products ⟨ω, x⟩ with all frequencies ω. The method `phases`
+# returns them. The independent frequencies of `MonteCarlo` are a matrix of D × d numbers, and the
+# phases are a product with this matrix. `Fastfood` stores four vectors of D numbers, and computes
+# the phases by Hadamard transforms. The table has the memory, and the CPU time for one image and
+# for a hundred images.
 
 
 # %%
@@ -224,12 +229,13 @@ assert costs["Fastfood", d][0] < costs["a matrix", d][0] / 100
 
 # %% [markdown]
 # `Fastfood` needs less memory by a factor of about d/3. A matrix is faster for 64 pixels, and
-# `Fastfood` is faster for thousands of pixels. The difference is largest for one image, for which
-# the whole matrix is read.
+# `Fastfood` is faster for thousands of pixels. The difference is largest for one image, because the
+# complete matrix must be read for it.
 #
 # Use `Fastfood` for predictions, to save memory, and for stochastic training (`ORFFRidge` with
-# `solver="sgd"`). It barely reduces the time of a fit in closed form: N images and F columns take
-# N F² operations, or N² F if there are fewer images than columns. The phases take a small part:
+# `solver="sgd"`). It barely reduces the time of a fit in closed form. Such a fit to N images with F
+# columns needs N F² operations, or N² F if there are fewer images than columns. The phases are only
+# a small part of this time:
 
 # %%
 rule = gp_orff.Fastfood(numbers[-1])
@@ -243,11 +249,12 @@ print(f"conditioning on them {whole:.2f} s")
 # %% [markdown]
 # ## Reliability, images and times
 #
-# Panel (a) has the probabilities of labels with `Fastfood`, and exact binomial 95 % intervals of
-# the fraction that is right. Bins with fewer than five images are omitted. Panel (b) shows the
-# images with the smallest probability of the best digit. Above each are its true digit, and the
-# best digit with its probability, in orange if it is wrong. Panel (c) has the CPU time of the
-# phases of one image, with four frequencies for each pixel.
+# Panel a shows the reliability of the probabilities of labels with `Fastfood`. The bars are exact
+# binomial 95 % intervals of the fraction of correct images. Bins with fewer than five images are
+# omitted. Panel b shows the images for which the most probable digit has the smallest probability.
+# The text above each image gives the true digit, and the most probable digit with its probability.
+# It is orange if this digit is wrong. Panel c shows the CPU time of the phases of one image, with
+# four frequencies for each pixel.
 
 # %%
 plt.style.use(STYLE)

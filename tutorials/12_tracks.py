@@ -1,12 +1,13 @@
 # %% [markdown]
 # # 12. Currents from ships whose errors are correlated
 #
-# Neighbouring observations of a ship have similar errors, and a model that knows the tracks has
-# intervals that contain the truth.
+# Neighbouring observations of a ship have similar errors, and intervals have the right coverage
+# only if the model includes this correlation.
 #
-# An instrument is mounted a little askew, drifts with its temperature, and carries the same error
-# to the next observation. If a model does not know this, it treats a thousand such observations as
-# a thousand pieces of evidence. The lines to copy:
+# The instrument of a ship may be mounted at a wrong angle, or drift with its temperature.
+# Successive observations then have almost the same error. A model that ignores this treats a
+# thousand such observations as independent, and its error bars are too small. These are the lines
+# to copy:
 #
 # ```python
 # flow = gp_orff.DivergenceFreeKernel(num_dims=2)
@@ -61,17 +62,17 @@ if arguments.smoke:
     ships, observations = 4, 40
 
 # %% [markdown]
-# ## A sea whose currents are known
+# ## A simulated sea
 #
-# To test intervals, the truth has to be known. It is a draw from the prior: an incompressible
-# current with a standard deviation of 0.3 m/s in each component and a lengthscale of 40 km, in a
-# box of 200 km. Ships cross it on winding courses at 20 km/h, with an observation every two
-# minutes. An observation is the current and three errors, each with a standard deviation of
-# 0.1 m/s:
+# To test intervals, the true current must be known. We draw it from the prior. It is an
+# incompressible current with a standard deviation of 0.3 m/s in each component and a lengthscale of
+# 40 km, in a box of 200 km. Ships cross the box on winding courses at 20 km/h, and observe the
+# current every two minutes. An observation is the sum of the current and three errors, each with a
+# standard deviation of 0.1 m/s:
 #
-# - an offset of each ship, such as a heading that is wrong by a degree,
-# - a drift with a correlation time of one hour,
-# - independent errors.
+# - an offset of each ship, for example because its heading is wrong by a degree;
+# - a drift with a correlation time of one hour;
+# - an independent error.
 
 # %%
 width, lengthscale, speed = 200.0, 40.0, 20.0  # km, km, km/h
@@ -117,7 +118,7 @@ def cruise():
     return x, y, step * torch.arange(observations, dtype=torch.float64)
 
 
-cruises = [cruise() for _ in range(ships + 1)]  # the last one joins later
+cruises = [cruise() for _ in range(ships + 1)]  # the last ship joins later
 x, y, t = (torch.cat(parts) for parts in zip(*cruises[:ships], strict=True))
 ship = [f"ship {i + 1}" for i in range(ships) for _ in range(observations)]
 print(f"{len(x)} observations of {ships} ships")
@@ -125,9 +126,9 @@ print(f"{len(x)} observations of {ships} ships")
 # %% [markdown]
 # ## With and without tracks
 #
-# A model of independent errors takes drift and offsets for small eddies of the current, and follows
-# them. Its fit warns that intervals cover too few held-out observations, and `track=` is among the
-# remedies that the warning names. A model that knows the tracks separates the three errors from the
+# A model with independent errors interprets the drift and the offsets as small eddies of the
+# current. Its fit gives a warning that the intervals cover too few held-out observations. This
+# warning names `track=` as a remedy. With `track=`, the model separates the three errors from the
 # current.
 
 # %%
@@ -161,9 +162,9 @@ print(f"{'correlation time':18}{memory:8.2f}{hours:10.3f}  h")
 # %% [markdown]
 # ## Errors and coverage of both maps
 #
-# On a grid over the box, the posterior is compared with the true current. The table has the root
-# mean square error, the root mean posterior variance (sd) and the coverage of 95 % intervals. Error
-# and sd of a calibrated model are equal, and its coverage is 0.95.
+# We compare the posterior with the true current on a grid over the box. The table has the root mean
+# square error, the root mean posterior variance (sd) and the coverage of the 95 % intervals. If a
+# model is calibrated, the error and the sd are equal, and the coverage is 0.95.
 
 # %%
 side = torch.linspace(0, width, 41, dtype=torch.float64)
@@ -184,14 +185,15 @@ if not arguments.smoke:
     assert coverage["independent"] < 0.8 < 0.88 < coverage["tracks"]
 
 # %% [markdown]
-# With tracks the error is 0.07 m/s instead of 0.22 m/s, and the intervals contain 95 % of the truth
-# instead of 63 %.
+# With tracks, the error is 0.07 m/s instead of 0.22 m/s. The intervals contain 95 % of the true
+# values instead of 63 %.
 #
 # ## A ship that joins later
 #
-# `update` includes observations of another ship, and continues the track of a ship that the model
-# knows. They determine the current and the ship's own offset. The hyperparameters remain those of
-# the fit. The table has the error of the map along the course of the new ship.
+# `update` adds observations of another ship, or more observations of a ship that is already in the
+# data. They improve the map of the current and determine the offset of the new ship. The
+# hyperparameters do not change. The table has the error of the map along the course of the new
+# ship.
 
 # %%
 new, model = cruises[-1], models["tracks"]
@@ -211,9 +213,10 @@ for count in (0, observations // 4, observations):
 # %% [markdown]
 # ## Maps of the error
 #
-# The maps are those before the other ship joins. Arrows are the posterior mean, and the colour is
-# the length of its error. At each level, the band contains 95 % of the curves of a calibrated
-# model. It is that of 60 independent values, about two for each square of one lengthscale.
+# The maps are for the models without the other ship. Arrows show the posterior mean, and the colour
+# shows the length of its error. Panel b shows the coverage of intervals of all levels. At each
+# level, the band would contain 95 % of the curves of calibrated models. It is computed for 60
+# independent values, about two for each square of one lengthscale.
 
 # %%
 errors = {name: (mean - truth).norm(dim=-1) for name, (mean, _) in maps.items()}

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 13. A magnetic survey along flight lines
 #
-# The strength of the magnetic field along lines determines its three components at any height, with
-# standard deviations.
+# From the strength of the magnetic field along flight lines, we estimate its three components at
+# any height, with standard deviations.
 #
 # The *anomaly* is the field that rocks add to the main field of the Earth. Above the rocks, it has
-# neither curl nor divergence, which is what a `HarmonicKernel` assumes. The lines to copy:
+# neither curl nor divergence. A `HarmonicKernel` describes such fields. These are the lines to
+# copy:
 #
 # ```python
 # x, y, options, plane = gp_orff.labelled.total_field(
@@ -18,7 +19,7 @@
 # field = model.fit(x, y, **options).posterior()
 # field.mean(x)  # three components in nT: east, north, up
 # field.mean(x + [0, 0, 1.0])  # continued upward by 1 km
-# # the anomaly under a vertical main field, u: its direction here
+# # the anomaly if the main field, of direction u, were vertical
 # field.mean(x, gp_orff.ReductionToPole(u))
 # ```
 
@@ -59,7 +60,8 @@ from gp_orff.plotting import (
     title_panels,
 )
 
-depths, step, count = 2, 1, 61  # planes of sources; rows used; map
+# planes of sources, step of the rows, points along a side of the map
+depths, step, count = 2, 1, 61
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
@@ -68,11 +70,12 @@ if arguments.smoke:
 # %% [markdown]
 # ## The survey
 #
-# The data are a part of 30 km by 30 km of an airborne survey of 1978 (CPRM, Brazil). We use every
-# sixth of 9913 observations, along 40 lines from north to south and three tie lines across.
-# Neighbouring lines are half a kilometre or more from each other. `total_field` converts longitude
-# and latitude to kilometres. It also evaluates the direction u of the main field in that year at
-# each observation: the anomaly is the component of the rocks' field along u.
+# The data are from an airborne survey of 1978 (CPRM, Brazil), in an area of 30 × 30 km. We use
+# every sixth of 9913 observations, along 40 lines from north to south and three tie lines that
+# cross them. Neighbouring lines are half a kilometre or more from each other. `total_field`
+# converts longitude and latitude to kilometres. It also computes the direction u of the main field
+# in 1978 at each observation. The observed anomaly is the component of the field of the rocks along
+# u.
 
 # %%
 table = np.genfromtxt(
@@ -101,11 +104,11 @@ print(f"{int(held_out.sum())} of them held out")
 print(f"inclination of the main field: {inclination:.1f} degrees")
 
 # %% [markdown]
-# ## Outliers along whole stretches
+# ## Outliers
 #
-# Where lines cross, observations usually differ by a few nT, and sometimes by a hundred. Student-t
-# noise gives such observations little weight. We hold out whole lines, since neighbours along a
-# line would give the answer away.
+# Where two lines cross, their observations usually differ by a few nT, but sometimes by a hundred.
+# Student-t noise gives small weights to such outliers. To test predictions, we hold out complete
+# lines, because neighbouring observations along a line are almost equal.
 #
 # The prediction of an observation is the field along u, plus noise. Student-t noise is Gaussian
 # noise whose variance has an inverse gamma distribution. The probabilities of a prediction are
@@ -165,11 +168,11 @@ for name, likelihood in likelihoods.items():
 # The table has the root mean square and mean absolute errors (RMSE, MAE) and the coverage of 95 %
 # intervals. The NLPD is the negative log predictive density of an observation.
 #
-# Neither model is best by all scores. Student-t noise has the higher density (NLPD 4.94 instead of
-# 5.08). Gaussian noise has the smaller errors, and its intervals contain 0.949 of the held-out
-# observations. Those of Student-t noise contain 0.887: they are too short on these lines.
+# Neither model is best by all scores. Student-t noise has the lower NLPD (4.94 instead of 5.08).
+# Gaussian noise has the smaller errors, and its intervals contain 0.949 of the held-out
+# observations. The intervals with Student-t noise contain only 0.887, so they are too narrow.
 #
-# For comparison, the next cell fits the equivalent sources of harmonica. They give no standard
+# For comparison, the next cell fits the equivalent sources of harmonica, which do not give standard
 # deviations.
 
 # %%
@@ -190,9 +193,9 @@ if importlib.util.find_spec("harmonica"):
 # %% [markdown]
 # ## Upward continuation
 #
-# The same posterior is evaluated just above the highest observation, and 1 km higher. Details fade
-# with height, and so do the standard deviations. Below the observations they would grow, because
-# what has faded cannot be recovered.
+# We evaluate the posterior just above the highest observation, and 1 km higher. Short waves decay
+# with height, and so do the standard deviations. Below the observations, the standard deviations
+# would grow, because the observations contain little information on waves that have decayed.
 
 # %%
 field = models["Student-t"].posterior()
@@ -215,8 +218,10 @@ for height in (top, top + 1.0):
 # %% [markdown]
 # ## Reduction to the pole
 #
-# Under an inclined main field, an anomaly is not above its rocks. `ReductionToPole` moves it there,
-# if the rocks are magnetised along the main field. The standard deviations grow.
+# If the main field is inclined, an anomaly is not directly above its rocks. `ReductionToPole`
+# computes the anomaly that a vertical main field would cause. This anomaly is directly above the
+# rocks. The computation requires that the rocks are magnetised along the main field. The
+# standard deviations are larger than before.
 
 # %%
 points = torch.nn.functional.pad(places[::10], (0, 1), value=top)
@@ -231,8 +236,9 @@ print(f"standard deviation {variance.mean().sqrt():.0f} nT")
 # %% [markdown]
 # ## The anomaly at two heights
 #
-# Hatches are where the 95 % interval of the anomaly contains zero. The standard deviation is
-# smallest in the middle, where all points have neighbours on many lines, and rises to the edge.
+# Hatches mark places where the 95 % interval of the anomaly contains zero. The standard deviation
+# is smallest in the middle, where all points have neighbours on many lines, and grows towards the
+# edge.
 
 # %%
 limit = float(y.abs().quantile(0.98))

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 14. Data and maps that are larger than memory
 #
-# Workers reduce the blocks of a Zarr store to sums, and a map goes to another store, block by
-# block.
+# Workers fit a model to a Zarr store that is larger than memory, and write a map of the result to
+# another store.
 #
-# A model of many observations needs only sums over them. No step loads all the data or the whole
-# map. The lines to copy:
+# On a frequency grid, a model needs only sums over the observations. Workers compute these sums
+# from blocks of the data, and later compute the map in blocks. No process loads all data or the
+# complete map. These are the lines to copy:
 #
 # ```python
 # client = distributed.Client()  # of a cluster, or of this machine
@@ -53,7 +54,7 @@ import gp_orff
 from gp_orff.plotting import STYLE, plot_field, plot_map, title_panels
 
 folder = Path("tutorials/output/larger_than_memory")
-shape, hours = (500, 400, 50), 2  # points in x, y and time; a block
+shape, hours = (500, 400, 50), 2  # points in x, y and time; hours of a block
 features = gp_orff.Auto(max_features=2400)
 cluster_options = {"n_workers": 2, "threads_per_worker": 1}
 
@@ -71,9 +72,9 @@ if arguments.smoke:
 # %% [markdown]
 # ## A store of 10⁷ points
 #
-# The region of 150 by 120 km is observed for 50 hours, with an island that has no data. The current
+# A region of 150 × 120 km is observed for 50 hours. It contains an island without data. The current
 # is a sum of 30 waves without divergence, with lengthscales of 50 km and 30 h. The noise has a
-# standard deviation of 0.1 m/s. The workers write the store, two hours each.
+# standard deviation of 0.1 m/s. The workers write the store, in blocks of two hours.
 
 
 # %%
@@ -120,9 +121,10 @@ def write(path):
 # %% [markdown]
 # ## The fit
 #
-# `readings` loads nothing of a lazy Dataset: it returns chunks that load themselves. `fit` sends
-# them to the workers, a few at a time, and adds the sums that come back. One pass looks at the
-# data, and one computes the statistics. If the fit is interrupted, it continues from the file
+# If a Dataset consists of Dask arrays, `readings` does not load it. It returns chunks that are
+# loaded later. `fit` sends these chunks to the workers, a few at a time, and adds the sums that the
+# workers return. The first pass computes the extent of the data and a sample, and the second pass
+# computes the statistics. If the fit is interrupted, call it again: it continues from the file
 # `checkpoint`.
 
 
@@ -157,8 +159,8 @@ def learn(path, executor):
 # ## The map
 #
 # With `chunks=`, `to_xarray` returns Dask arrays. `to_zarr` computes them on the workers, block by
-# block: the means, the vorticity, and the standard deviations of both. Use large blocks: the
-# fixed cost of each one grows with the square of the number of features.
+# block: the mean, the vorticity, and the standard deviations of both. Use large blocks, because
+# each block has a fixed cost that grows with the square of the number of features.
 
 
 # %%
@@ -197,11 +199,11 @@ def check(found):
 
 
 # %% [markdown]
-# ## The middle of the time
+# ## A map of one time
 #
-# The figure shows the observed speed, the posterior mean and its vorticity, also under the island,
-# which is as large as the eddies. Hatches are where the 95 % interval of the vorticity contains
-# zero.
+# The figure shows the observed speed, the posterior mean and its vorticity at the middle of the
+# record. The maps include the island, which is as large as the eddies. Hatches mark places where
+# the 95 % interval of the vorticity contains zero.
 
 
 # %%
@@ -246,8 +248,9 @@ def draw(observed, found):
 # %% [markdown]
 # ## All steps
 #
-# The `LocalCluster` takes the place of a cluster of many machines, for which no other line changes.
-# In a script, its processes import the file: start it under `if __name__ == "__main__"`.
+# We use a `LocalCluster` instead of a cluster of many machines. With a real cluster, no other line
+# changes. In a script, the processes of a `LocalCluster` import the file, so start the cluster
+# under `if __name__ == "__main__"`.
 
 
 # %%
@@ -268,9 +271,9 @@ if __name__ == "__main__":
 
 # %% [markdown]
 # The intervals contain more than 95 % of the true field. Most of the posterior variance is
-# truncated variance, from waves that 2400 features omit. The true field is a sum of thirty waves,
-# and has none of the omitted ones. A larger `max_features=` makes the intervals shorter, and needs
-# more memory.
+# truncated variance, from the short waves that 2400 features omit. The true field is a sum of
+# thirty waves and does not contain such waves. With a larger `max_features=`, the intervals are
+# narrower, but the fit needs more memory.
 
 # %% tags=["remove-cell"]
 if __name__ == "__main__":

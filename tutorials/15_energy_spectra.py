@@ -1,13 +1,13 @@
 # %% [markdown]
 # # 15. Energy spectra of a flow, and a kernel that learns them
 #
-# The posterior of a field gives the energy at each wavenumber with intervals, from observations
-# that are scattered and noisy.
+# From scattered and noisy observations of a flow, we estimate its energy at each wavenumber, with
+# intervals.
 #
-# The slope of the spectrum distinguishes the enstrophy cascade of two-dimensional flow, −3, from
-# the energy cascade, −5/3. A kernel determines in advance how the spectrum falls: that of an RBF
-# kernel like a Gaussian, that of a Matérn kernel like a power that somebody chose.
-# `LearnedSpectrumKernel` finds the curve from the observations. The lines to copy:
+# The slope of the spectrum is −3 in the enstrophy cascade of two-dimensional flow, and −5/3 in the
+# energy cascade. A kernel determines in advance how the spectrum falls. The spectrum of an RBF
+# kernel falls like a Gaussian, and that of a Matérn kernel like a power law with a fixed exponent.
+# `LearnedSpectrumKernel` learns the curve from the observations. These are the lines to copy:
 #
 # ```python
 # learned = gp_orff.LearnedSpectrumKernel()
@@ -51,26 +51,27 @@ import gp_orff
 from gp_orff.models.energy_spectrum import windowed_energy
 from gp_orff.plotting import STYLE, plot_energy_spectrum, title_panels
 
-points, num_paths, step = 800, 256, 1  # step: rows of winds
+points, num_paths, step = 800, 256, 1  # step of the rows of winds
 
 # %% tags=["remove-cell"]
 if arguments.smoke:
     points, num_paths, step = 60, 16, 8
 
 # %% [markdown]
-# ## Two flows whose spectra are known
+# ## Two flows with known spectra
 #
-# The flows are sums of 4000 plane waves without divergence. Their wavenumbers k are from 3 to 200
-# rad/km, as many in every octave. The energy per wavenumber falls like the power −3 or −5/3 of k.
-# The root mean square speed is 1 m/s. The square of one kilometre is smaller than the largest
-# eddies, as in many surveys. The observations have errors of 0.1 m/s in each component.
+# The flows are sums of 4000 plane waves without divergence. Their wavenumbers k are between 3 and
+# 200 rad/km, with the same number of waves in every octave. The energy per wavenumber falls like
+# k⁻³ or like k to the power −5/3. The root mean square speed is 1 m/s. The flows are observed in a
+# square with a side of 1 km, which is smaller than the largest eddies, as in many surveys. Each
+# component is observed with an error of 0.1 m/s.
 
 
 # %%
 def flow(slope: float, seed: int, waves: int = 4000):
     rng = np.random.default_rng(seed)
     k = np.exp(rng.uniform(math.log(3.0), math.log(200.0), waves))
-    # of a wave: that per wavenumber times the distance of wavenumbers
+    # energy of a wave: energy per wavenumber times the spacing
     energy = k ** (1 + slope)
     angle, phase = rng.uniform(0, 2 * np.pi, (2, waves))
     along = np.stack([np.cos(angle), np.sin(angle)])
@@ -86,16 +87,17 @@ x = torch.rand(points, 2, generator=generator, dtype=torch.float64)
 noise = 0.1 * torch.randn(points, 2, generator=generator, dtype=torch.float64)
 
 # %% [markdown]
-# ## The spectrum of what was observed
+# ## The spectrum of the flow in the square
 #
-# `energy_spectrum` draws functions from the posterior and transforms each under a Hann window. Its
-# intervals are those of the flow in this square, not of a statistical ensemble. The truth to
-# compare with is therefore the spectrum of the true flow under the same window.
+# `energy_spectrum` draws functions from the posterior, multiplies each by a Hann window, and
+# computes its Fourier transform. The intervals are for the flow in this square, and not for a
+# statistical ensemble of flows. We therefore compare them with the spectrum of the true flow, with
+# the same window.
 
 
 # %%
 def posterior(kernel, x, y):
-    # paths of a frequency grid end at its cut-off; those of an exact model do not
+    # sample paths on a grid have no waves beyond its cut-off
     exact = gp_orff.Auto(exact_values=2 * len(x))
     model = gp_orff.VectorFieldGP(kernel, frequencies=exact)
     with warnings.catch_warnings():  # an RBF kernel is too smooth here
@@ -183,24 +185,25 @@ with plt.rc_context(STYLE):
 print("\nfigure:", arguments.output / "energy_spectra.png")
 
 # %% [markdown]
-# ## Kernels where the observations end
+# ## The coverage of three kernels
 #
-# On the flow with slope −3, intervals of the learned spectrum contain the truth at 14 of 16
-# wavenumbers. Those of a Matérn 3/2 kernel contain it at 11, and those of an RBF kernel at 8. On
-# the flow with slope −5/3, the numbers are 15, 16 and 7.
+# For the flow with slope −3, the intervals of the learned spectrum contain the true spectrum at 14
+# of 16 wavenumbers. The intervals of a Matérn 3/2 kernel contain it at 11 wavenumbers, and those of
+# an RBF kernel at 8. For the flow with slope −5/3, the numbers are 15, 16 and 7.
 #
-# The observations of the steep flow determine waves up to about 60 rad/km: smaller ones are below
-# the noise. There each kernel continues by its own law. On the steep flow, no interval contains the
-# truth beyond 80 rad/km. A kernel whose law is wrong has intervals that are too short or too wide.
+# The observations of the steep flow determine waves up to about 60 rad/km. Shorter waves are weaker
+# than the noise. For these waves, each kernel extrapolates the spectrum in its own way. For the
+# steep flow, no interval contains the true spectrum beyond 80 rad/km. If the extrapolation of a
+# kernel is wrong, its intervals are too narrow or too wide.
 #
 # ## The winds of January
 #
-# The winds of [tutorial 6](../tutorials/06_winds.py) are those at 200 hPa over East Asia: 561
-# points, of which a third are stations. A `HelmholtzKernel` separates the rotational energy from
-# the divergent. On Lambert's conformal map (the extra `gp_orff[geo]`), wavenumbers are right within
-# 7 %. The spectrum from all points under the same window takes the place of the truth. The winds
-# are means over many years, in which eddies average out. Their spectrum is therefore far steeper
-# than that of one day.
+# The winds of [tutorial 06](../tutorials/06_winds.py) are at 200 hPa over East Asia, at 561 points.
+# A third of these points are stations. A `HelmholtzKernel` separates the rotational energy from the
+# divergent energy. On Lambert's conformal map (the extra `gp_orff[geo]`), wavenumbers are correct
+# within 7 %. Instead of the true spectrum, we use the spectrum from all points, with the same
+# window. The winds are means over many years, so eddies are averaged out. The spectrum is therefore
+# far steeper than that of a single day.
 
 # %%
 columns = np.loadtxt(folder / "winds.csv", delimiter=",", skiprows=1)

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 16. A flow from the signs of its components
 #
-# From the signs of noisy vectors follow direction and speed of a flow, and calibrated probabilities
-# of new signs.
+# From the signs of noisy vectors, we estimate the direction and speed of a flow, and the
+# probabilities of new signs.
 #
-# Suppose that an instrument reports of each component only whether it is positive: the quadrant
-# that a vane points to. The lines to copy:
+# Suppose that an instrument reports only the signs of the two components, like a vane of which you
+# know only the quadrant. These are the lines to copy:
 #
 # ```python
 # signs = (vectors > 0).double()  # (N, p), 0 or 1
@@ -47,11 +47,12 @@ from gp_orff.plotting import STYLE, plot_field, title_panels
 # %% [markdown]
 # ## The data
 #
-# The data are displacements behind a wing tip, as in [tutorial
-# 1](../tutorials/01_wing_tip_vortex.py). Every component gets an error with a standard deviation of
-# 3 pixels, as large as the displacements, and only its sign is stored. Where the flow is fast, few
-# signs are wrong. Where it is slow, nearly every second one is. A third of the vectors is held out.
-# In the core of the vortex many measured vectors are wrong, and the scores omit it.
+# The data are the displacements behind a wing tip from
+# [tutorial 01](../tutorials/01_wing_tip_vortex.py). We add an error to every component, with a
+# standard deviation of 3 pixels, which is as large as the displacements. Only the sign of the
+# result is used. Where the flow is fast, few signs are wrong. Where it is slow, almost half of the
+# signs are wrong. A third of the vectors is held out. In the core of the vortex, many of the
+# original vectors are wrong, so the scores exclude the core.
 
 # %%
 path = folder / "wing_tip_vortex.csv"
@@ -78,11 +79,12 @@ deviation = displacement.std(dim=0).mean()
 print(f"standard deviation of a component: {deviation:.2f} pixels")
 
 # %% [markdown]
-# ## A model of signs and one of values
+# ## A model of signs and a model of values
 #
-# Under the probit likelihood, the probability of a positive sign is Φ(f): f is the flow in units of
-# the noise. Signs do not determine this unit. Here it is known, and converts f to pixels. Another
-# model sees the values with the same errors.
+# With the probit likelihood, the probability of a positive sign is Φ(f), where Φ is the normal
+# distribution function and f is the flow in units of the noise. Signs do not determine the noise in
+# pixels. In this example it is known, and converts f to pixels. For comparison, a second model is
+# fitted to the values with the same errors, instead of their signs.
 
 # %%
 fits = {}
@@ -97,8 +99,9 @@ for name, likelihood, y, unit in (
     fits[name] = model, unit, time.perf_counter() - began
 
 # %% [markdown]
-# The table is of the held-out vectors. It has the root mean square error (RMSE) of a component, and
-# the median angle between mean and vector. Coverage is that of the components' 95 % intervals.
+# The table is for the held-out vectors. It has the root mean square error (RMSE) of a component,
+# the median angle between the posterior mean and the vector, and the coverage of the 95 % intervals
+# of the components.
 
 
 # %%
@@ -125,18 +128,19 @@ for name, (model, unit, seconds) in fits.items():
 assert rmse["signs"] < 2 * rmse["values"]
 
 # %% [markdown]
-# Signs determine direction and magnitude: a vector is the longer, the more rarely the signs of its
-# neighbours are wrong. Without noise, they would not determine the length. Values whose errors are
-# as large as themselves still have three quarters of the error of their signs.
+# Signs determine the direction and also the length of a vector. If a vector is long, the signs of
+# its neighbours are rarely wrong. Without noise, signs would not determine the length. Values are
+# only slightly better than signs: the RMSE with values is three quarters of that with signs. The
+# reason is that the values have errors as large as the flow.
 #
-# The intervals of both models cover too little, for one reason. A plane section of a flow in space
-# has some divergence, which this kernel excludes. A `HelmholtzKernel` includes it, and takes
-# longer.
+# The coverage of both models is too low, because the flow in a plane section has some divergence,
+# which this kernel excludes. A `HelmholtzKernel` includes it, but its fit takes longer.
 #
 # ## Probabilities of held-out signs
 #
-# Of the held-out signs with a predicted probability of about q, a share q should be positive.
-# `model.likelihood(field(x))` integrates over the uncertainty of the flow.
+# Consider the held-out signs that are predicted to be positive with a probability of about 0.7. If
+# the probabilities are right, 70 % of these signs are positive. `model.likelihood(field(x))`
+# integrates over the uncertainty of the flow.
 
 # %%
 model, unit, _ = fits["signs"]
@@ -168,9 +172,9 @@ print(f"from the measured displacements: {density(known):.3f}")
 # %% [markdown]
 # ## The flow
 #
-# The dashed circle is the core, where many measured vectors are wrong. Near the core, the mean is
-# too slow: signs determine a speed poorly where they are rarely wrong. Bars are binomial intervals
-# of 95 % at the predicted probability.
+# The dashed circle is the core, in which many of the original vectors are wrong. Near the core, the
+# posterior mean is too slow. There, the signs are rarely wrong, so they contain little information
+# on the speed. Bars are binomial 95 % intervals at the predicted probability.
 
 # %%
 mean = unit * field.mean(position)

@@ -1,1 +1,1 @@
-"""Fits of models to data, generated and public: errors, intervals and evidence."""
+"""Fits of models to generated and public data: errors, intervals and evidence."""

@@ -3,19 +3,22 @@
     python benchmarks anything [--every 1] [--sets 1,4-9] [--kernels WORD] [--most 100000]
         [--seconds 180] [--again] [--smoke]
 
-Ships' tracks, clusters, repeated stations, survey lines, flat axes, straight lines and grids; one
-to three dimensions and time; 5 to 100 000 vectors; positions and fields in units over ten decades.
-The fields are sums of plane waves, whose spectra are mostly not those of the kernels. Each kernel
-is fitted by `VectorFieldGP(kernel).fit(x, y)`. A fit fails if it raises, if it takes more than
-60 s of processors, or if less than 85 % of the readings held out, in blocks of about the spacing of
-the data, lie in their 95 % intervals, without a warning.
+The sets have ships' tracks, clusters, repeated stations, survey lines, flat axes, straight lines
+and grids. They have one to three dimensions and time, 5 to 100 000 vectors, and units over ten
+decades. The fields are sums of plane waves. Most of their spectra differ from those of the kernels.
 
-Each fit is recorded when it is done, in `anything.jsonl` next to the results. Those that are
-recorded are not done again, except with `--again`. `--every K` takes a K-th of the fits: of set s
-the kernels s mod K, s mod K + K, and so on, so that each kernel meets sets of all kinds. `--sets`
-are numbers from 0, `--kernels` a regular expression of their names, `--most` the points of the
-largest set, and `--seconds` those of processors after which a fit is given up; other work on the
-machine does not count.
+Each kernel is fitted by `VectorFieldGP(kernel).fit(x, y)`. A fit fails for one of three reasons. It
+raises an error. It uses more than 60 s of processor time. Or, without a warning, its 95 % intervals
+contain less than 85 % of the held-out observations. These are in blocks of about the spacing of the
+data.
+
+The result of each fit is added to `anything.jsonl` in the folder of results. A fit with a result is
+repeated only with `--again`.
+
+`--every K` runs one of K fits: for set s the kernels s mod K, s mod K + K, and so on. Each kernel
+is therefore fitted to sets of all kinds. `--sets` has the numbers of sets, from 0. `--kernels` is a
+regular expression for names of kernels. `--most` is the number of points of the largest set.
+`--seconds` is the processor time after which a fit is stopped.
 """
 
 import argparse

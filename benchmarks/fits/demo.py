@@ -1,10 +1,11 @@
-"""The scores of `make demo`: tutorial 01 as it is, in a process of its own.
+"""The scores of `make demo`: an unchanged run of tutorial 01 in a separate process.
 
     python benchmarks demo [--smoke]
 
-Predictions of squares of 128 pixels from all other vectors, in the wake and in the core: root mean
-square error in pixels, negative log density per component and share inside the 95 % interval. And
-the errors of two kernels that learn from few vectors, mean over random draws; seconds of it all.
+The tutorial predicts squares of 128 pixels, in the wake and in the core, from all other vectors.
+The scores are the root mean square error in pixels, the negative log density per component, and the
+fraction inside 95 % intervals. Further scores are the errors of two kernels that learn from few
+vectors, averaged over random draws, and the total time in seconds.
 """
 
 import csv

@@ -1,13 +1,14 @@
-"""Ocean drifters: a Helmholtz kernel on a grid against the exact GP with the same kernel.
+"""Ocean drifters: a Helmholtz kernel on a grid compared with the exact GP of the same kernel.
 
     python benchmarks drifters DIR [--seeds 5] [--smoke]
 
-DIR holds the public LASER data of Berlinghieri et al. 2023, XY_train_laserfull.csv (positions) and
-UV_train_laserfull.csv (velocities), two columns each. A fifth is held out, by `--seeds` random
-choices. Both models are `VectorFieldGP(HelmholtzKernel(num_dims=2))` with default settings; "exact"
-is what they are for so few points, "grid" takes `Grid.for_data(x, tolerance=1e-5,
-max_features=4096)`. Root mean square error and negative log density of the held-out velocities, per
-component, and the evidence in nats per number.
+DIR contains the public LASER data of Berlinghieri et al. 2023, XY_train_laserfull.csv (positions)
+and UV_train_laserfull.csv (velocities), with two columns each. `--seeds` random choices hold out a
+fifth of the data. Both models are `VectorFieldGP(HelmholtzKernel(num_dims=2))`. The model `exact`
+has default settings, which use the exact kernel for so few points. The model `grid` has
+`Grid.for_data(x, tolerance=1e-5, max_features=4096)`. The scores are the root mean square error and
+the negative log density of the held-out velocities, per component, and the evidence in nats per
+number.
 """
 
 import time

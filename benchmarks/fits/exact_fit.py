@@ -1,15 +1,17 @@
-"""A whole fit under the exact kernel, against the best of ten searches from random starts.
+"""A whole fit with the exact kernel, compared with the best of ten searches from random starts.
 
     python benchmarks exact_fit [--starts 10] [--most 4000] [--smoke]
 
-Draws of a Helmholtz kernel (Matérn 5/2, the curl-free part with half the lengthscale) at points
-in 4 × 4 lengthscales, with noise of 0.2 standard deviations; 200, 1000 and 4000 numbers.
+The data are draws of a Helmholtz kernel (Matérn 5/2) at points in 4 × 4 lengthscales. The
+lengthscale of the curl-free part is half as long. The noise has 0.2 standard deviations. There are
+200, 1000 and 4000 numbers.
 
-ours     `VectorFieldGP(HelmholtzKernel(MaternKernel(2.5), num_dims=2)).fit(x, y)`, and how many
-         evaluations of the evidence it took on how many points
-starts   L-BFGS of SciPy on the same evidence of all data, with its gradient, until it converges,
-         from random lengthscales between 0.1 and 1 of the extent, variance shares and noises;
-         the seconds of all starts, the largest evidence, and how many came within 0.01 per number
+ours     `VectorFieldGP(HelmholtzKernel(MaternKernel(2.5), num_dims=2)).fit(x, y)`, and the number
+         of its evaluations of the evidence for each number of points
+starts   L-BFGS of SciPy until convergence, on the same evidence of all data and its gradient. It
+         starts from random lengthscales between 0.1 and 1 of the extent, random fractions of the
+         variance, and random noises. The columns are the seconds of all starts, the largest
+         evidence, and the number of starts that reach it within 0.01 nats per number
 """
 
 import math

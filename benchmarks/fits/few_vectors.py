@@ -1,18 +1,21 @@
-"""Do 95 % intervals hold with 8 to 400 vectors: of the field and of what is derived from it?
+"""Coverage of 95 % intervals of the field and of derived quantities, from 8 to 400 vectors.
 
     python benchmarks few_vectors [--fields 60] [--rows ""] [--workers 1] [--smoke]
 
-Draws of planar fields whose hyperparameters are random: lengthscales between 0.15 and 1 of the
-side of the square, the ratio of the curl-free and the divergence-free part between 1/30 and 30 (one
-in five without a curl-free part), noise between 2 and 30 % of the standard deviation, all even in
-logarithms; a constant mean of that size. 60 % of the points are in two clusters. `VectorFieldGP`
-learns all hyperparameters by default settings. Shares of the truth at ten random places inside the
-intervals of `posterior()` and of `posterior(marginalize=False)`, with standard errors over fields,
-of the field, its vorticity, its divergence and differences of the potential of the curl-free part
-and the constant mean; the divergence of fields that have one. Effective draws, Pareto k, and CPU
-seconds of the fit with its posterior.
+The data are draws of planar fields with random hyperparameters, which are uniform in logarithms.
+Lengthscales are between 0.15 and 1 of the side of the square. The ratio of the curl-free and the
+divergence-free part is between 1/30 and 30; one field in five has no curl-free part. The noise is
+between 2 and 30 % of the standard deviation. A constant mean has normal components with the same
+standard deviation. 60 % of the points are in two clusters. `VectorFieldGP` learns all
+hyperparameters with default settings.
 
-`--rows` is a part of the names of the rows that are measured; all if empty.
+The columns are the fractions of the truth at ten random places inside the intervals of
+`posterior()` and of `posterior(marginalize=False)`, with standard errors over fields. They are
+measured for the field, its vorticity, its divergence if it is not zero, and differences of the
+potential of the curl-free part plus the constant mean. Further columns are effective draws,
+Pareto k, and CPU seconds of the fit with its posterior.
+
+`--rows` selects the rows whose names contain this text; all rows by default.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""Known variances in any units: `fit(x, y, variances=v)` where y and v are multiplied by powers.
+"""Known variances in any unit: `fit(x, y, variances=v)` with y and v multiplied by powers of ten.
 
     python benchmarks known_variances [--smoke]
 
-A curl-free RBF field in two dimensions with noise of a tenth of its standard deviation, in every
-unit of y and of the variances: hyperparameters in scaled units, means and standard deviations
-against those of the first unit, RMSE and coverage of 95 % intervals of the field against a fit
-without variances (`variances` 0).
+The data are a curl-free RBF field in two dimensions with noise of a tenth of its standard
+deviation, in every unit of y and of the variances. The columns are hyperparameters in scaled units,
+means and standard deviations compared with those of the first unit, and RMSE and coverage of 95 %
+intervals of the field. The row `variances` 0 is a fit without variances.
 """
 
 import math

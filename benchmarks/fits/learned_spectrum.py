@@ -1,18 +1,20 @@
-"""Does a learned spectrum do as well as the best of RBF, Matérn and RQ, without being told?
+"""A learned spectrum compared with the best of RBF, Matérn and RQ kernels.
 
     python benchmarks learned_spectrum [DIR] [--fields 3] [--folds 5] [--smoke]
     python benchmarks learned_spectrum --many 1e6
 
-Helmholtz fields of five kinds (potentials with RBF, Matérn 3/2, Matérn 5/2 and RQ kernels, and a
-k⁻³ spectrum larger than the box) on the unit square, seen at 20, 200 and 1000 places with a noise
-of .2 standard deviations; and data of the repository: winds (every fourth place of a few
-thousand square kilometres) and vectors around a vortex. With DIR, public data too: drifters, winds
-of Texas, GPS velocities of California, and the horizontal magnetic field of a hall. Each is fitted
-by `VectorFieldGP(HelmholtzKernel(base))` with five base kernels; the negative log predictive
-density of the readings held out (a fifth at a time; for simulated fields, 500 more), nats of
-evidence (for a learned spectrum, with its curves integrated out), the share of the true field in
-95 % intervals, evaluations and CPU seconds, and how far the learned spectrum is behind the best.
-Results are saved after each set.
+There are Helmholtz fields of five kinds on the unit square: potentials with RBF, Matérn 3/2,
+Matérn 5/2 and RQ kernels, and a k⁻³ spectrum with waves longer than the square. They are observed
+at 20, 200 and 1000 places with a noise of 0.2 standard deviations. The data of the repository are
+winds (every fourth place of a few thousand square kilometres) and vectors around a vortex. With
+DIR, there are public data too: drifters, winds of Texas, GPS velocities of California, and the
+horizontal magnetic field of a hall.
+
+Each set is fitted by `VectorFieldGP(HelmholtzKernel(base))` with five base kernels. The columns are
+the negative log predictive density of held-out observations (a fifth at a time; 500 further ones of
+simulated fields), the evidence in nats, the fraction of the true field in 95 % intervals,
+evaluations, CPU seconds, and the difference between the learned spectrum and the best kernel. The
+evidence of a learned spectrum is integrated over its curves. Results are saved after each set.
 """
 
 import time

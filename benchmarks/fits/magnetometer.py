@@ -1,13 +1,14 @@
-"""A magnetic field mapped by a robot: one pass on a grid; random features; independent outputs.
+"""A magnetic field mapped by a robot: all data on a grid, random features, independent outputs.
 
     python benchmarks magnetometer DIR [--thin 10] [--frequencies 500] [--smoke]
 
-DIR holds the public data of Solin, Kok, Wahlström, Schön & Särkkä 2018 (IEEE T-RO 34(4)), files
-invensense-{1..4}-loc.csv (x, y in metres) and -mag.csv (three components). Trains on paths 1 to 3
-with z = 0 and tests on the whole of path 4. Every model has a constant background and one noise.
-`VectorFieldGP` with default settings takes every vector, and one in `--thin`; `ExactGP` with random
-features one in `--thin`, all components scaled by one number. NLPD and RMSE are per component in
-the units of the data; NLML is the negative log marginal likelihood of the training vectors, nats.
+DIR contains the public data of Solin, Kok, Wahlström, Schön & Särkkä 2018 (IEEE T-RO 34(4)), files
+invensense-{1..4}-loc.csv (x, y in metres) and -mag.csv (three components). The models learn from
+paths 1 to 3 with z = 0 and predict the whole of path 4. Every model has a constant background and
+one noise. `VectorFieldGP` with default settings learns from every vector, and from one vector in
+`--thin`. `ExactGP` with random features learns from one in `--thin`, with all components divided by
+the same number. NLPD and RMSE are per component in the unit of the data. NLML is the negative log
+marginal likelihood of the training vectors in nats.
 """
 
 import math

@@ -1,22 +1,22 @@
-"""The loss that plans foresee, against the evidence that their fits lack.
+"""The loss of evidence that fit plans predict, compared with the true loss.
 
     python benchmarks plan_loss [--most 4096] [--every 3] [--smoke]
 
-Searches on frequency grids of at most 100 to 1600 features, of the sets of `record` with at most
-4096 values, among them those in space, with time, along tracks, with Student-t noise and under
-harmonic kernels. Each row has
+The searches use frequency grids of at most 100 to 1600 features. The data are the sets of `record`
+with at most 4096 values. They include sets in space, with time, along tracks, with Student-t noise
+and with harmonic kernels. The columns are
 
-values      M, the observed numbers
-inputs      of the kernel
-features    at most so many
-foreseen    the loss of its plan in nats, M/4 (δ/(σ² + δ))²
+values      M, the number of observed values
+inputs      the number of inputs of the kernel
+features    the largest number of features
+foreseen    the loss that the plan predicts in nats, M/4 (δ/(σ² + δ))²
 by gradient ½ gᵀH⁻¹g, from the gradient and the information under the exact kernel
-true        the evidence under the exact kernel that is missing to the best known, of `record` or of
-            this run
+true        the best known evidence, of `record` or of this run, minus the evidence of the fit, both
+            under the exact kernel
 
-and the tables count the rows by each loss and the true one, and those within a factor of five of a
-true loss above a tenth of a nat. A fit takes the first where it is below a tenth of a nat or above
-one, and the second in between.
+The tables count the rows by each predicted loss and the true loss. They also count the rows within
+a factor of five of a true loss above a tenth of a nat. A fit uses the first prediction if it is
+below a tenth of a nat or above one nat, and the second prediction otherwise.
 """
 
 import json

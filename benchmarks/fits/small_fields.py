@@ -1,17 +1,19 @@
-"""Fields of vortices and sources from 10 to 30 vectors: default settings against an exact GP.
+"""Fields of vortices and sources from 10 to 30 vectors: default settings compared with an exact GP.
 
     python benchmarks small_fields [DIR] [--fields 20] [--starts 10] [--smoke]
 
-Generated fields, each one vortex (a Gaussian stream function) and one source (a Gaussian
-potential) of random place, size and strength over 4 × 4, seen at 10 to 30 random points without
-noise; the vector RMSE is over a 17 × 17 grid, relative to the root mean square of the field.
+Each generated field has one vortex (a Gaussian stream function) and one source (a Gaussian
+potential) of random place, size and strength in a square of 4 × 4. It is observed at 10 to 30
+random points without noise. The vector RMSE over a 17 × 17 grid is relative to the root mean square
+of the field.
 
 ours     `VectorFieldGP(HelmholtzKernel(num_dims=2)).fit(x, y)`
-exact    gpytorch's `ExactGP` with the exact Helmholtz kernel, constant means and one noise, L-BFGS
-         from 10 random starts, the one of largest evidence
+exact    gpytorch's `ExactGP` with the exact Helmholtz kernel, constant means and one noise. It is
+         the fit with the largest evidence of L-BFGS from 10 random starts
 
-With DIR, the public simulations of Berlinghieri et al. 2023 too: `vortex` and `divmild`, files
-XY_train_*.csv and so on, in the units of the data, beside their published vector RMSE.
+With DIR, the public simulations `vortex` and `divmild` of Berlinghieri et al. 2023 are also
+measured, from files XY_train_*.csv and so on, in the unit of the data. The table has their
+published vector RMSE too.
 """
 
 import math

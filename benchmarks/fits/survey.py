@@ -1,16 +1,18 @@
-"""A total-field survey: a harmonic kernel on readings along lines.
+"""A total-field survey: a harmonic kernel with observations along lines.
 
     python benchmarks survey DIR [--folds 1] [--thin 4] [--noise Gaussian lines ...] [--smoke]
 
-DIR holds rio-magnetic.csv of fatiando/verde: 37 718 readings along lines. Distinct line numbers are
-sorted, ties included, and every fifth line is held out, from the rank 2 on (fold by fold, then from
-3, 4, 0, 1). `VectorFieldGP(HarmonicKernel())` with default settings learns from one in `--thin`
-readings of the other lines, which the exact kernel takes (of all, with --thin 1, it takes the means
-at few sites, and under Student-t noise one reading of each); the main field is that of 1978.3. The
-noise is Gaussian, with an offset and correlated noise of each line (track=), or Student-t, of which
-the degrees of freedom are learned. RMSE and NLPD are of all held-out readings in nT, noise
-included; seconds of the processor, of the fit. Equivalent sources of
-harmonica stand beside it where that is installed.
+DIR contains rio-magnetic.csv of fatiando/verde: 37 718 observations along lines. Distinct line
+numbers are sorted, including ties. Every fifth line is held out, from rank 2 on in the first fold
+and from ranks 3, 4, 0 and 1 in further folds. `VectorFieldGP(HarmonicKernel())` with default
+settings learns from one in `--thin` observations of the other lines. It uses the exact kernel. With
+--thin 1 it uses the means at few sites, and with Student-t noise one observation of each site. The
+main field is that of 1978.3.
+
+The noise is Gaussian, or has an offset and correlated noise of each line (track=), or is Student-t
+with learned degrees of freedom. RMSE and NLPD are those of all held-out observations in nT,
+including noise. Seconds are the processor time of the fit. The table also has equivalent sources of
+harmonica if this package is installed.
 """
 
 import importlib.util

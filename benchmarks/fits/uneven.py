@@ -1,17 +1,21 @@
-"""Do 95 % intervals hold where readings are dense along tracks, or in clusters?
+"""Coverage of 95 % intervals for data that are dense along tracks or in clusters.
 
     python benchmarks uneven [--fields 4] [--points 20000] [--places 600] [--only tracks,RQ]
 
-Every field is the gradient of a draw of a potential on the unit square, of variance one, with
-noise of standard deviation 0.05. Readings are on 25 straight tracks, in 60 clusters of width 0.01,
-or even. `VectorFieldGP` knows the true hyperparameters and nothing of tracks, and is conditioned
-with default settings. Shares inside the 95 % intervals, of the latent components at places
-everywhere and at the readings, of averages over boxes of 1/32 of the extent, and of potential
-differences between pairs of places drawn at random; of `--places` places, a tenth as many averages,
-and all pairs of a tenth as many places. Each has a standard error over fields. Readings are at
-every fourth node of the lattice on which the fields are drawn: rough fields lack what it cannot
-hold, a quarter of the variance of their change from node to node. With `--only` a layout, a kernel
-or both, other cells are kept from the last run.
+Every field is the gradient of a draw of a potential on the unit square, with variance one and noise
+of standard deviation 0.05. Observations are on 25 straight tracks, in 60 clusters of width 0.01, or
+uniform. `VectorFieldGP` has the true hyperparameters, does not use the tracks, and is conditioned
+with default settings.
+
+The columns are fractions inside 95 % intervals, with standard errors over fields. They are measured
+for the latent components at random places and at the observations, for averages over boxes of 1/32
+of the extent, and for potential differences between random pairs of places. There are `--places`
+places, a tenth as many averages, and all pairs of a tenth as many places.
+
+Observations are at every fourth node of the lattice on which the fields are drawn. This lattice
+does not resolve rough fields completely: it omits a quarter of the variance of their change from
+node to node. With `--only` a layout, a kernel or both, the other cells remain those of the last
+run.
 """
 
 import itertools

@@ -1,1 +1,1 @@
-"""What several benchmarks need: known fields, models, measures, and where numbers go."""
+"""Known fields, models, measures and result files that several benchmarks use."""

@@ -1,4 +1,4 @@
-"""Readings of a known flow in files of a million, which workers load."""
+"""Observations of a known flow in files of a million points, which workers load."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""The command line of a benchmark: sizes, each with a small one for a quick look, and an output."""
+"""The command line of a benchmark: sizes, small sizes for a quick run, and a folder for results."""
 
 import argparse
 import sys

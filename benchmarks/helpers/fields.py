@@ -1,4 +1,4 @@
-"""Known fields, drawn from priors, and how well a posterior finds them."""
+"""Known fields that are drawn from priors, and the errors of posteriors of these fields."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Observations of a known field, as many as are wanted, in memory or made anew in every pass."""
+"""Any number of observations of a known field, in memory or generated again in every pass."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Seconds and bytes."""
+"""Measurements of seconds and bytes."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""gpytorch's `ExactGP` as several benchmarks need it."""
+"""Models for gpytorch's `ExactGP` that several benchmarks use."""
 
 import gpytorch
 import torch

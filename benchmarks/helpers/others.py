@@ -1,4 +1,4 @@
-"""What a user would use instead: exact, dense and sparse Gaussian processes, without features."""
+"""Methods for comparison: exact, dense and sparse Gaussian processes without features."""
 
 from collections.abc import Callable
 

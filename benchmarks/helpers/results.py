@@ -1,4 +1,4 @@
-"""Numbers of a benchmark as JSON, with all that is needed to measure them again."""
+"""Results of a benchmark as JSON, with all information that is necessary to repeat it."""
 
 import json
 import os

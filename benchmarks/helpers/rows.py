@@ -1,4 +1,4 @@
-"""Rows of numbers, printed as they come."""
+"""Rows of numbers, which are printed as soon as they are measured."""
 
 WIDTH = 10
 

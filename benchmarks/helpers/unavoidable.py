@@ -1,4 +1,4 @@
-"""Work that no method on a grid of frequencies avoids, without this package."""
+"""Computations that every method on a grid of frequencies needs, without this package."""
 
 from collections.abc import Callable
 

@@ -1,17 +1,19 @@
-"""How many frequencies the bounds ask for, and how many it takes.
+"""The number of frequencies that the bounds require, and the number that is sufficient.
 
     python benchmarks bounds [--seeds 200] [--smoke] [--output FOLDER]
 
-Kernels of a Gaussian k of lengthscale one on [−1, 1]^d, d = 2, 3; the decomposable kernel has
-A = (I + 11ᵀ)/2. For each measure and number of frequencies D the 95 % quantile over seeds of the
-largest error of `MonteCarlo` over all pairs of 30 random points, always the same, and the corners
-(within a tenth of the largest over 200 points), beside `gp_orff.bounds`: in the spectral norm for
-`rahimi_recht` and `brault`, in the Frobenius norm for `minh`.
+The kernels have a Gaussian k of lengthscale one on [−1, 1]^d with d = 2, 3. The decomposable kernel
+has A = (I + 11ᵀ)/2. The error of `MonteCarlo` is the largest error over all pairs of the corners
+and 30 random points, which are the same for all seeds. It is within a tenth of the largest error
+over 200 points. The first table has the 95 % quantile of this error over seeds for each measure and
+number of frequencies D, and the bounds of `gp_orff.bounds`. The error is the spectral norm for
+`rahimi_recht` and `brault`, and the Frobenius norm for `minh`.
 
-Then the D that a bound asks for to keep the error below a tenth of ‖K(0)‖ with a probability of
-95 %, and the D that it takes, by interpolation. Other rules: for `QuasiMonteCarlo` the same in
-trace measure; for Grid and Gauss–Hermite quadrature, which have no seeds, the smallest number that
-keeps the error below. Draws bounds.png next to the results.
+The second table has the D for which a bound guarantees an error below a tenth of ‖K(0)‖ with a
+probability of 95 %, and the sufficient D by interpolation. For `QuasiMonteCarlo` it has the same
+numbers in trace measure. Grid and Gauss–Hermite quadrature have no seeds. Their column is the
+smallest number of frequencies for which the error is below a tenth. The figure is bounds.png in the
+folder of the results.
 """
 
 from collections.abc import Iterator, Sequence

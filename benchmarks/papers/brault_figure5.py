@@ -2,13 +2,14 @@
 
     python benchmarks brault_figure5 [--most 1e6] [--exact 10000] [--smoke] [--output FOLDER]
 
-CPU seconds of `ORFFRidge(...).fit(x, y)` with D = 1000 random frequencies, with Gauss–Hermite
-quadrature and with a grid, and of the exact kernel (Gram matrix, Cholesky factor, weights), with
-one thread, for N noisy vectors of the field of five Gaussians in memory; lengthscale 0.6, α = 0.01.
-The least of 3 runs where one takes less than 3 s, after a first one that does not count. Exponents
-are slopes of lines through log seconds over log N, from 10⁴ points on (exact: from 1000). MSE
-at 2000 other points without noise, over the mean square of a component. The paper gives one number:
-more than 1000 s for the exact kernel where N > 10⁴. Draws brault_figure5.png next to the results.
+The table has CPU seconds with one thread of `ORFFRidge(...).fit(x, y)` and of the exact kernel
+(Gram matrix, Cholesky factor, weights). `ORFFRidge` has D = 1000 random frequencies, Gauss–Hermite
+quadrature or a grid. The data are N noisy vectors of the field of five Gaussians in memory; the
+lengthscale is 0.6, and α = 0.01. If a run takes less than 3 s, the time is the least of 3 runs
+after a first run. Exponents are slopes of log seconds over log N, from 10⁴ points on (exact: from
+1000). MSE is measured at 2000 other points without noise and is relative to the mean square of a
+component. The paper states one number: more than 1000 s for the exact kernel if N > 10⁴. The figure
+is brault_figure5.png in the folder of the results.
 """
 
 import time

@@ -1,21 +1,24 @@
-"""Brault et al. 2016, Figure 6: the variance of the estimator beside the bound of Proposition 3.1.
+"""Brault et al. 2016, Figure 6: the variance of the estimator and the bound of Proposition 3.1.
 
     python benchmarks brault_figure6 [--seeds 400] [--smoke] [--output FOLDER]
 
-At one random lag δ of [−1, 1]⁴, F = K̃(x, z) − K(x, z) with x − z = δ: D‖E F²‖ over seeds against
-the number of frequencies D, beside b(δ) = ‖E cos²⟨ω, δ⟩ A(ω)² − K₀(δ)²‖₂, to which it is equal for
-independent frequencies, and beside its bound (Proposition 3.1, C.1 in the appendix)
+Let F = K̃(x, z) − K(x, z) with x − z = δ at one random lag δ of [−1, 1]⁴. The first table has
+D‖E F²‖ over seeds against the number of frequencies D. For independent frequencies it equals
+b(δ) = ‖E cos²⟨ω, δ⟩ A(ω)² − K₀(δ)²‖₂, which is the next column. The bound (Proposition 3.1, C.1 in
+the appendix) is
 
     b(δ) ≤ ½‖(K₀(2δ) + K₀(0)) E A − 2K₀(δ)²‖₂ + ‖V[A]‖₂,    V[A] = E A² − (E A)².
 
-`printed` is what Section 3.1 makes of it: ½(1 + k(2δ))‖A‖ + k(δ)² for the decomposable kernel;
-½‖K₀(2δ) − 2K₀(δ)²‖ + d + 1 and ½‖(d − 1)K₀(2δ) − 2K₀(δ)²‖ + d(4d − 3) for the curl-free and the
-divergence-free one, in base measure, where V[A] = 3(d − 1)I. Further columns: the bounded maps of
-Minh 2016 (trace measure), orthogonal and quasi-random frequencies, and D‖F²‖ of Grid and of
-Gauss–Hermite quadrature at as many frequencies. Then b and its bounds at tδ, 0 ≤ t ≤ 3.
+`printed` is the form of the bound in Section 3.1: ½(1 + k(2δ))‖A‖ + k(δ)² for the decomposable
+kernel; ½‖K₀(2δ) − 2K₀(δ)²‖ + d + 1 for the curl-free kernel; and
+½‖(d − 1)K₀(2δ) − 2K₀(δ)²‖ + d(4d − 3) for the divergence-free kernel. The last two are in base
+measure, where V[A] = 3(d − 1)I. Further columns are the bounded maps of Minh 2016 (trace measure),
+orthogonal and quasi-random frequencies, and D‖F²‖ of Grid and Gauss–Hermite quadrature with as many
+frequencies. The second table has b and its bounds at tδ with 0 ≤ t ≤ 3.
 
-The proposition is false in general: A = 1 and A = 2 at two equally likely frequencies with the
-phases ⟨ω, δ⟩ = π/4 and 2π. Draws brault_figure6.png next to the results.
+The proposition is false in general. A counterexample has A = 1 and A = 2 at two equally likely
+frequencies with the phases ⟨ω, δ⟩ = π/4 and 2π. The figure is brault_figure6.png in the folder of
+the results.
 """
 
 from collections.abc import Callable, Iterator, Sequence

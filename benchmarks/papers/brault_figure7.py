@@ -2,13 +2,17 @@
 
     python benchmarks brault_figure7 [--points 100] [--smoke] [--output FOLDER]
 
-The gradient of a potential of five Gaussians (positive at [0, 0], [0, 1], [0, −1], negative at
-[−1, 0], [1, 0]) and its quarter turn. The paper shows the data and no numbers. Here: the largest
-curl and divergence of each field on the mesh of the arrows over the largest entry of its Jacobian,
-by automatic differentiation, and the mean squared error of `ORFFRidge` with the kernel of each
-field, lengthscale 0.6, α = 0.01, from noisy vectors at random points, on the mesh, over the mean
-square of a component (noise: 0.01). `MonteCarlo` has 200 frequencies, `Grid` and `GaussHermite`
-what a tolerance of 1e-5, and 32 nodes, need. Draws brault_figure7.png next to the results.
+The curl-free field is the gradient of a potential of five Gaussians, positive at [0, 0], [0, 1] and
+[0, −1], and negative at [−1, 0] and [1, 0]. The divergence-free field is its rotation by 90°. The
+paper shows the data and states no numbers.
+
+Here automatic differentiation computes the largest curl and divergence of each field on the mesh of
+the arrows, divided by the largest element of its Jacobian. `ORFFRidge` with the kernel of each
+field, lengthscale 0.6 and α = 0.01 learns from noisy vectors at random points. The table has its
+mean squared error on the mesh, divided by the mean square of a component. In this unit the variance
+of the noise is 0.01. `MonteCarlo` has 200 frequencies, `Grid` a tolerance of 1e-5, and
+`GaussHermite` 32 nodes along each axis. The figure is brault_figure7.png in the folder of the
+results.
 """
 
 from collections.abc import Sequence

@@ -2,21 +2,24 @@
 
     python benchmarks brault_table2 [--most 16384] [--points 1000] [--rounds 5] [--smoke]
 
-P = Φ(x), P* = Φ(x)ᵀ and P*P (one after the other) of `ORFFKernel.feature_operator`, for the
-decomposable (rank p), curl-free and divergence-free kernel of a Gaussian k with d = p inputs, and
-D random frequencies (trace measure): against D with p = 4, and against p with D = 2048, for each of
-1000 points at once; and at one point, as the paper counts, with 8 times as many frequencies, since
-a call takes 0.2 ms. The least of interleaved rounds, after one to warm up. Exponents are slopes of
-lines through log seconds over log D and log p, beside those of the largest term of the paper's
-Table 2 with p′ = p. One thread.
+The products are P = Φ(x), P* = Φ(x)ᵀ and P*P (one after the other) of
+`ORFFKernel.feature_operator`. The kernels are the decomposable (rank p), curl-free and
+divergence-free kernel of a Gaussian k with d = p inputs and D random frequencies (trace measure).
+Times are measured against D with p = 4 and against p with D = 2048, for all of 1000 points at once.
+They are also measured at one point, as in the paper, with 8 times as many frequencies, because a
+call takes 0.2 ms. Each is the least time of interleaved rounds after a first round, with one
+thread. Exponents are slopes of log seconds over log D and log p. The table also has the exponents
+of the largest term of the paper's Table 2 with p′ = p.
 
-A product costs N·M·(d + p) + F·p here, with M = 2D cosines and sines, and F = 2Dp, 2D, 2D(p − 1)
+Here a product costs N·M·(d + p) + F·p, with M = 2D cosines and sines and F = 2Dp, 2D, 2D(p − 1)
 features. The second term does not grow with N. At one point it is the Dpp′ of decomposable kernels,
-for which the paper has Dp′ + pp′; the Dp(p − 1) of divergence-free ones has the exponent 2.3 from
-p = 2 to 16. With many points the cosines take most of the time, which hardly grows with p. P*P has
-all terms ⟨m_f, m_g⟩ and no D². `rules` has the products of about 2048 frequencies of `Grid` and
-`GaussHermite` beside random ones, with p = 2: quadratures are as fast as these, and grids have fast
-Fourier transforms. Draws brault_table2.png next to the results.
+for which the paper has Dp′ + pp′; for divergence-free kernels it is Dp(p − 1), whose exponent is
+2.3 from p = 2 to 16. With many points the cosines take most of the time, which hardly depends on p.
+P*P has all terms ⟨m_f, m_g⟩ and no D².
+
+`rules` has the products of about 2048 frequencies of `Grid`, `GaussHermite` and random rules, with
+p = 2. Quadratures are as fast as random rules, and grids use fast Fourier transforms. The figure is
+brault_table2.png in the folder of the results.
 """
 
 import math

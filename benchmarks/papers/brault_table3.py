@@ -1,28 +1,28 @@
-"""Brault et al. 2016, Table 3: ORFF against the exact kernel, with and without correlated noise.
+"""Brault et al. 2016, Table 3: ORFF and the exact kernel, with and without correlated noise.
 
     python benchmarks brault_table3 [--runs 10] [--large-runs 3] [--smoke]
 
-The setting of Appendix D.2: x uniform on [−1, 1]²⁰, and y = Φ̃(x)θ of 20 numbers, where Φ̃ has 10⁴
-random frequencies of the kernel k A and θ is uniform on [−1, 1]. k is Gaussian, its lengthscale the
-median distance of 1000 points; A = uuᵀ has rank one and ‖A‖₂ = 1. Noise is N(0, Σ), ‖Σ‖₂ = √V[y].
-The same kernel learns from N points: `ORFF` with D = 1000 other frequencies, 2000 features of
-`SeparableKernel` with a root of one column, and `OVK` exactly. New data and frequencies in each run
-(`large_runs` of them for 10⁵ points).
+The setting is that of Appendix D.2: x is uniform on [−1, 1]²⁰, and y = Φ̃(x)θ has 20 numbers. The
+map Φ̃ has 10⁴ random frequencies of the kernel k A, and θ is uniform on [−1, 1]. k is Gaussian, and
+its lengthscale is the median distance of 1000 points. A = uuᵀ has rank one and ‖A‖₂ = 1. Noise is
+N(0, Σ) with ‖Σ‖₂ = √V[y]. Models with the same kernel learn from N points. `ORFF` has D = 1000
+other frequencies, which are 2000 features of a `SeparableKernel` with a root of one column. `OVK`
+is exact. Each run has new data and frequencies; there are `large_runs` runs for 10⁵ points.
 
-Where the paper does not say, or not clearly:
+The paper leaves some details open:
 
-- RMSE: root mean square of a number, over 1000 further points and 20 outputs, without noise.
-  That of a vector is √20 times as large, and nearer to most of the paper's numbers. Neither gives
-  them all: compare the ratios of ORFF and OVK, which do not depend on it.
-- ‖Σ‖₂ = √V[y] compares a variance with a standard deviation. It is taken as printed, with V[y] the
-  variance over points, averaged over outputs; Σ ∝ W Wᵀ with normal W (20 × 20).
-- The penalty α = Nλ is chosen from `ALPHAS`, for every N and method, by the squared error at 1000
-  more observations of one more data set.
+- RMSE is the root mean square error of a number, over 1000 further points and 20 outputs, without
+  noise. The RMSE of a vector is √20 times as large and is closer to most numbers of the paper.
+  Neither reproduces all of them. The ratios of ORFF and OVK do not depend on this choice.
+- ‖Σ‖₂ = √V[y] equates a variance with a standard deviation. Here the formula is used as printed,
+  with V[y] the variance over points, averaged over outputs. Σ ∝ W Wᵀ with a normal W (20 × 20).
+- The penalty α = Nλ is chosen from `ALPHAS` for every N and method, by the squared error at 1000
+  observations of one additional data set.
 
-With A = uuᵀ, Φ = φ ⊗ u and K = k ⊗ uuᵀ: only uᵀy is learned, as a scalar with the features φ or the
-kernel k, and f(x)u is the prediction. There is no grid for 20 inputs (Gauss–Hermite quadrature
-needs 2²⁰ nodes at least); the further columns are `QuasiMonteCarlo` and `Orthogonal`. Draws
-brault_table3.png next to the results.
+With A = uuᵀ, Φ = φ ⊗ u and K = k ⊗ uuᵀ. Only uᵀy is therefore learned, as a scalar with the
+features φ or the kernel k, and the prediction is f(x)u. There is no grid for 20 inputs, because
+Gauss–Hermite quadrature needs at least 2²⁰ nodes. Further columns are `QuasiMonteCarlo` and
+`Orthogonal`. The figure is brault_table3.png in the folder of the results.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,14 +2,15 @@
 
     python benchmarks le_figure1 [--seeds 10] [--smoke] [--output FOLDER]
 
-The mean of |k̃(x, z) − k(x, z)| for an RBF kernel, x one of 4000 points that are uniform in
-[0, 1]¹⁰, z one of the first 250 of them, over all 10⁶ pairs but those of a point with itself; n
-frequencies, with a cosine and a sine each, by five rules. The lengthscale, which the paper does not
-give, is one: the median of k is 0.44. Means over seeds, which draw the frequencies; the points
-stay. `Fastfood` and `StructuredOrthogonal` pad the 10 inputs to 16.
+The error is the mean of |k̃(x, z) − k(x, z)| for an RBF kernel. x is one of 4000 points that are
+uniform in [0, 1]¹⁰, and z is one of the first 250 points. The mean is over all 10⁶ pairs of
+different points. Five rules have n frequencies, with a cosine and a sine each. The paper does not
+state the lengthscale. Here it is one, for which the median of k is 0.44. The table has means over
+seeds, which determine the frequencies; all seeds have the same points. `Fastfood` and
+`StructuredOrthogonal` pad the 10 inputs to 16.
 
-The paper prints no numbers, only that Fastfood and Random Kitchen Sinks (`MonteCarlo`) cannot be
-told apart. Draws le_figure1.png next to the results.
+The paper states no numbers, only that Fastfood and Random Kitchen Sinks (`MonteCarlo`) are
+indistinguishable. The figure is le_figure1.png in the folder of the results.
 """
 
 from collections.abc import Sequence

@@ -2,11 +2,12 @@
 
     python benchmarks le_figure2 [--seeds 5] [--smoke] [--output FOLDER]
 
-The methods of `le_table3` with n = 32 to 4096 features on Friedman's function of 21 inputs, which
-stands for the CPU set of the paper, of 21 inputs, too. 2500 points of training; every method has
-scale and noise chosen on validation data as there, for each n. RMSE in standard deviations of the
-output, noise included, which has 0.2 of them. Means over random splits, which seed the features.
-Draws le_figure2.png next to the results.
+The methods are those of `le_table3` with n = 32 to 4096 features. The data are Friedman's function
+of 21 inputs, in place of the CPU set of the paper, which also has 21 inputs. There are 2500 points
+for training. As in `le_table3`, the error on validation data chooses the scale and the noise of
+every method for each n. RMSE is in standard deviations of the output and includes the noise, which
+is 0.2 in this unit. The table has means over random splits, which are also the seeds of the
+features. The figure is le_figure2.png in the folder of the results.
 """
 
 from collections.abc import Sequence

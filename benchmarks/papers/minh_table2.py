@@ -2,20 +2,22 @@
 
     python benchmarks minh_table2 [--runs 50] [--smoke] [--output FOLDER]
 
-F(x, y) = sin(4πx) sin²(2πy) i + sin²(2πx) sin(4πy) j on 40 × 40 points of [−1, −0.4765]², 80 of
-which are the data of a run; the frequencies are new in each run, too. The curl-free kernel has
-σ = 0.2 (lengthscale 0.2/√2), and the penalty is α = lγ_A = 80·10⁻⁹, all as in the paper. `exact` is
-Equation 72, with the kernel; the others are `ORFFRidge`, Equation 74, with the maps of
-`minh_table1`. Means and standard deviations over runs, beside those of the paper, over 10 runs;
-medians too, since a few bad draws of frequencies make the means. These are errors of the field, not
-of the kernel: with so small a penalty, a few features can be better than the exact kernel.
+The field is F(x, y) = sin(4πx) sin²(2πy) i + sin²(2πx) sin(4πy) j on 40 × 40 points of
+[−1, −0.4765]². A run has 80 of these points as data, and new frequencies. As in the paper, the
+curl-free kernel has σ = 0.2 (lengthscale 0.2/√2), and the penalty is α = lγ_A = 80·10⁻⁹. `exact` is
+Equation 72 with the kernel. The others are `ORFFRidge`, Equation 74, with the maps of
+`minh_table1`. The table has means and standard deviations over the runs, and those of the paper,
+over 10 runs. It also has medians, because a few bad draws of frequencies dominate the means. The
+errors are those of the field, not of the kernel. With so small a penalty, few features can have a
+smaller error than the exact kernel.
 
-RMSE: root mean square of ‖f(x) − F(x)‖ over the 1520 other points. The paper does not define its
-own. This is the largest of the usual ones: that of a component is 1/√2 of it, and that over all
-1600 points is smaller by 2 to 3 %. The rms of a component of F is `field`.
+RMSE is the root mean square of ‖f(x) − F(x)‖ over the 1520 other points. The paper does not define
+its RMSE. This definition is the largest of the usual ones: the RMSE of a component is 1/√2 of it,
+and the RMSE over all 1600 points is smaller by 2 to 3 %. `field` is the root mean square of a
+component of F.
 
 `Grid` has at most as many features as D random frequencies. `GaussHermite` has the fewest nodes
-that it accepts, more than that. Draws minh_table2.png next to the results.
+that it accepts, which are more. The figure is minh_table2.png in the folder of the results.
 """
 
 from collections.abc import Sequence

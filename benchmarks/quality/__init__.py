@@ -1,1 +1,1 @@
-"""Accuracy of error bars and of approximations, where the truth or exact kernel is known."""
+"""Accuracy of intervals and of approximations, for a known truth or exact kernel."""

@@ -1,17 +1,18 @@
-"""Signs, counts, outliers and classes: the posterior of the field against Hamiltonian Monte Carlo.
+"""Signs, counts, outliers and classes: the posterior of the field and Hamiltonian Monte Carlo.
 
     python benchmarks any_likelihood [--points 50] [--draws 2000] [--fields 24] [--smoke]
 
-Values at points in the unit square, drawn from the prior of Monte Carlo features and the
-likelihood, and the field at 20 other places: its mean and standard deviation by `VectorFieldGP`
-with these features, and by chains of HMC over their weights. For each likelihood: the root mean
-square and the largest error of the mean, in standard deviations of the field, the mean, least and
-largest ratio of the standard deviations, and the standard error of the mean of the chains. The
-last row, observations of speed alone, is one that no normal distribution fits.
+Values at points in the unit square are drawn from the likelihood and a prior with Monte Carlo
+features. `VectorFieldGP` with these features and chains of HMC over their weights compute the mean
+and the standard deviation of the field at 20 other places. The columns for each likelihood are the
+root mean square and the largest error of the mean in standard deviations of the field, the mean,
+smallest and largest ratio of the standard deviations, and the standard error of the mean of the
+chains. The last row has observations of speed alone, for which no normal distribution is accurate.
 
-Then fits to 200 numbers with Student-t noise of ν = 3, of `--fields` random fields: by EM with
-ν = 4, by EM that learns ν, and by pseudo-observations, with the share of the field at 100 other
-places that 95 % intervals cover, its standard error, the error of the mean, and seconds.
+The second table has fits to 200 numbers with Student-t noise of ν = 3, of `--fields` random fields.
+The fits are EM with ν = 4, EM that learns ν, and pseudo-observations. The columns are the fraction
+of the field at 100 other places in 95 % intervals, its standard error, the error of the mean, and
+seconds.
 """
 
 import time

@@ -1,12 +1,13 @@
-"""Do 95 % intervals hold 95 % of the truth? Fields of known priors, learned hyperparameters.
+"""Coverage of 95 % intervals for fields of known priors, with learned hyperparameters.
 
     python benchmarks calibration [--fields 50] [--points 10000] [--smoke]
 
-Every field is a draw of a Helmholtz prior (two inputs, RBF potentials) with lengthscales between a
-tenth and a quarter of the extent, amplitudes between 0.3 and 1, and noise between 0.1 and 1,
-log-uniform; `VectorFieldGP` learns all of them from `--points` vectors with default settings.
-Share of the latent components at 1000 held-out points inside the 95 % intervals, by field. A field
-has few independent values, so that single shares scatter; their mean has to be near 0.95.
+Every field is a draw of a Helmholtz prior (two inputs, RBF potentials). Lengthscales are between a
+tenth and a quarter of the extent, amplitudes between 0.3 and 1, and noise between 0.1 and 1, all
+log-uniform. `VectorFieldGP` learns all of them from `--points` vectors with default settings. The
+score is the fraction of the latent components at 1000 held-out points inside the 95 % intervals of
+each field. A field has few independent values, so the fractions of single fields vary. Their mean
+must be near 0.95.
 """
 
 import math

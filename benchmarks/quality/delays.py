@@ -1,12 +1,13 @@
-"""Do 95 % intervals hold the delay between two sensors of one signal?
+"""Coverage of 95 % intervals of the delay between two sensors of one signal.
 
     python benchmarks delays [--points 60] [--seeds 100] [--smoke]
 
-A signal of lengthscale 1 on [0, 8], an RBF draw, is observed at random times, and again by a second
-sensor after a delay that is uniform on [0.2, 0.8], with noise of a tenth of its standard
-deviation. `SpectralMatrixKernel` with B = (1, e^{iωτ})ᵀ learns the delay τ from zero on, beside the
-variance, the lengthscale and the noise; its interval is that of the report, 1.96 standard errors to
-either side. `starts` repeats this from the delay with the wrong sign, and from far too long delays.
+The signal is an RBF draw of lengthscale 1 on [0, 8]. One sensor observes it at random times. A
+second sensor observes it after a delay that is uniform on [0.2, 0.8]. The noise is a tenth of the
+standard deviation of the signal. `SpectralMatrixKernel` with B = (1, e^{iωτ})ᵀ learns the delay τ
+from zero, and also the variance, the lengthscale and the noise. The interval is that of the report,
+τ ± 1.96 standard errors. `starts` repeats this from a delay with the wrong sign, and from delays
+that are far too long.
 """
 
 import warnings

@@ -2,10 +2,10 @@
 
     python benchmarks derived_fields [DIR] [--fields 30] [--smoke]
 
-simulations  with DIR, the public simulations of Berlinghieri et al. 2023, `vortex` and `divmild`:
-             root mean square error of both maps against the known grids, beside the posterior sd
-calibration  fields drawn from Helmholtz priors (as in `calibration`), 2000 vectors each,
-             hyperparameters learned: share of the true divergence and vorticity at 1000 held-out
+simulations  with DIR, the public simulations `vortex` and `divmild` of Berlinghieri et al. 2023:
+             root mean square error of both maps against the known grids, and the posterior sd
+calibration  fields drawn from Helmholtz priors (as in `calibration`), with 2000 vectors each and
+             learned hyperparameters: fraction of the true divergence and vorticity at 1000 held-out
              points inside 95 % intervals, mean and standard error over the fields
 """
 

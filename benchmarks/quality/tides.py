@@ -1,24 +1,25 @@
-"""Tides of a simulated coastal radar: a field of tides against harmonic analysis of each position.
+"""Tides of a simulated coastal radar: fields of tides, and harmonic analysis of each position.
 
     python benchmarks tides [--records 20] [--others 4] [--places 500] [--days 30]
                             [--learned 2400] [--smoke]
 
-Velocities of `--places` positions in the unit square every hour: M2, S2 and K1 of amplitudes
-0.3, 0.12 and 0.1 m/s and lengthscale 0.5, eddies of 0.2 m/s, lengthscale 0.15 and 36 hours that
-decorrelate exponentially, and noise of 0.1 m/s; Helmholtz fields with 0.7 and 0.3 of the variance.
+The data are velocities of `--places` positions in the unit square every hour. They are the sum of
+tides, eddies and noise. The tides M2, S2 and K1 have amplitudes of 0.3, 0.12 and 0.1 m/s and
+lengthscale 0.5. The eddies have 0.2 m/s, lengthscale 0.15, and decorrelate exponentially in 36
+hours. The noise has 0.1 m/s. In tides and eddies, the divergence-free part has 0.7 of the variance.
 
-harmonic analysis  least squares of a constant and the three constituents, each component of each
-                   position by itself
-tides and eddies   `gp_orff.tides` of a Helmholtz kernel, and another times a Matérn-1/2 kernel of
-                   time; all vectors by the algebra of positions and times
+harmonic analysis  least squares of a constant and the three constituents, for each component of
+                   each position separately
+tides and eddies   `gp_orff.tides` of a Helmholtz kernel, plus another Helmholtz kernel times a
+                   Matérn-1/2 kernel of time; all vectors by the algebra of positions and times
 known              the same with the hyperparameters of the simulation
 tides              `gp_orff.tides` alone
 
 Hyperparameters are learned from `--learned` random vectors. All models are conditioned on all
-vectors; the last two in the first `--others` records alone. Errors are those of the amplitudes of
-cosine and sine, root mean square in m/s; coverage is the share of the true axes, inclinations and
-phases inside 95 % intervals of `ellipses`. Seconds are those of the processor. Results are saved
-after every record.
+vectors; the last two models are run for the first `--others` records only. Errors are the root mean
+square errors of the amplitudes of cosine and sine in m/s. Coverage is the fraction of the true
+axes, inclinations and phases inside 95 % intervals of `ellipses`. Seconds are processor time.
+Results are saved after every record.
 """
 
 import math

@@ -1,11 +1,11 @@
-"""How far the bounds of random features are above the errors of 200 draws, for each kernel.
+"""The ratio of the bounds of random features to the errors of 200 draws, for each kernel.
 
     python benchmarks tightness [--frequencies 256] [--draws 200] [--smoke]
 
-All theorems of `gp_orff.bounds` at 95 %, over the box [−1, 1]^d, against the largest error of
-`MonteCarlo` at the lags of a lattice in [−2, 2]^d; theorems for one pair of points against the
-error at the lag where it is largest in the mean. Lengthscales are 1. In the table: the median over
-draws of bound over error, and the number of draws above the bound.
+All theorems of `gp_orff.bounds` are evaluated at 95 % over the box [−1, 1]^d. They are compared
+with the largest error of `MonteCarlo` at the lags of a lattice in [−2, 2]^d. Theorems for one pair
+of points are compared with the error at the lag of the largest mean error. Lengthscales are 1. The
+table has the median over draws of bound over error, and the number of draws above the bound.
 """
 
 import math

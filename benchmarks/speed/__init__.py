@@ -1,1 +1,1 @@
-"""Seconds and memory, against other ways and against the work that no method avoids."""
+"""Time and memory, compared with other methods and with the operations that every method needs."""

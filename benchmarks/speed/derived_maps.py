@@ -1,9 +1,10 @@
-"""Maps of divergence and vorticity with error bars: seconds, the first time they are asked.
+"""Maps of divergence and vorticity with standard deviations: seconds of the first evaluation.
 
     python benchmarks derived_maps [--points 20000] [--places 100000] [--smoke]
 
-A Helmholtz field over 10 × 10 lengthscales, learned from `--points` vectors with noise 30 %; then
-mean and variance of both symbols at `--places` points: seconds, and MiB that this adds.
+A Helmholtz field over 10 × 10 lengthscales is learned from `--points` vectors with noise of 30 %.
+The columns are the seconds of mean and variance of both symbols at `--places` points, and the
+additional MiB.
 """
 
 from collections.abc import Sequence

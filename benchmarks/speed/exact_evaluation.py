@@ -1,14 +1,15 @@
-"""The exact evidence with its gradient, against one Cholesky factorisation and one inverse.
+"""The exact evidence with its gradient, compared with one Cholesky factorisation and one inverse.
 
     python benchmarks exact_evaluation [--least 1000] [--most 8000] [--rounds 5] [--radials 3855]
         [--smoke]
 
-`HelmholtzKernel` of an RBF potential, with one lengthscale, and with one for each input, on
-`VectorFieldGP`'s exact inference: whole vectors, one number a point along a direction, and vectors
-of which a quarter of the numbers is missing. Sizes are observed numbers, doubled from `least` to
-`most`. One thread, interleaved in one process; each is called once before it is timed, and the
-ratio is the median over rounds. Then four simulated radars: a Helmholtz field along the lines of
-sight, with a noise for each radar; one evaluation, and the whole fit with its evaluations.
+The kernel is a `HelmholtzKernel` of an RBF potential, with one lengthscale or one for each input.
+The inference is the exact inference of `VectorFieldGP`. The data are whole vectors, one number per
+point along a direction, or vectors of which a quarter of the numbers is missing. Sizes are numbers
+of observed values, doubled from `least` to `most`. All times have one thread and are interleaved in
+one process, after one call of each. The ratio is the median over rounds. Then there are four
+simulated radars: a Helmholtz field along the lines of sight, with one noise for each radar. The
+columns are one evaluation, and the whole fit with its evaluations.
 """
 
 import statistics

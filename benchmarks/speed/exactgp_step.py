@@ -1,29 +1,29 @@
-"""One training step and one prediction of a gpytorch model: ORFFKernel against what a user would
-use instead, with equal numbers of features.
+"""One training step and one prediction of a gpytorch model: `ORFFKernel` and other methods.
 
     python benchmarks exactgp_step [--points 50000] [--features 2000] [--rounds 3] [--smoke]
 
-Vectors of a curl-free field of lengthscale one in a square of nine, with noise of a tenth of its
-variance; all hyperparameters are those of the field. A step is the evidence (or the ELBO) of all N
-vectors and its gradient for all hyperparameters; a prediction is the mean and the variance at 2000
-other places, of a model that has not predicted before. All in float64 and on one thread. N is 500,
-5000 and 50 000 up to `--points`, F is 200, 1000 and 2000 up to `--features`.
+All methods have equal numbers of features. The data are vectors of a curl-free field of lengthscale
+one in a square of nine, with noise of a tenth of its variance. All hyperparameters are those of the
+field. A step is the evidence (or the ELBO) of all N vectors and its gradient by all
+hyperparameters. A prediction is the mean and the variance at 2000 other places, of a model that has
+not predicted before. All methods use float64 and one thread. N is 500, 5000 and 50 000 up to
+`--points`, and F is 200, 1000 and 2000 up to `--features`.
 
-Every contestant has a process of its own. They run in turn, for `--rounds` rounds or until it has
-used five seconds of its processor. Times are medians of processor seconds, so that other work on
-the machine matters little; MiB are what the first step adds at its peak, above what the data and
-the model hold, after a small warm-up (Linux only).
+Every method has a separate process. The processes run in turn, for `--rounds` rounds or until a
+process has used five seconds of processor time. Times are medians of processor seconds, which
+depend little on other work on the machine. MiB is the peak memory of the first step minus that of
+the data and the model, after a small first step (Linux only).
 
-Contestants, fixed here:
+The methods are
     orff        ORFFKernel(CurlFreeKernel(RBF), MonteCarlo(F/2)) in ExactGP
     grid        the same with Grid.for_data and at most F features, as many as its tolerance needs
     woodbury    the features of `orff` in plain torch: φᵀφ once, one Cholesky factor, and one
-                autograd.Function with the whole gradient in closed form; φ stays in memory
+                autograd.Function with the whole gradient in closed form; φ remains in memory
     separable   ORFFKernel(MultitaskKernel(RBF, rank 1), MonteCarlo(F/4)) in ExactGP
-    rff         MultitaskKernel(RFFKernel(F/4), rank 1) in ExactGP: gpytorch's own features, with
+    rff         MultitaskKernel(RFFKernel(F/4), rank 1) in ExactGP: the features of gpytorch, with
                 500 vectors only, because it diagonalises their N × N covariance matrix
-    svgp        gpytorch's VariationalStrategy of independent outputs, F/2 inducing points each; a
-                step is one of natural gradients of rate one, in batches, so that q is optimal
+    svgp        VariationalStrategy of gpytorch for independent outputs, F/2 inducing points each; a
+                step is a natural-gradient step of rate one, in batches, so that q is optimal
 """
 
 import math

@@ -1,23 +1,24 @@
-"""Large frequency grids by iterations: mean, sd and evidence, against exact ones; iterations, time.
+"""Large frequency grids by iterations: accuracy of mean, sd and evidence; iterations and time.
 
     python benchmarks iterative [--features 65000] [--draws 3] [--most 1e6] [--cases 20] [--smoke]
 
 `accuracy`: 800 vectors of a curl-free Matérn 5/2 field over 10 × 10 lengthscales, on a grid of
-65 000 features, against the exact kernel at the same hyperparameters. For signals of 3 and 33 times
-the noise: root mean square difference of the posterior means at 400 points over the exact sd
-(`mean`), and its `median`; ‖difference‖/‖exact‖ of the sd's at 20 points (`sd`), and their largest
-relative difference (`largest sd`). What the grid cuts, δ, counts as white noise. Next to a datum,
-whose noise is σ², the sd is therefore too large by up to δ/2σ², here 9 % at a ratio of 33, and the
-means differ most: the figures of a draw depend on its few points that are so near (`nearest`: the
-distance to a datum of the nearest of the 20, in lengthscales). Hence several draws.
+65 000 features, compared with the exact kernel at the same hyperparameters. Signals are 3 and 33
+times the noise. `mean` is the root mean square difference of the posterior means at 400 points over
+the exact sd, and `median` the median difference. `sd` is ‖difference‖/‖exact‖ of the sd at 20
+points, and `largest sd` the largest relative difference. The variance δ that the grid omits acts as
+white noise. Near a datum with the noise variance σ², the sd is therefore too large by up to δ/2σ²,
+which is 9 % for a ratio of 33, and the means differ most. The scores of a draw depend on its few
+points that are close to data. `nearest` is the smallest distance between a datum and one of the 20
+points, in lengthscales. For this reason there are several draws.
 
-`large`: 10⁵ and 10⁶ vectors, on the same grid: iterations for the mean, CPU seconds of the
-statistics (one pass over the data), of the posterior mean after it, of the variances at 5 points,
-and of log|A|; standard error of the evidence in nats.
+`large`: 10⁵ and 10⁶ vectors on the same grid. The columns are the iterations for the mean; CPU
+seconds of the statistics (one pass over the data), of the posterior mean after this pass, of the
+variances at 5 points, and of log|A|; and the standard error of the evidence in nats.
 
-`evidence`: cases with kernels, signals and numbers of points that vary, on grids of up to 3000
-features, with a dense block of an eighth of them; evidence minus that of a factorisation, in
-standard errors (`z`). `inside` is the number of cases with |z| below 2.
+`evidence`: cases with various kernels, signals and numbers of points, on grids of up to 3000
+features, with a dense block of an eighth of the features. `z` is the evidence minus that of a
+factorisation, in standard errors. `inside` is the number of cases with |z| below 2.
 """
 
 import math

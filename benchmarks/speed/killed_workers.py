@@ -1,14 +1,14 @@
-"""Passes whose workers, or whose own process, are killed: the sums are those of a quiet pass.
+"""Passes with killed processes: the sums are those of an undisturbed pass.
 
     python benchmarks killed_workers [--points 2e6] [--size 2e4] [--times 10] [--smoke]
 
-dask        in each of `times` passes on a new cluster of two processes, one of them gets SIGKILL
+dask        in each of `times` passes on a new cluster of two processes, one worker receives SIGKILL
             at a random moment
-checkpoint  one pass with `checkpoint=` gets SIGKILL at `times` random moments, in a process of its
-            own each time, and is resumed to the end
+checkpoint  a pass with `checkpoint=` receives SIGKILL at `times` random moments, each time in a
+            new process, and then continues to the end
 
-Columns: the largest difference of the sums from those without kills, over their largest number, and
-of the counts of values; how many kills came before the end of a pass.
+The columns are the largest difference from the undisturbed sums, over their largest number; the
+same for counts of values; and the number of kills before the end of a pass.
 """
 
 import multiprocessing

@@ -1,11 +1,11 @@
-"""One training step of a separable kernel: 20 outputs against one.
+"""One training step of a separable kernel: 20 outputs compared with one.
 
     python benchmarks kronecker_step [--points 20000] [--frequencies 200] [--rounds 9] [--smoke]
 
-Evidence and gradient by ORFFKernel(MultitaskKernel(RBF)) in ExactGP, float64, interleaved in one
-process; beside the same features without the Kronecker algebra (every direction written out, F =
-2D·p, a single round, as its cost is F³). Each has one step before it is timed; the ratio is the
-median over rounds.
+The step is evidence and gradient of ORFFKernel(MultitaskKernel(RBF)) in ExactGP in float64, with
+all steps interleaved in one process. Another method has the same features without the Kronecker
+algebra: every direction is a separate feature, and F = 2D·p. It has a single round, because its
+cost is F³. Each method has one step before it is timed. The ratio is the median over rounds.
 """
 
 import statistics

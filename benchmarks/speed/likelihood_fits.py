@@ -1,11 +1,12 @@
-"""Fits to counts and signs: 20 000 values in memory, and a million in chunks.
+"""Fits to counts and signs: 20 000 values in memory, and a million values in chunks.
 
     python benchmarks likelihood_fits [--points 20000] [--stream 1000000] [--features 500] [--smoke]
 
-A scalar field of variance one and lengthscale 0.1 in the unit square, with hyperparameters that
-`fit` learns from default starting values. A chunk has at most 100 000 values. Seconds are of the
-processor on one thread; errors of the mean over the standard deviation of the field, and the share
-of the field in 95 % intervals, are those at 2000 other places. MiB are what a fit adds at its peak.
+The field is a scalar field of variance one and lengthscale 0.1 in the unit square. `fit` learns the
+hyperparameters from default starting values. A chunk has at most 100 000 values. Seconds are
+processor time with one thread. Errors of the mean over the standard deviation of the field, and the
+fraction of the field in 95 % intervals, are measured at 2000 other places. MiB is the additional
+peak memory of a fit.
 """
 
 import time

@@ -1,12 +1,13 @@
-"""One training step of a separable kernel on 64 inputs: 100 outputs against one.
+"""One training step of a separable kernel with 64 inputs: 100 outputs compared with one.
 
     python benchmarks many_outputs [--points 20000] [--frequencies 1024] [--outputs 100]
         [--rounds 3] [--smoke]
 
-Evidence and gradient by ORFFKernel(MultitaskKernel(RBF), QuasiMonteCarlo) in ExactGP, float64,
-interleaved in one process; each has one step before it is timed, and the ratio is the median over
-rounds. Beside the steps stands the algebra that they contain: one eigendecomposition of the Gram
-matrix, and one Cholesky factor with its inverse, of which every output would need its own.
+The step is evidence and gradient of ORFFKernel(MultitaskKernel(RBF), QuasiMonteCarlo) in ExactGP in
+float64. All steps are interleaved in one process, and each method has one step before it is timed.
+The ratio is the median over rounds. The table also has the times of parts of the algebra: one
+eigendecomposition of the Gram matrix, and one Cholesky factor with its inverse. Without the
+eigendecomposition, every output would need a separate Cholesky factor.
 """
 
 import statistics

@@ -1,11 +1,11 @@
-"""The passes of `workers` on workers of MPI, beside a loop in one process.
+"""The passes of `workers` on workers of MPI, and a loop in one process.
 
     pip install mpi4py mpich
     mpiexec -n 3 python -m mpi4py.futures benchmarks mpi_workers [--points 1e7] [--size 1e6]
         [--rounds 3] [--smoke]
 
-One process calls, the others work, with one thread each. Columns as in `workers`; `cpu` is not
-known, since MPI and not the caller starts the workers.
+One process calls, and the others compute, with one thread each. The columns are those of `workers`.
+`cpu` is unknown, because MPI and not the caller starts the workers.
 """
 
 import sys

@@ -1,13 +1,14 @@
-"""A robot's loop: add one observation, ask for mean and variance at the next place.
+"""The loop of a robot: add one observation, then predict mean and variance at the next place.
 
     python benchmarks robot_loop [--points 3000] [--steps 200] [--smoke]
 
-A curl-free RBF field over 17 × 17 lengthscales, observed with noise of 0.3 of its standard
-deviation; `VectorFieldGP` learns it from `--points` vectors, then `--steps` more come one at a time
-along a track. Seconds of `update` with the posterior's mean and variance at the next place, median
-and 95th percentile; beside it, interleaved, one bare Cholesky factorisation of an F × F matrix,
-which no exact update of the posterior of all weights by one factorisation avoids. In the end, mean
-and variance against one pass over all vectors.
+The field is a curl-free RBF field over 17 × 17 lengthscales, observed with noise of 0.3 of its
+standard deviation. `VectorFieldGP` learns it from `--points` vectors. Then `--steps` further
+vectors come one at a time along a track. The columns are the median and the 95th percentile of the
+seconds of `update` with the mean and variance at the next place. Interleaved with these steps is
+one Cholesky factorisation of an F × F matrix. Every exact update of the posterior of all weights
+that factorises once needs this time. At the end, mean and variance are compared with those of one
+pass over all vectors.
 """
 
 from collections.abc import Sequence

@@ -1,39 +1,41 @@
-"""From a thousand points to a hundred million: seconds, memory, error, coverage; and the others.
+"""From a thousand points to a hundred million: time, memory, error, coverage; other methods.
 
     python benchmarks scale [--most 1e7] [--others 1 | 0] [--smoke]
     python benchmarks scale --row ours 1e8 2
 
-Known fields, draws of the prior, observed with noise of 0.3 of their standard deviation: two
-inputs, a Helmholtz kernel over 9 × 9 lengthscales; three inputs, a curl-free kernel over 4 × 4 × 4.
-Every row is a process of its own with all cores, and a file of its own in results/scale: `--row`
-measures one. From 10⁷ points on the data are never in memory: they are made anew, chunk by chunk,
-in every pass. Columns:
+The fields are draws of the prior, observed with noise of 0.3 of their standard deviation. For two
+inputs, the kernel is a Helmholtz kernel over 9 × 9 lengthscales; for three inputs, a curl-free
+kernel over 4 × 4 × 4. Every row is a separate process with all cores, and a separate file in
+results/scale. `--row` measures one row. From 10⁷ points on, the data are never in memory: they are
+generated again, chunk by chunk, in every pass. The columns are
 
 fit          seconds of the whole `VectorFieldGP.fit` with default settings, from data to trained
-             model, of which `making` were spent on making the data
-MiB          largest resident size of the process above that before `fit`
+             model; `making` is the part of these seconds that generates the data
+MiB          largest resident size of the process minus the size before `fit`
 error, sd    root mean square error of the posterior mean at 2000 held-out points against the true
              field, per component, and root mean posterior variance
-inside       share of the true components within 95 % intervals
-map          seconds of the posterior mean and variance at 10⁶ points, the first time; not under
+inside       fraction of the true components inside 95 % intervals
+map          seconds of the first posterior mean and variance at 10⁶ points. It is not measured for
              the exact kernel, where each point costs the square of the number of values
-evaluation   seconds of evidence and gradient in all hyperparameters, median; no pass over the data
-bare         seconds of one Cholesky factorisation and one inverse, which no evaluation avoids, of
-             F rows or as many as there are numbers; interleaved with it, and the ratio of the two
-pass         seconds of the statistics of all data in memory, and of the transforms that no pass can
-             avoid, bare calls of FINUFFT, interleaved, with the ratio
+evaluation   seconds of evidence and gradient by all hyperparameters, median; without a pass over
+             the data
+bare         seconds of one Cholesky factorisation and one inverse, which every evaluation needs, of
+             F rows or as many rows as there are numbers; interleaved with the evaluation. Also the
+             ratio of both
+pass         seconds of the statistics of all data in memory, and of the transforms that every pass
+             needs: calls of FINUFFT alone, interleaved. Also the ratio of both
 
-The others, in two dimensions, all with the Helmholtz kernel:
+The other methods, in two dimensions and all with the Helmholtz kernel, are
 
-exact        `ExactGP` with the exact kernel, at most 25 iterations of L-BFGS from starting values a
-             user might choose
-dense        one evaluation of evidence and gradient, dense matrices in plain torch, after a first
+exact        `ExactGP` with the exact kernel, at most 25 iterations of L-BFGS from plausible
+             starting values
+dense        one evaluation of evidence and gradient with dense matrices in plain torch, after a
+             first evaluation
 svgp         `ApproximateGP` with the exact kernel, 500 inducing variables (both components at 250
-             points, placed by k-means; natural gradients, Adam at 0.05 for the hyperparameters,
-             batches of 256 points) until its ELBO settles: no gain above 0.002 nats per number in
-             200 steps
+             points of k-means; natural gradients, Adam at 0.05 for the hyperparameters, batches of
+             256 points). It stops when the ELBO gains less than 0.002 nats per number in 200 steps
 
-And `--row limit 1e8 3`: the sd of the posterior of the exact kernel where points are dense.
+`--row limit 1e8 3` measures the sd of the posterior of the exact kernel for dense points.
 """
 
 import subprocess

@@ -1,23 +1,26 @@
-"""Statistics of many readings in files, by one process, by a pool and by a Dask cluster.
+"""Statistics of many observations in files, by one process, by a pool and by a Dask cluster.
 
     python benchmarks workers [--points 1e7] [--size 1e6] [--rounds 3] [--smoke]
 
-A Helmholtz kernel over 9 × 9 lengthscales, in files of 10⁶ readings that are written at first. One
-call of `statistics_of` looks at every file twice: once for box, counts and a sample, and once for
-the sums. Every process has one thread, and is warm. The ways take turns, first with one worker,
-then with two; medians of the rounds. `cpu` counts idle processes of the other ways. Columns:
+The kernel is a Helmholtz kernel over 9 × 9 lengthscales. The observations are in files of 10⁶
+points, which are written first. One call of `statistics_of` reads every file twice: once for box,
+counts and a sample, and once for the sums. Every process has one thread and has already run once.
+The methods take turns, first with one worker, then with two. The table has medians of the rounds.
+`cpu` includes idle processes of the other methods. The columns are
 
 seconds      of the call
 cpu          seconds of all processes together
-overhead     of seconds × workers over the loop, in the same rounds
-cpu_more     the same of `cpu`, which tells more where the machine does other work too
-caller       MiB by which the calling process grows at most
+overhead     (seconds × workers) / seconds of the loop − 1, in the same rounds
+cpu_more     the same for `cpu`, which is more informative if the machine also does other work
+caller       the largest growth of the calling process in MiB
 apart        largest difference of the sums from those of the loop, over their largest number
+
+and the methods are
 
 loop         the sum of `statistics_of` each file, in a `for` loop
 here         chunks that load themselves, without an executor
 pool, dask   the same on workers
-by hand      a tree of delayed sums with dask, one task a file
+by hand      a tree of delayed sums with dask, one task per file
 """
 
 import multiprocessing

@@ -42,7 +42,7 @@ def page(script: Path) -> str:
         if HIDDEN not in cell.metadata.get("tags", [])
     ]
     figure = image_of(script)
-    shown = [f"![What the tutorial draws]({figure})"] if figure else []
+    shown = [f"![Figure of the tutorial]({figure})"] if figure else []
     downloads = (
         f"Download: {{download}}`notebook <{script.stem}.ipynb>`, "
         f"{{download}}`script <../../tutorials/{script.name}>`."

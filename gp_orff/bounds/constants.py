@@ -1,4 +1,4 @@
-"""A bound as a value, what it is asked of, and the constants and tails that theorems use."""
+"""The class `Bound`, and the tails and constants that the theorems use."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from gp_orff.features.chunked import Box, as_box
 from gp_orff.features.draws import LeafSpectrum, TermSpectrum
 from gp_orff.features.random import Measure, Proposal, as_measure
 from gp_orff.kernels.derivatives import at_zero, derivatives, scalar_covariance
-from gp_orff.kernels.spectra import Gaussian, GridSpectrum, SpectralMixture, Spectrum
+from gp_orff.kernels.spectra import Gaussian, SpectralMixture, Spectrum
 from gp_orff.kernels.tree import (
     Factor,
     Gradient,
@@ -36,18 +36,18 @@ from gp_orff.kernels.tree import (
 )
 from gp_orff.kernels.variance_spectrum import diverges, grows
 
-# Tails of the error at one lag: P(‖K̃(δ) − K(δ)‖ ≥ x) ≤ C exp(−D t(x)), D frequencies.
+# Tails t of the error at one lag: P(‖K̃(δ) − K(δ)‖ ≥ x) ≤ C exp(−D t(x)) with D frequencies.
 #
-# K̃(δ) = (1/D) Σ_j Y_j(δ), where Y_j = Re e^{−i⟨ω_j, δ⟩} W_j are independent, with mean K(δ).
+# K̃(δ) = (1/D) Σ_j Y_j(δ), where the Y_j = Re e^{−i⟨ω_j, δ⟩} W_j are independent with mean K(δ).
 #
-# Where W is real, Y = cos⟨ω, δ⟩ W is symmetric. A Hermitian W gives Y that is not, with ‖Y‖ ≤ ‖W‖
-# in both norms and E Y Yᵀ, E Yᵀ Y ≤ E W². The matrix inequalities then hold for the symmetric
+# If W is real, Y = cos⟨ω, δ⟩ W is symmetric. If W is Hermitian, Y is not symmetric, but ‖Y‖ ≤ ‖W‖
+# in both norms, and E Y Yᵀ, E Yᵀ Y ≤ E W². The matrix inequalities are then valid for the symmetric
 # matrix (0, Y; Yᵀ, 0), with the same factor 2p.
 
 
 @dataclass(frozen=True)
 class Hoeffding:
-    """x²/(2a²) for scalars with |Y_j| ≤ a (Rahimi & Recht 2007, Section 3)."""
+    """The tail x²/(2a²) for scalars with |Y_j| ≤ a (Rahimi & Recht 2007, Section 3)."""
 
     scale: float  # a
 
@@ -57,7 +57,10 @@ class Hoeffding:
 
 @dataclass(frozen=True)
 class Bernstein:
-    """x²/(2b + 2Ux/3) for ‖Y_j − K‖₂ ≤ U and b = ‖E(Y_j − K)²‖₂ (Brault et al. 2016, Thm B.1)."""
+    """The tail x²/(2b + 2Ux/3) for ‖Y_j − K‖₂ ≤ U and b = ‖E(Y_j − K)²‖₂.
+
+    Source: Brault et al. 2016, Theorem B.1.
+    """
 
     variance: float  # b
     scale: float  # U
@@ -68,10 +71,10 @@ class Bernstein:
 
 @dataclass(frozen=True)
 class Subexponential:
-    """The tail for ‖Y_j − K‖₂ with an Orlicz norm of at most m/2 (Brault et al. 2016, Thm B.2).
+    """The tail for ‖Y_j − K‖₂ with an Orlicz norm of at most m/2.
 
-    x²/(4b + 2xū/3) where xū ≤ 2(e − 1)b, else x/((e − 1)ū); ū = m log(2m²/b + 1). The variance in
-    ū is that of one Y_j.
+    It is x²/(4b + 2xū/3) if xū ≤ 2(e − 1)b, and x/((e − 1)ū) otherwise, with ū = m log(2m²/b + 1).
+    Here b is the variance of one Y_j. Source: Brault et al. 2016, Theorem B.2.
     """
 
     variance: float  # b
@@ -87,9 +90,9 @@ class Subexponential:
 
 @dataclass(frozen=True)
 class Logarithmic:
-    """x/(4M) · log(1 + 2Mx/σ²) for ‖Y_j‖_F ≤ M and σ² = E‖Y_j‖_F² (Minh 2016, Theorem 11).
+    """The tail x/(4M) · log(1 + 2Mx/σ²) for ‖Y_j‖_F ≤ M and σ² = E‖Y_j‖_F².
 
-    The bound of Y_j − K, in its Lemma 15, is 2M.
+    Source: Minh 2016, Theorem 11, with the bound 2M of ‖Y_j − K‖_F in its Lemma 15.
     """
 
     variance: float  # σ²
@@ -103,34 +106,37 @@ class Logarithmic:
 Tail = Hoeffding | Bernstein | Subexponential | Logarithmic
 
 
-# A bound of the error of random features as a value, with its inverses.
+# The bound of the error of random features, with its inverses.
 #
-# A theorem gives the logarithm of a probability, which decreases in the number D of frequencies and
-# in the error ε. The two inverses need nothing else: D by doubling and bisection of integers, ε by
-# doubling and bisection down to neighbouring floating-point numbers. Logarithms are used because
-# probabilities such as e^{−1000} underflow, and bounds above one may be very large.
+# A theorem gives the logarithm of a probability. It decreases with the number D of frequencies and
+# with the error ε. Both inverses follow by doubling and bisection, D among the integers, and ε up
+# to neighbouring floating-point numbers. Logarithms are used because probabilities such as
+# e^{−1000} underflow, and bounds above one may be very large.
 
 
 class Bound(ABC):
-    """A bound of the probability that random features have a larger error than ε, with inverses.
+    """A bound of the probability that random features have a larger error than ε.
 
-    The functions of `gp_orff.bounds` return it; you need not build one. Each of three numbers
-    follows from the other two:
+    The functions of `gp_orff.bounds` return such bounds. Three methods compute one of three numbers
+    from the other two:
 
-    - D, as in `MonteCarlo(D)`, by `num_frequencies(error, confidence)`;
-    - the error ε of the kernel, by `error(num_frequencies, confidence)`;
-    - the probability of a larger error, by `probability(num_frequencies, error)`.
+    - `num_frequencies(error, confidence)` returns D, as in `MonteCarlo(D)`;
+    - `error(num_frequencies, confidence)` returns the error ε of the kernel;
+    - `probability(num_frequencies, error)` returns the probability of a larger error.
 
-    The error is a norm of K̃(x, z) − K(x, z), where K̃ is the kernel of D random frequencies. It
-    refers to one pair of points, or it is the largest error over all x and z in a box. It is
-    absolute, in the squared units of the outputs: for 5 %, pass 0.05 times the norm of K(0).
+    The error is a norm of K̃(x, z) − K(x, z), where K̃ is the kernel of D random frequencies.
+    Depending on the bound, it is the error at one pair of points, or the largest error over all x
+    and z in a box. It is an absolute error, in squared units of the outputs. For a relative error
+    of 5 %, pass 0.05 times the norm of K(0).
 
     Example:
+        With a probability of 95 %, the error of 10 000 frequencies is below 0.289:
+
         >>> import gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
         >>> kernel.base_kernel.lengthscale = 1.0
         >>> bound = gp_orff.bounds.minh(kernel, ((-1, 1), (-1, 1)))
-        >>> error = bound.error(10_000)  # with a probability of 95 %
+        >>> error = bound.error(10_000)
         >>> round(error, 3)
         0.289
         >>> bound.num_frequencies(error)
@@ -142,46 +148,47 @@ class Bound(ABC):
     @property
     @abstractmethod
     def scale(self) -> float:
-        """The typical error of one frequency, at which a search starts."""
+        """The typical error of one frequency, where the search for ε starts."""
 
     @abstractmethod
     def log_probability(self, num_frequencies: int, error: float) -> float:
-        """The logarithm of the bound, which decreases in both arguments. A positive value is no
-        bound.
+        """Return the logarithm of the bound of the probability.
+
+        It decreases with both arguments. If it is positive, the theorem gives no bound.
 
         Args:
-            num_frequencies: D, for each term of a sum.
-            error: ε > 0, in the squared units of the outputs.
+            num_frequencies: D, the number of frequencies of each term of a sum.
+            error: ε > 0, in squared units of the outputs.
         """
 
     def probability(self, num_frequencies: int, error: float) -> float:
-        """An upper bound of the probability that the error is at least `error`.
+        """Return an upper bound of the probability that the error is at least ε.
 
-        It is 1 if the theorem gives no bound.
+        The result is 1 if the theorem gives no bound.
 
         Args:
-            num_frequencies: D, the number in `MonteCarlo(D)`, of each term of a sum.
-            error: ε > 0, in the squared units of the outputs.
+            num_frequencies: D, the number of frequencies of each term of a sum.
+            error: ε > 0, in squared units of the outputs.
 
         Raises:
-            ValueError: fewer frequencies than one, or an error that is not positive and finite.
+            ValueError: `num_frequencies` < 1, or `error` is not positive and finite.
         """
         _check_number(num_frequencies)
         _check_error(error)
         return math.exp(min(0.0, self.log_probability(num_frequencies, error)))
 
     def error(self, num_frequencies: int, confidence: float = 0.95) -> float:
-        """The error that D frequencies do not exceed, with a probability of at least `confidence`.
+        """Return the error ε that D frequencies do not exceed, by this bound.
 
         Args:
-            num_frequencies: D, the number in `MonteCarlo(D)`, of each term of a sum.
-            confidence: the probability, between 0 and 1: 0.95 for 95 %.
+            num_frequencies: D, the number of frequencies of each term of a sum.
+            confidence: the probability that the error is below ε, between 0 and 1.
 
         Returns:
-            ε, in the squared units of the outputs.
+            ε, in squared units of the outputs.
 
         Raises:
-            ValueError: fewer frequencies than one, or a confidence that is not between 0 and 1.
+            ValueError: `num_frequencies` < 1, or `confidence` is not between 0 and 1.
         """
         _check_number(num_frequencies)
         target = _log_of_rest(confidence)
@@ -190,19 +197,17 @@ class Bound(ABC):
         )
 
     def num_frequencies(self, error: float, confidence: float = 0.95) -> int:
-        """The number of frequencies that suffice for an error below `error`, by this bound.
+        """Return the number of frequencies that suffice for an error below ε, by this bound.
 
         Args:
-            error: ε > 0, in the squared units of the outputs.
-            confidence: the probability that the error stays below, between 0 and 1.
+            error: ε > 0, in squared units of the outputs.
+            confidence: the probability that the error is below ε, between 0 and 1.
 
         Returns:
-            D for `MonteCarlo(D)`, the number of frequencies of each term of a sum. Each makes a
-            cosine and a sine.
+            D for `MonteCarlo(D)`, the number of frequencies of each term of a sum.
 
         Raises:
-            ValueError: an error that is not positive and finite, or a confidence that is not
-                between 0 and 1.
+            ValueError: `error` is not positive and finite, or `confidence` is not between 0 and 1.
         """
         _check_error(error)
         target = _log_of_rest(confidence)
@@ -220,7 +225,7 @@ class Bound(ABC):
 
 @dataclass(frozen=True)
 class Part:
-    """C ε^{−power} exp(−share · D · tail): the tail of the error at one lag, raised to `share`."""
+    """An expression C ε^{−power} exp(−share · D · tail), with the tail of the error at one lag."""
 
     log_constant: float  # log C
     power: float = 0.0
@@ -229,15 +234,15 @@ class Part:
 
 @dataclass(frozen=True)
 class TailBound(Bound):
-    """The bound that follows from a tail of the error at one pair of points.
+    """The bound that follows from the tail t of the error at one pair of points.
 
         P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′))
 
-    Here t is the tail of the error at one pair of points. ε′ is ε for one pair and ε/2 over a box.
+    For one pair of points, ε′ = ε. For a box, ε′ = ε/2.
 
     Args:
-        tail: t, as a function of the error at one pair of points.
-        parts: the constants C_i, powers c_i and shares s_i.
+        tail: t, a function of the error at one pair of points.
+        parts: the constants C_i, the powers c_i and the factors s_i.
         fraction: ε′/ε.
     """
 
@@ -258,7 +263,10 @@ class TailBound(Bound):
 
 
 def crossing(decreasing: Callable[[float], float], start: float) -> float:
-    """The smallest x > 0 at which a decreasing function is not positive, found from `start`."""
+    """Return the smallest x > 0 at which a decreasing function is not positive.
+
+    The search starts from `start`.
+    """
     low = high = start
     while decreasing(high) > 0:
         high *= 2
@@ -271,19 +279,21 @@ def crossing(decreasing: Callable[[float], float], start: float) -> float:
 
 def _check_number(num_frequencies: int) -> None:
     if not num_frequencies >= 1:
-        raise ValueError(f"a bound expects num_frequencies >= 1, got {num_frequencies}; raise it")
+        raise ValueError(
+            f"a bound expects num_frequencies >= 1, got {num_frequencies}; pass a larger number"
+        )
 
 
 def _check_error(error: float) -> None:
     if not 0 < error < math.inf:
         raise ValueError(
-            f"a bound expects a positive and finite error, got {error}; it has the units of the "
+            f"a bound expects a positive and finite error, got {error}; pass it in units of the "
             "kernel"
         )
 
 
 def _log_of_rest(confidence: float) -> float:
-    """log(1 − confidence)."""
+    """Return log(1 − confidence)."""
     if not 0 < confidence < 1:
         raise ValueError(
             f"a bound expects a confidence between 0 and 1, got {confidence}; pass 0.95 for 95 %"
@@ -293,30 +303,40 @@ def _log_of_rest(confidence: float) -> float:
 
 # Moments of the size of a random spectral matrix, for each spectrum.
 #
-# A frequency ω of one leaf is drawn with an importance weight v. With a factor of degree g its
-# matrix has the size w = v ‖ω‖^{2g}, times constants. Moments are exact where the spectrum is
-# isotropic, and upper bounds with a lengthscale for each input.
+# A frequency ω of one leaf is drawn with an importance weight v. With a factor of degree g, its
+# matrix has the size w = v ‖ω‖^{2g}, times constants. Moments are exact if the spectrum is
+# isotropic, and upper bounds if each input has its own lengthscale.
 #
-# With z = ℓω = r u, the radius r and the direction u are independent. Every moment is therefore
-# that of a power of r, which the spectrum knows, times that of a power of the quadratic form q =
-# ‖u/ℓ‖². If the density is weighted by r^{2t} (trace measure, t = g = 1), the weight E r²/r²
-# cancels r² in w: w is bounded.
+# In z = ℓω = r u, the radius r and the direction u are independent. Every moment is therefore the
+# moment of a power of r, which the spectrum returns, times the moment of a power of q = ‖u/ℓ‖². If
+# the density is weighted by r^{2t} (trace measure, t = g = 1), the weight E r²/r² cancels r² in w,
+# so that w is bounded.
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Of w and ω, in the distribution that ω is drawn from; infinite where they do not exist."""
+    """The moments of w and ω, for the density from which ω is drawn; infinite if they diverge.
 
-    largest: float  # ess sup w
-    orlicz: float  # the ψ₁ norm of w, inf{c: E exp(w/c) ≤ 2}
-    mean: float  # E w
-    mean_square: float  # E w²
-    first: float  # E ‖ω‖ w
-    second: float  # E ‖ω‖² w²
-    outer: tuple[float, ...] = ()  # E v² ‖ω‖² ω_i², if g = 1
+    Attributes:
+        largest: ess sup w.
+        orlicz: the ψ₁ norm of w, inf{c: E exp(w/c) ≤ 2}.
+        mean: E w.
+        mean_square: E w².
+        first: E ‖ω‖ w.
+        second: E ‖ω‖² w².
+        outer: E v² ‖ω‖² ω_i² for each input i if g = 1; empty otherwise.
+    """
+
+    largest: float
+    orlicz: float
+    mean: float
+    mean_square: float
+    first: float
+    second: float
+    outer: tuple[float, ...] = ()
 
     def __mul__(self, other: "Moments") -> "Moments":
-        """The moments of w w′ and ω + ω′, of two independent leaves with symmetric ω."""
+        """Return the moments of w w′ and ω + ω′, for two independent leaves with symmetric ω."""
         return Moments(
             self.largest * other.largest,
             min(self.orlicz * other.largest, self.largest * other.orlicz),
@@ -330,19 +350,25 @@ class Moments:
 
 @singledispatch
 def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Moments:
-    """The moments of a leaf with a factor of this degree, drawn with the weight ‖z‖^{2·order}.
+    """Return the moments of a leaf.
 
-    z = ℓω is isotropic: ω = r u/ℓ with u uniform on the sphere. With q = ‖u/ℓ‖², w = r²q for the
-    measure of order 0 and w = E r² · q for order 1.
+    By default, z = ℓω is isotropic: ω = r u/ℓ with u uniform on the sphere. With q = ‖u/ℓ‖² and a
+    factor of degree 1, w = r²q for the measure of order 0, and w = E r² · q for order 1.
+
+    Args:
+        spectrum: the spectrum of the leaf.
+        degree: g, the degree of the factor B(ω).
+        order: t, the exponent of the weight ‖z‖^{2t} of the density from which ω is drawn.
+        num_dims: the number of inputs of the leaf.
 
     Raises:
-        NotImplementedError: a spectrum without `isotropic_lengthscale`.
+        NotImplementedError: the spectrum has no `isotropic_lengthscale`.
     """
     lengthscale = spectrum.isotropic_lengthscale
     if lengthscale is None:
         raise NotImplementedError(
             f"bounds expect a spectrum with an isotropic lengthscale, got "
-            f"{type(spectrum).__name__}, whose moments are not known; register a function that "
+            f"{type(spectrum).__name__}, whose moments are unknown; register a function that "
             "returns its Moments with @gp_orff.bounds.constants.moments.register"
         )
     scales = lengthscale.detach().double().flatten().expand(num_dims).pow(-2).numpy()
@@ -350,13 +376,13 @@ def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Momen
     g, tilt = degree, _radial_moment(spectrum, 2 * order, num_dims)
 
     def tilted(power: int) -> float:
-        """E r^{2t} · E r^{power − 2t}, t the order: of r^{power} times squared weights."""
+        """Return the mean of r^power times squared weights, E r^{2t} · E r^{power − 2t}."""
         return tilt * _radial_moment(spectrum, power - 2 * order, num_dims)
 
     largest = tilt * scales.max() ** g if order == g else math.inf
     outer = scales * (scales.sum() + 2 * scales) / (num_dims * (num_dims + 2))
-    # Cauchy and Schwarz: the half-integer moment of q has no closed form.
-    odd = math.sqrt(square[g] * square[g + 1])  # at least E q^{g + ½}
+    # The half-integer moment E q^{g + ½} has no closed form; this is its Cauchy–Schwarz bound.
+    odd = math.sqrt(square[g] * square[g + 1])
     return Moments(
         largest=float(largest),
         orlicz=float(largest / math.log(2)) if order == g else orlicz(spectrum, scales),
@@ -369,19 +395,19 @@ def moments(spectrum: Spectrum, degree: int, order: int, num_dims: int) -> Momen
 
 
 def _radial_moment(spectrum: Spectrum, power: int, num_dims: int) -> float:
-    """E r^power, r = ‖z‖."""
+    """Return E r^power for r = ‖z‖."""
     moment = torch.as_tensor(spectrum.moment(power / 2, num_dims), dtype=torch.float64)
     return float(moment.detach())
 
 
 def quadratic_moments(scales: Float[np.ndarray, "d"]) -> list[float]:
-    """E q^k for k = 0, …, 3, q = Σ_i λ_i u_i² with u uniform on the sphere and λ = `scales`.
+    """Return E q^k for k = 0, …, 3, where q = Σ_i λ_i u_i² and u is uniform on the sphere.
 
-    For a standard normal g, E(Σ_i λ_i g_i²)^k = E q^k · E(χ²_d)^k; its cumulants are
-    2^{n−1} (n−1)! Σ_i λ_iⁿ.
+    Here λ = `scales`. For a standard normal g, E(Σ_i λ_i g_i²)^k = E q^k · E(χ²_d)^k. The cumulants
+    of Σ_i λ_i g_i² are 2^{n−1} (n−1)! Σ_i λ_iⁿ.
     """
     d, (a, b, c) = len(scales), (float((scales**n).sum()) for n in (1, 2, 3))
-    # The second and third moments of a sum from its cumulants κ₁ = a, κ₂ = 2b and κ₃ = 8c.
+    # The second and third moments follow from the cumulants κ₁ = a, κ₂ = 2b and κ₃ = 8c.
     first, second = a, a * a + 2 * b
     third = a**3 + 6 * a * b + 8 * c
     return [1.0, first / d, second / (d * (d + 2)), third / (d * (d + 2) * (d + 4))]
@@ -389,7 +415,10 @@ def quadratic_moments(scales: Float[np.ndarray, "d"]) -> list[float]:
 
 @singledispatch
 def orlicz(spectrum: Spectrum, scales: Float[np.ndarray, "d"]) -> float:
-    """The ψ₁ norm of ‖ω‖², ω = z/ℓ, with `scales` = ℓ⁻²; infinite unless it is registered."""
+    """Return the ψ₁ norm of ‖ω‖² for ω = z/ℓ and `scales` = ℓ⁻².
+
+    It is infinite unless a function is registered for the spectrum.
+    """
     return math.inf
 
 
@@ -403,7 +432,13 @@ def gaussian_orlicz(
     means: Float[np.ndarray, "q d"],
     variances: Float[np.ndarray, "q d"],
 ) -> float:
-    """The ψ₁ norm of ‖ω‖² where each coordinate is a mixture of Gaussians: E exp(‖ω‖²/c) = 2."""
+    """Return the ψ₁ norm c of ‖ω‖², with E exp(‖ω‖²/c) = 2, for mixtures of Gaussians.
+
+    Args:
+        shares: (q, 1), the probabilities of q components.
+        means: (q, d), the means of each coordinate.
+        variances: (q, d), the variances of each coordinate.
+    """
 
     def log_excess(c: float) -> float:
         rest = 1 - 2 * variances / c
@@ -417,10 +452,11 @@ def gaussian_orlicz(
 
 @moments.register
 def _(spectrum: SpectralMixture, degree: int, order: int, num_dims: int) -> Moments:
-    """Of independent coordinates, each of a component with the weight v = Q w_q/Σw."""
+    """Return moments of independent coordinates, each with the weight v = Q w_q/Σw."""
     if order:
         raise NotImplementedError(
-            'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
+            "expected order 0 for a SpectralMixtureKernel, got a rule that draws from the "
+            'trace measure, which is not available; use measure="base"'
         )
     weights = spectrum.weights.detach().double().numpy()
     means, scales = (
@@ -452,7 +488,10 @@ def _axis_moments(
     centres: Float[np.ndarray, "q d"],
     variances: Float[np.ndarray, "q d"],
 ) -> Float[np.ndarray, "4 d"]:
-    """E v ω_i^{2n}, n = 0, …, 3, over components of equal probability; `centres` are squared."""
+    """Return E v ω_i^{2n} for n = 0, …, 3, over components of equal probability.
+
+    `centres` are the squared means of the components.
+    """
     m, s = centres, variances
     powers = [
         np.ones_like(m),
@@ -464,7 +503,10 @@ def _axis_moments(
 
 
 def _norm_moments(weights, centres, variances) -> list[float]:
-    """E v ‖ω‖^{2n}, n = 0, …, 3, with v the product over the coordinates: a product of series."""
+    """Return E v ‖ω‖^{2n} for n = 0, …, 3, where v is a product over the coordinates.
+
+    It is computed as a product of power series.
+    """
     factorials = np.array([1.0, 1.0, 2.0, 6.0])
     series = np.array([1.0])
     for axis in (_axis_moments(weights, centres, variances) / factorials[:, None]).T:
@@ -473,7 +515,7 @@ def _norm_moments(weights, centres, variances) -> list[float]:
 
 
 def _outer_moments(weights, centres, variances) -> tuple[float, ...]:
-    """E v ‖ω‖² ω_i²."""
+    """Return E v ‖ω‖² ω_i² for each input i."""
     axis = _axis_moments(weights, centres, variances)
     total = axis[0].prod()
     second, fourth = axis[1] / axis[0], axis[2] / axis[0]
@@ -482,26 +524,33 @@ def _outer_moments(weights, centres, variances) -> tuple[float, ...]:
 
 # Moments of the size of a spectral matrix that is any function of the frequency, by quadrature.
 #
-# Frequencies that are drawn from S are integrated over polar nodes, of radii up to 10⁶ in units of
-# the spectrum, as for the variance. A `sampler` says only what it draws: the integrals are then
-# means over a Sobol sequence, and the largest size is that of the sequence.
+# If frequencies are drawn from S, the integrals are over polar nodes, with radii up to 10⁶ in units
+# of the spectrum, as for the variance. If they are drawn by a `sampler`, the integrals are means
+# over a Sobol sequence, and the largest size is the maximum over this sequence.
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Frequencies with probabilities, and the random matrices W = v A(ω)."""
+    """Frequencies with probabilities, and the random matrices W = v A(ω).
+
+    Attributes:
+        omega: (m, d), the frequencies.
+        log_probability: (m,), the logarithms of their probabilities.
+        matrices: (m, p, p), W.
+        radii: (m,), the scaled radii of polar nodes; None for a Sobol sequence.
+    """
 
     omega: Float[Tensor, "m d"]
     log_probability: Float[Tensor, "m"]
     matrices: Float[Tensor, "m p p"]
-    radii: Float[np.ndarray, "m"] | None  # scaled, if the nodes reach far beyond the spectrum
+    radii: Float[np.ndarray, "m"] | None
 
     @classmethod
     def of(cls, leaf: LeafSpectrum) -> "Nodes":
-        """The nodes of the density that a leaf is drawn from.
+        """Return the nodes of the density from which a leaf is drawn.
 
         Raises:
-            NotImplementedError: the spectral density is not known, or there are too many inputs.
+            NotImplementedError: the spectral density is unknown, or there are too many inputs.
         """
         factor, spectrum = leaf.variance.factor, leaf.spectrum
         if isinstance(spectrum, Proposal):
@@ -511,11 +560,11 @@ class Nodes:
             log_probability = torch.full_like(v, -math.log(len(v)))
             b = v.sqrt()[:, None, None] * factor(omega)
             return cls(omega, log_probability, b @ b.mH, None)
-        if not isinstance(spectrum, GridSpectrum) or leaf.num_dims > 3:
+        if not spectrum.for_grids or leaf.num_dims > 3:
             raise NotImplementedError(
-                "bounds integrate over the spectral density of a SpectralMatrixKernel of at most 3 "
-                f"inputs, got {type(spectrum).__name__} of {leaf.num_dims}; measure the error with "
-                "gp_orff.compare_with_exact, or give the kernel a sampler"
+                "bounds expect a SpectralMatrixKernel of at most 3 inputs with a GridSpectrum, got "
+                f"{leaf.num_dims} inputs and {type(spectrum).__name__}; measure the error with "
+                "gp_orff.compare_with_exact, or pass a sampler to the kernel"
             )
         omega, volumes = leaf.variance.nodes
         log_probability = spectrum.log_density(omega).flatten() + volumes.log()
@@ -524,25 +573,25 @@ class Nodes:
 
     @property
     def finite(self) -> Bool[Tensor, "m"]:
-        """Where W does not overflow."""
+        """Which W do not overflow, (m,)."""
         return torch.isfinite(self.matrices.abs()).all(-1).all(-1)
 
     @property
     def spectral(self) -> Float[Tensor, "m"]:
-        """‖W‖₂."""
+        """The spectral norms ‖W‖₂, (m,)."""
         norms = torch.full_like(self.log_probability, math.inf)
         norms[self.finite] = torch.linalg.eigvalsh(self.matrices[self.finite])[:, -1]
         return norms
 
     @property
     def frobenius(self) -> Float[Tensor, "m"]:
-        """‖W‖_F."""
+        """The Frobenius norms ‖W‖_F, (m,)."""
         norms = self.matrices.abs().square().sum((-1, -2)).sqrt()
         return torch.where(self.finite, norms, math.inf)
 
     @property
     def square(self) -> float:
-        """‖E W²‖₂, whose imaginary part is odd in ω."""
+        """‖E W²‖₂; the imaginary part of W² is odd in ω, so its mean is zero."""
         if math.isinf(self._mean(self.frobenius.square())):
             return math.inf
         parts = self._parts((self.matrices @ self.matrices).real.flatten(1).mT)
@@ -550,7 +599,7 @@ class Nodes:
         return float(torch.linalg.matrix_norm(mean, 2))
 
     def moments(self, size: Float[Tensor, "m"]) -> Moments:
-        """The moments of a size of W."""
+        """Return the moments of a size (m,) of W."""
         length = self.omega.norm(dim=-1)
         unbounded = self.radii is not None and grows(size.numpy(), self.radii)
         largest = math.inf if unbounded else float(size.max())
@@ -568,7 +617,7 @@ class Nodes:
         return math.inf if self._is_infinite(parts) else float(parts.sum())
 
     def _parts(self, values: Float[Tensor, "*n m"]) -> Float[Tensor, "*n m"]:
-        """Probabilities times values, which may overflow where probabilities underflow."""
+        """Return probabilities times values; values may overflow if probabilities underflow."""
         probability = self.log_probability.exp()
         return torch.where(probability > 0, probability * values, 0.0)
 
@@ -576,7 +625,7 @@ class Nodes:
         return self.radii is not None and diverges(parts.numpy(), self.radii)
 
     def _orlicz(self, size: Float[Tensor, "m"]) -> float:
-        """c with E exp(w/c) = 2."""
+        """Return c with E exp(w/c) = 2."""
         if not math.isfinite(size.max()) or math.isinf(self._mean(size)):
             return math.inf
 
@@ -589,17 +638,17 @@ class Nodes:
 
 # The largest variance b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ of one frequency of a term.
 #
-# It is found by a search along one axis where the spectrum is isotropic and the kernel has a closed
-# form. Elsewhere b is bounded by ‖E W²‖₂.
+# If the spectrum is isotropic and the kernel has a closed form, b is computed by a search along one
+# axis. Otherwise b is replaced by its upper bound ‖E W²‖₂.
 #
-# cos² x = ½ (1 + cos 2x) turns the expectation into kernels at the lags 0 and 2δ. Lags along one
-# axis suffice because an isotropic kernel at any lag is a rotation of these, which leaves the norm
-# as it is. Lags are logarithmic over seven decades; the neighbourhood of the best one is searched
-# again; and the limit of long lags, where K(δ) vanishes, is compared.
+# By cos² x = ½ (1 + cos 2x), the expectation is a sum of kernels at the lags 0 and 2δ. Lags along
+# one axis suffice, because an isotropic kernel at another lag is a rotation, which does not change
+# the norm. Lags are logarithmic over seven decades. The neighbourhood of the best lag is searched
+# again, and compared with the limit of long lags, where K(δ) vanishes.
 
 
 def scalar_variance(leaf: Leaf, spectrum: LeafSpectrum, moments: Moments) -> float:
-    """sup_δ E v² cos²⟨ω, δ⟩ − k(δ)² of a scalar kernel, v the importance weights."""
+    """Return sup_δ E v² cos²⟨ω, δ⟩ − k(δ)² for a scalar kernel with importance weights v."""
     if spectrum.spectrum.isotropic_lengthscale is None or moments.largest != 1:
         return moments.mean_square
 
@@ -615,20 +664,20 @@ def scalar_variance(leaf: Leaf, spectrum: LeafSpectrum, moments: Moments) -> flo
 def field_variance(
     factor: Factor, leaf: Leaf, spectrum: LeafSpectrum, order: int, moments: Moments
 ) -> float:
-    """b of a curl-free or divergence-free kernel without further leaves.
+    """Return b for a curl-free or divergence-free kernel without further leaves.
 
-    Both have A² = ‖ω‖² A: E cos⟨ω, δ⟩ W² comes from the fourth derivatives of k (measure of order
-    0), or is a multiple of K(δ) where the weights make ‖W‖ constant (order 1).
+    Both have A² = ‖ω‖² A. With the measure of order 0, E cos⟨ω, δ⟩ W² follows from the fourth
+    derivatives of k. With order 1, ‖W‖ is constant, and this mean is a multiple of K(δ).
     """
     ceiling = square_bound(factor, moments)
-    if math.isinf(moments.orlicz):  # no theorem needs it
+    if math.isinf(moments.orlicz):  # no theorem needs b
         return ceiling
     lengthscale = spectrum.spectrum.isotropic_lengthscale
     if lengthscale is None or lengthscale.min() < lengthscale.max():
         return ceiling
     if order not in (0, factor.degree):
         return ceiling
-    # at most 256 derivatives at one lag: second ones up to d = 16, fourth ones up to d = 4
+    # At most 256 derivatives at one lag are allowed: second ones to d = 16, fourth ones to d = 4.
     if spectrum.num_dims ** (2 if order else 4) > 256:
         return ceiling
 
@@ -636,7 +685,7 @@ def field_variance(
         return factor.block(-derivatives(leaf.kernel, tau, 2))
 
     def square(tau: Float[Tensor, "n k"]) -> Float[Tensor, "n p p"]:
-        """E cos⟨ω, τ⟩ W²."""
+        """Return E cos⟨ω, τ⟩ W²."""
         if order:
             return moments.largest * covariance(tau)
         fourth = derivatives(leaf.kernel, tau, 4).diagonal(dim1=-1, dim2=-2).sum(-1)
@@ -653,7 +702,7 @@ def field_variance(
 
 
 def square_bound(factor: Factor, moments: Moments) -> float:
-    """‖E W²‖₂ of a curl-free or divergence-free kernel."""
+    """Return ‖E W²‖₂ for a curl-free or divergence-free kernel."""
     if math.isinf(moments.mean_square):
         return math.inf
     outer = torch.tensor(moments.outer, dtype=torch.float64).diag()
@@ -661,7 +710,7 @@ def square_bound(factor: Factor, moments: Moments) -> float:
 
 
 def _along_axis(spectrum: LeafSpectrum, lags: Float[Tensor, "n"]) -> Float[Tensor, "n k"]:
-    """Lags along the first axis, given in units of its lengthscale."""
+    """Return lags (n, k) along the first axis from lags (n,) in units of its lengthscale."""
     lengthscale = spectrum.spectrum.isotropic_lengthscale.flatten()[0]
     tau = lags.new_zeros(len(lags), spectrum.num_dims)
     tau[:, 0] = lags * lengthscale
@@ -671,7 +720,7 @@ def _along_axis(spectrum: LeafSpectrum, lags: Float[Tensor, "n"]) -> Float[Tenso
 def _supremum(
     variance: Callable[[Float[Tensor, "n"], bool], Float[Tensor, "n"]], ceiling: float
 ) -> float:
-    """The largest of `variance` over all lags; `ceiling` for a kernel without a closed form."""
+    """Return the largest `variance` over all lags, or `ceiling` without a closed form."""
     lags = torch.logspace(-3, 4, 600, dtype=torch.float64)  # in lengthscales
     lags = torch.cat([lags.new_zeros(1), lags])
     try:
@@ -681,29 +730,40 @@ def _supremum(
     best = int(values.argmax())
     low, high = lags[max(best - 1, 0)], lags[min(best + 1, len(lags) - 1)]
     refined = variance(low + (high - low) * torch.linspace(0, 1, 200).to(lags), False)
-    beyond = variance(lags[-1:], True)  # of all longer lags, for a kernel that decreases
+    beyond = variance(lags[-1:], True)  # the limit of long lags, for a kernel that decreases
     return min(ceiling, float(torch.cat([values, refined, beyond]).max()))
 
 
 # Constants of the distribution of Y = Σ_q cos⟨ω^q, δ⟩ W_q, one sample of the features of a kernel.
 #
-# q are the terms of the kernel, and W_q = outputscale · A(ω) · importance weight. Frequencies of
-# different terms are independent. All constants of a sum are sums: norms by the triangle
-# inequality, variances by independence.
+# The sum is over the terms q of the kernel, and W_q = outputscale · A(ω) · importance weight.
+# Frequencies of different terms are independent. The constants of a sum of terms are sums of
+# constants: for norms by the triangle inequality, and for variances by independence.
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Of a term, or of a sum of terms; infinite where they do not exist."""
+    """The constants of a term, or of a sum of terms; infinite if they diverge.
 
-    size: float  # ‖K(0)‖₂
-    largest: float  # ess sup ‖W‖₂
-    orlicz: float  # ‖ ‖W‖₂ ‖_ψ₁
-    variance: float  # b = sup_δ ‖E cos² W² − K(δ)²‖₂
-    lipschitz: float  # σ_p = (E ‖ω‖² ‖W‖₂²)^{1/2}
-    largest_frobenius: float  # M = ess sup ‖W‖_F
-    variance_frobenius: float  # σ² = E ‖W‖_F²
-    lipschitz_frobenius: float  # m₁ = E ‖ω‖ ‖W‖_F
+    Attributes:
+        size: ‖K(0)‖₂.
+        largest: ess sup ‖W‖₂.
+        orlicz: the ψ₁ norm of ‖W‖₂.
+        variance: b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂.
+        lipschitz: σ_p = (E ‖ω‖² ‖W‖₂²)^{1/2}.
+        largest_frobenius: M = ess sup ‖W‖_F.
+        variance_frobenius: σ² = E ‖W‖_F².
+        lipschitz_frobenius: m₁ = E ‖ω‖ ‖W‖_F.
+    """
+
+    size: float
+    largest: float
+    orlicz: float
+    variance: float
+    lipschitz: float
+    largest_frobenius: float
+    variance_frobenius: float
+    lipschitz_frobenius: float
 
     def __add__(self, other: "Constants") -> "Constants":
         return Constants(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
@@ -712,7 +772,7 @@ class Constants:
     def of(
         cls, w: Moments, size: float, variance: float, spectral: float, frobenius: float
     ) -> "Constants":
-        """The constants of W with the norms `spectral` · w and `frobenius` · w."""
+        """Return the constants of a matrix W with the norms `spectral` · w and `frobenius` · w."""
         return cls(
             size,
             spectral * w.largest,
@@ -729,7 +789,7 @@ class Constants:
 def constants(
     factor: Factor, term: Term, spectrum: TermSpectrum, orders: tuple[int, ...]
 ) -> Constants:
-    """The constants of a term whose leaves are drawn with weights of these orders.
+    """Return the constants of a term whose leaves are drawn with weights of the `orders`.
 
     Raises:
         NotImplementedError: the class of the factor is not registered.
@@ -743,7 +803,7 @@ def constants(
 
 @torch.no_grad()
 def term_constants(term: Term, spectrum: TermSpectrum, measure: Measure) -> Constants:
-    """The constants of a term."""
+    """Return the constants of a term whose frequencies are drawn with a measure."""
     orders = tuple(measure.order(leaf) for leaf in spectrum.leaves)
     leaves = tuple(replace(leaf, spectrum=measure.source(leaf)) for leaf in spectrum.leaves)
     return constants(term.factor, term, replace(spectrum, leaves=leaves), orders)
@@ -773,7 +833,7 @@ def _(factor: Mixing, term: Term, spectrum: TermSpectrum, orders: tuple[int, ...
 def _(
     factor: Gradient | Solenoidal, term: Term, spectrum: TermSpectrum, orders: tuple[int, ...]
 ) -> Constants:
-    """A(ω) is ‖ω‖² times a projection, whose rank is that of the factor."""
+    """Use that A(ω) is ‖ω‖² times a projection with the rank of the factor."""
     scale = float(term.outputscale)
     leaves = _leaf_moments(spectrum, orders)
     w = reduce(mul, leaves)
@@ -806,14 +866,22 @@ def _(
     )
 
 
-# What a bound is asked of: a kernel, the measure of its frequencies, and a box of inputs.
+# The arguments of a bound: a kernel, the measure of its frequencies, and a box of inputs.
 
 
 @dataclass(frozen=True)
 class Problem:
-    """The random terms of a kernel, without constants, whose features are exact."""
+    """The arguments of a bound, after checks.
 
-    name: str  # of the bound, for messages
+    Attributes:
+        name: the name of the bound, for errors.
+        terms: the random terms of the kernel. Constants are omitted, because their features are
+            exact.
+        measure: the measure of the frequencies.
+        domain: the box of the inputs, if any.
+    """
+
+    name: str
     terms: tuple[tuple[Term, TermSpectrum], ...]
     measure: Measure
     domain: Box | None
@@ -828,14 +896,14 @@ class Problem:
         measure: str | Measure,
         num_dims: int | None,
     ) -> "Problem":
-        """The problem of the arguments of a bound.
+        """Check the arguments of a bound.
 
         Raises:
             TypeError: `kernel` is not a gpytorch kernel.
-            ValueError: a batch of kernels; a kernel without random terms, or whose terms have
-                different numbers of outputs; a domain that is not a finite box of its inputs; an
-                unknown measure.
-            NotImplementedError: terms that share their frequencies.
+            ValueError: `kernel` is a batch of kernels, has no random terms, or has terms with
+                different numbers of outputs; `domain` is not a finite box of the inputs; `measure`
+                is unknown.
+            NotImplementedError: the terms share their frequencies.
         """
         checked_terms(kernel, name, "gp_orff.CurlFreeKernel(num_dims=2)")
         if kernel.batch_shape:
@@ -849,7 +917,7 @@ class Problem:
         if domain is not None:
             domain = as_box(domain, "domain", name)
         num_dims = infer_num_dims(summands, num_dims)
-        if num_dims is None:  # constants at one lag do not depend on it
+        if num_dims is None:  # constants at one lag do not depend on the number of inputs
             num_dims = 1 if domain is None else len(domain)
         number, exact = input_columns(summands, num_dims)
         if domain is not None and (len(domain) < number or (exact and len(domain) > number)):
@@ -861,14 +929,14 @@ class Problem:
         random = tuple(pair for pair in pairs if pair[0].leaves)
         if not random:
             raise ValueError(
-                f"{name} expects a kernel with a spectral density, got constants only, whose "
+                f"{name} expects a kernel with a spectral density, got only constants, whose "
                 "features are exact; add a stationary kernel"
             )
         groups = [term.group for term, _ in random if term.group is not None]
         if len(set(groups)) < len(groups):
             raise NotImplementedError(
-                f"{name} is not known for the terms of an LCMKernel, which share their "
-                "frequencies; measure the error with gp_orff.compare_with_exact"
+                f"{name} expects a kernel whose terms have separate frequencies, got an LCMKernel, "
+                "whose terms share them; measure the error with gp_orff.compare_with_exact"
             )
         return cls(name, random, measure, domain)
 
@@ -889,37 +957,45 @@ class Problem:
 
     @property
     def diagonal(self) -> float:
-        """l, the diagonal of the domain along these columns.
+        """l, the length of the diagonal of the domain along `columns`.
 
         Raises:
-            ValueError: no domain.
+            ValueError: `domain` is None.
         """
         if self.domain is None:
             raise ValueError(
-                f"{self.name} expects a domain, since it is valid for all inputs of a box, got "
-                "None; pass domain=((low, high), ...), one pair for each input"
+                f"{self.name} expects a domain, the box of the inputs, got None; pass "
+                "domain=((low, high), ...), one pair for each input"
             )
         return math.hypot(*(self.domain[dim][1] - self.domain[dim][0] for dim in self.columns))
 
     def number_of_matrices(self, others: str) -> int:
-        """The number of different L of the terms k_q(δ) L_q L_qᵀ of a separable kernel.
+        """Return the number of different L_q in the terms k_q(δ) L_q L_qᵀ of a separable kernel.
+
+        Args:
+            others: the bounds for other kernels, for the error.
 
         Raises:
-            ValueError: another kernel; the message names `others`, the bounds that it has.
+            ValueError: the kernel is not scalar or separable.
         """
         factors = [term.factor for term, _ in self.terms]
         if not all(factor.is_constant for factor in factors):
             raise ValueError(
                 f"{self.name} expects a scalar or separable kernel, got one whose spectral matrix "
-                f"varies with the frequency; use {others}"
+                f"depends on the frequency; use {others}"
             )
         return len({tuple(factor.matrix.flatten().tolist()) for factor in factors})
 
     def check_slope(self, slope: float, moment: str, others: str) -> None:
-        """Refuse a kernel that is too rough for the theorem.
+        """Raise an error if the kernel is too rough for the theorem.
+
+        Args:
+            slope: the moment.
+            moment: a formula of the moment, for the error.
+            others: bounds that do not need this moment, for the error.
 
         Raises:
-            ValueError: an infinite moment; the message names it, and `others`, the bounds without.
+            ValueError: the moment is infinite.
         """
         if math.isinf(slope):
             leaves = [leaf.kernel for term, _ in self.terms for leaf in term.leaves]

@@ -1,4 +1,4 @@
-"""Theorems on the error of random features, and of Fastfood at one pair of points."""
+"""Theorems on the error of random features, over a box and at one pair of points."""
 
 import math
 from dataclasses import dataclass
@@ -19,19 +19,18 @@ from gp_orff.bounds.constants import (
 from gp_orff.features.chunked import Box
 from gp_orff.features.phases import FastfoodProjection
 from gp_orff.features.random import Measure
-from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import leaf_dims
 
 # Theorems on the error of random features, for every kernel of the package.
 #
-# The lags x − z of a box with the diagonal l lie in a ball of radius l, which (4l/s)^d balls of
-# radius s cover, s ≤ 4l. With a tail of the error at their centres and a bound of its slope
-# between,
+# The lags x − z of a box with the diagonal l are in a ball of radius l. This ball is covered by
+# (4l/s)^d balls of radius s ≤ 4l. The tail t bounds the error F = K̃ − K at the centres of these
+# balls. Between the centres, its slope is bounded. Together,
 #
-#     P(sup ‖F‖ ≥ ε) ≤ C e^{−D t(ε/2)} (4l/s)^d + (4Λs/ε)^k ,    F = K̃ − K ,
+#     P(sup ‖F‖ ≥ ε) ≤ C e^{−D t(ε/2)} (4l/s)^d + (4Λs/ε)^k .
 #
-# which the best s minimises. Λ is the norm of ‖ω‖‖W‖ in L^k; that of the slope of F is at most 2Λ.
-# Where the best s exceeds 4l, one ball is enough.
+# The radius s minimises this sum. Λ is the norm of ‖ω‖‖W‖ in L^k, and the norm of the slope of F is
+# at most 2Λ. If the best s exceeds 4l, one ball is enough.
 
 
 _BOUNDED = 'use measure="trace" for a field, and a sampler ∝ S tr A in a SpectralMatrixKernel'
@@ -46,39 +45,43 @@ def hoeffding(
 ) -> Bound:
     """Bound the error of a scalar or separable kernel at one pair of points, in the spectral norm.
 
-    K̃ is the kernel of the random features. For two points x and z that are chosen before the
-    frequencies are drawn,
+    K̃ is the kernel of the random features with D frequencies. For two points x and z that are
+    chosen before the frequencies are drawn,
 
         P(‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2Q exp(−Dε²/(2a²)) .
 
-    For a scalar kernel with k(0) = 1 this is 2 exp(−Dε²/2). In general the kernel is a sum of terms
-    k_q(x − z) L_q L_qᵀ. Then a = Σ_q ‖K_q(0)‖₂, and Q is the number of different L_q: 1 for a
-    scalar kernel, for one `SeparableKernel` and for one `MultitaskKernel`. In a spectral mixture
-    kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by the largest weight.
+    In general, the kernel is a sum of terms K_q = k_q(x − z) L_q L_qᵀ. Then a = Σ_q ‖K_q(0)‖₂, and
+    Q is the number of different matrices L_q. Q is 1 for a scalar kernel, for one `SeparableKernel`
+    and for one `MultitaskKernel`. For a scalar kernel with k(0) = 1, the bound is 2 exp(−Dε²/2). In
+    a spectral mixture kernel, frequencies have importance weights, and ‖K_q(0)‖₂ is multiplied by
+    the largest weight.
 
-    Hoeffding's inequality, as in Rahimi & Recht 2007, Section 3.
+    Source: Hoeffding's inequality, as in Rahimi & Recht 2007, Section 3.
 
     Args:
-        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
-            scaled forms of them, at its present hyperparameters.
-        domain: not needed; the bound is the same for every pair of points.
-        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
-        num_dims: d, the number of inputs; not needed.
+        kernel: a scalar kernel, a `SeparableKernel`, a `MultitaskKernel`, or a sum, product or
+            scaled form of them. The bound is computed for its current hyperparameters.
+        domain: ignored, because the bound is the same for every pair of points.
+        measure: "trace" or "base", as for `MonteCarlo`. Both are equal for these kernels.
+        num_dims: ignored.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+        A `Bound`, where D is the number of frequencies of each term of a sum, as in
+        `MonteCarlo(D)`.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: a curl-free or divergence-free kernel (use `minh_pointwise`); a batch of
-            kernels; an unknown measure.
-        NotImplementedError: a kernel whose moments are not known; an `LCMKernel`, whose terms
-            share frequencies.
+        ValueError: `kernel` is curl-free or divergence-free (use `minh_pointwise`), or a batch of
+            kernels; `measure` is unknown.
+        NotImplementedError: the moments of the spectrum are unknown, or `kernel` is an `LCMKernel`,
+            whose terms share frequencies.
 
     Example:
+        With 1000 frequencies, an error of 0.1 has at most the probability 2 exp(−5):
+
         >>> import gp_orff, gpytorch
         >>> bound = gp_orff.bounds.hoeffding(gpytorch.kernels.RBFKernel())
-        >>> round(bound.probability(1000, error=0.1), 4)  # 2 exp(−5)
+        >>> round(bound.probability(1000, error=0.1), 4)
         0.0135
         >>> bound.num_frequencies(error=0.1, confidence=0.95)
         738
@@ -97,35 +100,38 @@ def rahimi_recht(
 ) -> Bound:
     """Bound the largest error of a scalar or separable kernel over a box, in the spectral norm.
 
-    The largest error is over all x and z in the box:
+    K̃ is the kernel of the random features with D frequencies. The supremum is over all x and z in
+    the box:
 
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε) ≤ 2⁸ Q r² exp(−Dε²/(4(d + 2)a²)) ,    r = σ a l/ε .
 
-    Here l is the diagonal of the box and σ² = E‖ω‖², for random frequencies ω of the spectral
-    density. The docstring of `hoeffding` defines the constants a and Q. A kernel of several terms
-    has the sum of σ a over its terms. `brault` usually requires fewer frequencies.
+    Here l is the diagonal of the box, d is the number of inputs, and σ² = E‖ω‖² for frequencies ω
+    from the spectral density. `hoeffding` defines the constants a and Q. For a kernel with several
+    terms, σ a is the sum over the terms. `brault` usually requires fewer frequencies.
 
-    Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1. The last step
-    of the proof replaces r^{2d/(d+2)} by r², which is larger only if r ≥ 1. For r < 1 the bound
-    before this step is used.
+    Source: Rahimi & Recht 2007, Claim 1; Brault et al. 2016, Theorem A.1 and Corollary A.1.1. The
+    last step of the proof replaces r^{2d/(d+2)} by r², which is larger only if r ≥ 1. For r < 1,
+    the bound before this step is used.
 
     Args:
-        kernel: a scalar kernel, a `SeparableKernel` or a `MultitaskKernel`, or sums, products and
-            scaled forms of them, at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
-            and z are in it.
-        measure: "trace" or "base", as for `MonteCarlo`; both are the same for these kernels.
-        num_dims: d, the number of inputs; derived from `domain` if None.
+        kernel: a scalar kernel, a `SeparableKernel`, a `MultitaskKernel`, or a sum, product or
+            scaled form of them. The bound is computed for its current hyperparameters.
+        domain: ((low, high), …), the box that contains x and z, with one pair for each of the d
+            inputs.
+        measure: "trace" or "base", as for `MonteCarlo`. Both are equal for these kernels.
+        num_dims: d, the number of inputs. If None, it follows from `domain`.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+        A `Bound`, where D is the number of frequencies of each term of a sum, as in
+        `MonteCarlo(D)`.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: a curl-free or divergence-free kernel (use `brault` or `minh`); E‖ω‖² = ∞, as
-            for a Matérn kernel with ν ≤ 1; a domain that is not a finite box of the inputs; a batch
-            of kernels; an unknown measure.
-        NotImplementedError: as for `hoeffding`.
+        ValueError: `kernel` is curl-free or divergence-free (use `brault` or `minh`), or a batch of
+            kernels; E‖ω‖² = ∞, as for a Matérn kernel with ν ≤ 1; `domain` is not a finite box of
+            the inputs; `measure` is unknown.
+        NotImplementedError: the moments of the spectrum are unknown, or `kernel` is an `LCMKernel`,
+            whose terms share frequencies.
 
     Example:
         >>> import gp_orff, gpytorch
@@ -153,66 +159,71 @@ def brault(
 ) -> Bound:
     """Bound the largest error of any kernel over a box, in the spectral norm.
 
-    The largest error is over all x and z in the box. With the diagonal l of the box and p outputs:
+    K̃ is the kernel of the random features with D frequencies. The supremum is over all x and z in
+    the box. With the diagonal l of the box, d inputs and p outputs,
 
         P(sup ‖K̃(x, z) − K(x, z)‖₂ ≥ ε)
             ≤ C′ 2^{(6d+2)/(d+2)} p^{2/(d+2)} (2σ_p l/ε)^{2d/(d+2)} exp(−2D t/(d + 2)) ,
         C′ = (d/2)^{−d/(d+2)} + (d/2)^{2/(d+2)} .
 
-    W is the random matrix of one frequency, with mean K(0). It is A(ω) with the measure "base", and
-    A(ω) E‖z‖²/‖z‖² with "trace", where z is ω at unit lengthscale. Its constants are
+    W is the random matrix of one frequency ω, with the mean K(0). With the measure "base", W is
+    A(ω). With the measure "trace", W is A(ω) E‖z‖²/‖z‖², where z = ℓω. The constants of W are
 
         σ_p² = E ‖ω‖² ‖W‖₂² ,    b = sup_δ ‖E cos²⟨ω, δ⟩ W² − K(δ)²‖₂ .
 
-    The value of t depends on whether W is bounded. If it is, as for "trace" and for separable
-    kernels,
+    If W is bounded, as for "trace" and for separable kernels,
 
         2t = ε²/(4b + 2Uε/3) ,    U = sup‖W‖₂ + ‖K(0)‖₂ .
 
-    If it is not, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ replaces its supremum:
+    If W is not bounded, as for fields with "base", the Orlicz norm ψ₁ of ‖W‖₂ replaces the
+    supremum, with ū = m log(2m²/b + 1) and m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2:
 
-        2t = ε²/(8(b + εū/12)) where εū ≤ 4(e − 1)b, or else ε/((e − 1)ū) ,
-        ū = m log(2m²/b + 1) ,    m = 2‖‖W‖₂‖_ψ₁ + 2‖K(0)‖₂/log 2 .
+        2t = ε²/(8(b + εū/12))  if εū ≤ 4(e − 1)b ,    2t = ε/((e − 1)ū)  otherwise .
 
-    If the kernel is isotropic and has a closed form, a search finds b. Otherwise b is bounded by ‖E
-    W²‖₂.
+    If the kernel is isotropic and has a closed form, b is computed by a search over δ. Otherwise,
+    b is replaced by its upper bound ‖E W²‖₂.
 
-    A `SpectralMatrixKernel` has W = v A(ω), real or complex, for both measures. The weight v is the
-    importance weight of its `sampler`, or 1 without one. The constants are integrals of the
-    spectral density over polar nodes, up to 10⁶ times its scale. With a `sampler` they are means
-    over 2¹⁴ of its frequencies, and the largest W replaces the supremum.
+    For a `SpectralMatrixKernel`, W = v A(ω) for both measures. It may be complex, and v is the
+    importance weight of its `sampler`, or 1 without a sampler. The constants are integrals over
+    frequencies up to 10⁶ times the scale of the spectral density. With a `sampler`, they are means
+    over 2¹⁴ frequencies, and the largest ‖W‖ replaces the supremum.
 
-    Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems B.1 and
-    B.2. The paper prints ū, p^{2/(d+2)} and 2σ_p differently: see the errata of "From paper to
-    name".
+    Source: Brault et al. 2016, Theorem 3.1, with the matrix Bernstein inequalities of its Theorems
+    B.1 and B.2. The paper prints ū, p^{2/(d+2)} and 2σ_p differently. See the errata on the page
+    "From paper to name".
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
-            and z are in it.
+        kernel: a kernel that `ORFFKernel` accepts. The bound is computed for its current
+            hyperparameters.
+        domain: ((low, high), …), the box that contains x and z, with one pair for each of the d
+            inputs.
         measure: "trace" or "base", as for `MonteCarlo`.
-        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
+        num_dims: d, the number of inputs. If None, it follows from `kernel` or `domain`.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+        A `Bound`, where D is the number of frequencies of each term of a sum, as in
+        `MonteCarlo(D)`.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
         ValueError: W has no Orlicz norm, as with "base" for curl-free and divergence-free kernels
             with a Matérn or rational quadratic base kernel; σ_p = ∞, as for curl-free and
-            divergence-free Matérn kernels with ν ≤ 2; a domain that is not a finite box of the
-            inputs; a batch of kernels; an unknown measure.
-        NotImplementedError: a kernel whose moments are not known, such as a `SpectralMatrixKernel`
-            of more than 3 inputs without a sampler; an `LCMKernel`, whose terms share frequencies;
-            "trace" for a field over a spectral mixture.
+            divergence-free Matérn kernels with ν ≤ 2; `domain` is not a finite box of the inputs;
+            `kernel` is a batch of kernels; `measure` is unknown.
+        NotImplementedError: the moments of the spectrum are unknown, for example for a
+            `SpectralMatrixKernel` of more than 3 inputs without a sampler; `kernel` is an
+            `LCMKernel`, whose terms share frequencies; `measure` is "trace" for a field with a
+            spectral mixture kernel.
 
     Example:
+        With 10 000 frequencies, the error is below 0.403 with a probability of 95 %. The variance
+        of each component is 1:
+
         >>> import gp_orff
         >>> kernel, box = gp_orff.CurlFreeKernel(num_dims=2), ((-1, 1), (-1, 1))
         >>> kernel.base_kernel.lengthscale = 1.0
-        >>> round(
-        ...     gp_orff.bounds.brault(kernel, box, measure="base").error(10_000), 3
-        ... )
+        >>> bound = gp_orff.bounds.brault(kernel, box, measure="base")
+        >>> round(bound.error(10_000), 3)
         0.403
     """
     problem = Problem.of("brault", kernel, domain, measure, num_dims)
@@ -240,30 +251,33 @@ def minh_pointwise(
 ) -> Bound:
     """Bound the error of any kernel at one pair of points, in the Hilbert–Schmidt (Frobenius) norm.
 
-    K̃ is the kernel of the random features. For two points x and z that are chosen before the
-    frequencies are drawn,
+    K̃ is the kernel of the random features with D frequencies. For two points x and z that are
+    chosen before the frequencies are drawn,
 
         P(‖K̃(x, z) − K(x, z)‖_F ≥ ε) ≤ 2 exp(−(Dε/4M) log(1 + 2Mε/σ²)) .
 
-    Here M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as for
+    Here M = sup‖W‖_F and σ² = E‖W‖_F², where W is the random matrix of one frequency, as defined at
     `brault`. W must be bounded.
 
-    Minh 2016, Theorem 11, with 2M for M, the bound of cos⟨ω, x − z⟩ W − K(x, z).
+    Source: Minh 2016, Theorem 11. The M of the paper is 2M here, which bounds
+    ‖cos⟨ω, x − z⟩ W − K(x, z)‖_F.
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
-        domain: not needed; the bound is the same for every pair of points.
+        kernel: a kernel that `ORFFKernel` accepts. The bound is computed for its current
+            hyperparameters.
+        domain: ignored, because the bound is the same for every pair of points.
         measure: "trace" or "base", as for `MonteCarlo`.
-        num_dims: d, the number of inputs; not needed.
+        num_dims: ignored.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+        A `Bound`, where D is the number of frequencies of each term of a sum, as in
+        `MonteCarlo(D)`.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: unbounded features, as for a curl-free or divergence-free kernel with "base"; a
-            batch of kernels; an unknown measure.
-        NotImplementedError: as for `brault`.
+        ValueError: W is not bounded, as for a curl-free or divergence-free kernel with "base";
+            `kernel` is a batch of kernels; `measure` is unknown.
+        NotImplementedError: one of the reasons listed at `brault`.
 
     Example:
         >>> import gp_orff
@@ -286,35 +300,38 @@ def minh(
 ) -> Bound:
     """Bound the largest error of any kernel over a box, in the Hilbert–Schmidt (Frobenius) norm.
 
-    The largest error is over all x and z in the box, which has the diagonal l:
+    K̃ is the kernel of the random features with D frequencies. The supremum is over all x and z in
+    the box, which has the diagonal l and d inputs:
 
         P(sup ‖K̃(x, z) − K(x, z)‖_F ≥ ε)
             ≤ a(d) (2 m₁ l/ε)^{d/(d+1)} exp(−Dε/(8(d + 1)M) · log(1 + Mε/σ²)) ,
         a(d) = 2^{(3d+1)/(d+1)} (d^{1/(d+1)} + d^{−d/(d+1)}) .
 
-    M and σ² are defined at `minh_pointwise`, and m₁ = E‖ω‖‖W‖_F is the same for both measures. The
-    norm is never smaller than the spectral norm of `brault`, which usually requires fewer
-    frequencies.
+    `minh_pointwise` defines M and σ². The constant m₁ = E‖ω‖‖W‖_F, with the random matrix W of one
+    frequency ω, is the same for both measures. The Frobenius norm is never smaller than the
+    spectral norm. `brault` bounds the spectral norm, and usually requires fewer frequencies.
 
-    Minh 2016, Theorem 12, for the set of lags x − z, whose diameter is 2l, and with 2M for M as in
-    `minh_pointwise`.
+    Source: Minh 2016, Theorem 12, applied to the set of lags x − z, whose diameter is 2l. The M of
+    the paper is 2M here.
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts, at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
-            and z are in it.
+        kernel: a kernel that `ORFFKernel` accepts. The bound is computed for its current
+            hyperparameters.
+        domain: ((low, high), …), the box that contains x and z, with one pair for each of the d
+            inputs.
         measure: "trace" or "base", as for `MonteCarlo`.
-        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
+        num_dims: d, the number of inputs. If None, it follows from `kernel` or `domain`.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `MonteCarlo(D)`, of each term of a sum.
+        A `Bound`, where D is the number of frequencies of each term of a sum, as in
+        `MonteCarlo(D)`.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: unbounded features, as for a curl-free or divergence-free kernel with "base";
-            m₁ = ∞, as for curl-free and divergence-free Matérn kernels with ν ≤ 3/2; a domain that
-            is not a finite box of the inputs; a batch of kernels; an unknown measure.
-        NotImplementedError: as for `brault`.
+        ValueError: W is not bounded, as for a curl-free or divergence-free kernel with "base";
+            m₁ = ∞, as for curl-free and divergence-free Matérn kernels with ν ≤ 3/2; `domain` is
+            not a finite box of the inputs; `kernel` is a batch of kernels; `measure` is unknown.
+        NotImplementedError: one of the reasons listed at `brault`.
 
     Example:
         >>> import gp_orff
@@ -330,24 +347,22 @@ def minh(
 
 
 def _logarithmic(problem: Problem) -> Logarithmic:
-    """The tail of Theorem 11 of Minh 2016."""
+    """Return the tail of Theorem 11 of Minh 2016."""
     c = problem.constants
     if math.isinf(c.largest_frobenius):
-        raise ValueError(
-            f"{problem.name} expects bounded features, got features that are not; {_BOUNDED}"
-        )
+        raise ValueError(f"{problem.name} expects bounded features, got unbounded ones; {_BOUNDED}")
     return Logarithmic(c.variance_frobenius, c.largest_frobenius)
 
 
 def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) -> TailBound:
-    """The bound of the largest error over a box, with the best radius s of the balls.
+    """Return the bound of the largest error over a box, for the best radius s of the balls.
 
     Args:
         problem: the kernel and the box.
-        tail: t, of the error at one lag.
+        tail: t, the tail of the error at one lag.
         count: C, the factor of the tail.
-        slope: Λ, half a bound of the norm of the slope in L^k.
-        k: the moment of the slope in Markov's inequality.
+        slope: Λ, half of a bound of the slope in the norm of L^k.
+        k: the order of the moment of the slope in Markov's inequality.
     """
     d, diagonal = len(problem.columns), problem.diagonal
     ratio, log_count = d / k, math.log(count)
@@ -355,42 +370,49 @@ def _over_box(problem: Problem, tail: Tail, count: float, slope: float, k: int) 
         d + k
     ) + math.log(ratio ** (k / (d + k)) + ratio ** (-d / (d + k)))
     net = Part(log_constant, power=d * k / (d + k), share=k / (d + k))
-    # s > 4l only if (4Λ · 4l/ε)^k < (d/k) C e^{−Dt}; then one ball of radius s = l gives
+    # s > 4l only if (4Λ · 4l/ε)^k < (d/k) C e^{−Dt}. Then one ball of radius s = l gives this part.
     ball = Part(log_count + math.log1p(ratio / 4**k))
     return TailBound(tail, (net, ball), fraction=0.5)
 
 
 def _log(number: float) -> float:
-    """The logarithm, −∞ for 0."""
+    """Return the logarithm of a number, or −∞ for 0."""
     return math.log(number) if number else -math.inf
 
 
-# The error of Fastfood at one pair of points, whose frequencies depend on one another.
+# The error of Fastfood at one pair of points. Frequencies of a block depend on each other.
 #
-# One block S H G Π H B/√m of m frequencies, v = (x − z)/ℓ, s = ‖v‖²: with w = HBv/√m, u = Πw and
-# the unit vector γ = G/‖G‖, its phases are r_j y_j, y_j = Σ_i H_ji γ_i u_i, the radii r_j ~ χ_m
-# being independent.
+# Consider one block S H G Π H B/√m of m frequencies, with v = (x − z)/ℓ and s = ‖v‖². Let
+# w = HBv/√m and u = Πw, and let γ = G/‖G‖ be a unit vector. The phases of the block are r_j y_j
+# with y_j = Σ_i H_ji γ_i u_i and independent radii r_j ~ χ_m.
 #
-# Variance: given u, the covariance of two cosines is Σ_i e_i P_i(ρ), i = 2, 4, …, over normalised
-# Gegenbauer polynomials in m dimensions, where e_i ≥ 0, Σ e_i ≤ Var cos = ½(1 − e^{−s})², and ρ is
-# the correlation of y_j and y_t. E ρ² = 2(1 − ‖v‖₄⁴/s²)/(m − 1), since E w_i⁴ = (3s² − 2‖v‖₄⁴)/m²
-# and a random half of the w_i² has a plus sign in ρ. By Laplace's integral, |P_i(ρ)| ≤ ρ² + 3(1 −
-# ρ²)/(m² − 1).
+# Variance: for fixed u, the covariance of two cosines is Σ_i e_i P_i(ρ) for i = 2, 4, … The P_i are
+# normalised Gegenbauer polynomials in m dimensions, e_i ≥ 0, Σ e_i ≤ Var cos = ½(1 − e^{−s})², and
+# ρ is the correlation of y_j and y_t. Its mean square is E ρ² = 2(1 − ‖v‖₄⁴/s²)/(m − 1), because
+# E w_i⁴ = (3s² − 2‖v‖₄⁴)/m² and a random half of the w_i² has a plus sign in ρ. By Laplace's
+# integral, |P_i(ρ)| ≤ ρ² + 3(1 − ρ²)/(m² − 1).
 #
-# Concentration: all blocks have D + m − 1 entries u_i at most, if the last one is cut. With a
-# probability of 1 − δ all |u_i| ≤ U, U² = (2s/m) log(2(D + m − 1)/δ) (Lemma 12). Given γ, the radii
-# move the average of D cosines no more than a Gaussian of variance U² (D + m − 1)/D². Its mean over
-# r has a slope in γ of at most U m/√D, and on a sphere (of logarithmic Sobolev constant m − 1) it
-# moves no more than a Gaussian of variance U² m²/((m − 1)D).
+# Concentration: all blocks together have at most D + m − 1 entries u_i, because the last block may
+# be incomplete. With probability 1 − δ, all |u_i| ≤ U, where U² = (2s/m) log(2(D + m − 1)/δ)
+# (Lemma 12). For fixed γ, the average of D cosines varies with the radii no more than a Gaussian of
+# variance U² (D + m − 1)/D². The mean over the radii has a slope of at most U m/√D with respect to
+# γ. On a sphere, with the logarithmic Sobolev constant m − 1, it varies no more than a Gaussian of
+# variance U² m²/((m − 1)D).
 
 
 @dataclass(frozen=True)
 class FastfoodBound(Bound):
-    """The bound of `fastfood`, and the variance that it contains."""
+    """The bound of `fastfood`, with the variance on which it is based.
 
-    size: float  # a = ‖K(0)‖₂
-    squared_lag: float  # s, in units of the lengthscales; infinite for all lags
-    num_dims: int  # d
+    Attributes:
+        size: a = ‖K(0)‖₂.
+        squared_lag: s, the squared lag divided by ℓ²; infinite for a bound over all lags.
+        num_dims: d, the number of inputs.
+    """
+
+    size: float
+    squared_lag: float
+    num_dims: int
 
     @property
     def scale(self) -> float:
@@ -398,14 +420,14 @@ class FastfoodBound(Bound):
 
     @property
     def block(self) -> int:
-        """The number of frequencies in a block: d, padded to a power of two."""
+        """m, the number of frequencies in a block, which is d padded to a power of two."""
         return FastfoodProjection.padded(self.num_dims)
 
     def variance(self, num_frequencies: int) -> float:
-        """The variance of the norm of K̃ − K that D frequencies do not exceed.
+        """Return an upper bound of E‖K̃ − K‖₂², in units of the kernel squared.
 
         Args:
-            num_frequencies: D, the number in `Fastfood(D)`.
+            num_frequencies: D, as in `Fastfood(D)`.
         """
         return self.size**2 * self._relative_variance / num_frequencies
 
@@ -415,7 +437,7 @@ class FastfoodBound(Bound):
         chebyshev = math.log(v / energy)
         bernstein = math.log(2) - energy / (2 * v + 4 / 3 * m * relative)
         half = 0.5 * math.log(n + m - 1)
-        # the variances of both steps of the concentration, over that of Theorem 11
+        # the sum of both variances of the concentration, divided by the variance in Theorem 11
         spread = 1.0 if m == 1 else m / (m - 1) + (n + m - 1) / (n * m)
         rest = energy / (4 * spread * self.squared_lag)  # t² + 2 half t
         lipschitz = math.log(4) - rest / (half + math.sqrt(half**2 + rest) or 1.0)
@@ -423,7 +445,7 @@ class FastfoodBound(Bound):
 
     @property
     def _relative_variance(self) -> float:
-        inflation = 1.0  # κ: a bound of the variance, over that of independent frequencies
+        inflation = 1.0  # κ, a bound of the variance relative to independent frequencies
         if self.block > 1:
             spread = 2 * (1 - 1 / self.num_dims)  # (m − 1) E ρ², at most
             inflation += spread + 3 * (1 - spread / (self.block - 1)) / (self.block + 1)
@@ -435,63 +457,69 @@ def fastfood(
 ) -> FastfoodBound:
     """Bound the error of `Fastfood` for an RBF kernel at one pair of points, in the spectral norm.
 
-    K̃ is the kernel of D frequencies in independent blocks of m = 2^k ≥ d. For two points x and z
-    that are chosen before they are drawn, with s = ‖(x − z)/ℓ‖² and a = ‖K(0)‖₂,
+    K̃ is the kernel of D frequencies in independent blocks of m frequencies, where m ≥ d is the
+    smallest power of two. For two points x and z that are chosen before the frequencies are drawn,
+    with s = ‖(x − z)/ℓ‖² and a = ‖K(0)‖₂,
 
         P(‖K̃(x, z) − K(x, z)‖₂ ≥ aε)
             ≤ min{ V/(Dε²),  2 exp(−Dε²/(2V + 4mε/3)),  4e^{−t} } ,
         V = κ ½(1 − e^{−s})² ,    κ = 1 + 2(1 − 1/d) + 3(1 − 2(1 − 1/d)/(m − 1))/(m + 1) ,
         t² + t log(D + m − 1) = Dε²/(4cs) ,    c = m/(m − 1) + (D + m − 1)/(Dm) .
 
-    The variance is at most a²V/D, which is κ ≤ 3.03 times the variance with independent
-    frequencies. For d = 1, κ = c = 1. The three bounds are Chebyshev's inequality, Bernstein's
-    inequality for the blocks, and concentration of Lipschitz functions of Gaussians. The last one
-    is for few blocks and small probabilities. V and s increase with the lag, so that the bound for
-    a box is the bound for its diagonal. Pass the box ((0, |x₁ − z₁|), …) for one pair of points.
+    For d = 1, κ = c = 1. The variance of the error is at most a²V/D. This is κ ≤ 3.03 times the
+    variance with independent frequencies.
 
-    Le et al. 2013, Corollary 10 and Theorem 11. Corollary 10 has V = ½(1 − e^{−s})² + 6s²(e^{−s} +
-    s/3). At lags of 0.5 to 2 lengthscales, this is 14 to 270 times the variance with independent
-    frequencies. The variance here comes from the same proof with the exact E ρ². Theorem 11 is for
-    one block, D = m, without S. It has 2δ = 4e^{−t} with c = 1, and D instead of D + m − 1. The
-    radii of `Fastfood`, S = r/‖G‖_F, need c > 1, for example 1.0015 for D = m = 2048.
+    The three expressions are Chebyshev's inequality, Bernstein's inequality for the blocks, and the
+    concentration of Lipschitz functions of Gaussians. The last one is best for few blocks and small
+    probabilities. V and s increase with the lag. The bound for a box is thus the bound for its
+    diagonal. For one pair of points, pass the box ((0, |x₁ − z₁|), …).
+
+    Source: Le et al. 2013, Corollary 10 and Theorem 11. In Corollary 10, V = ½(1 − e^{−s})² +
+    6s²(e^{−s} + s/3). At lags of 0.5 to 2 lengthscales, this is 14 to 270 times the variance with
+    independent frequencies. The V of this function follows from the same proof with the exact E ρ².
+    Theorem 11 is for one block, D = m, without the factor S of `Fastfood`. It has c = 1, and D
+    instead of D + m − 1. The factor S = r/‖G‖ needs c > 1, for example 1.0015 for D = m = 2048.
 
     Args:
-        kernel: one `RBFKernel`, scaled or not, or a `SeparableKernel` or `MultitaskKernel` of it,
-            at its present hyperparameters.
-        domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs. Both x
-            and z are in it. If None, the bound is for all pairs of points, and t is 0.
-        num_dims: d, the number of inputs; derived from the kernel or `domain` if None.
+        kernel: one `RBFKernel`, or a scaled form, `SeparableKernel` or `MultitaskKernel` of it. The
+            bound is computed for its current hyperparameters.
+        domain: ((low, high), …), the box that contains x and z, with one pair for each of the d
+            inputs. If None, the bound is for all pairs of points, and the last expression is
+            omitted.
+        num_dims: d, the number of inputs. If None, it follows from `kernel` or `domain`.
 
     Returns:
-        A `Bound`. Its D is the number of frequencies in `Fastfood(D)`. It also has
-        `variance(num_frequencies)`, in units of the kernel squared.
+        A `Bound`, where D is the number of frequencies, as in `Fastfood(D)`. Its method
+        `variance(num_frequencies)` returns a²V/D, in units of the kernel squared.
 
     Raises:
         TypeError: `kernel` is not a gpytorch kernel.
-        ValueError: a kernel that is not RBF, a sum, a product or a field kernel; an unknown number
-            of inputs; a domain that is not a finite box of the inputs; a batch of kernels.
-        NotImplementedError: an `LCMKernel` or another kernel whose moments are not known.
+        ValueError: `kernel` is not an RBF kernel, or is a sum, a product, a field kernel or a batch
+            of kernels; the number of inputs is unknown; `domain` is not a finite box of the inputs.
+        NotImplementedError: `kernel` is an `LCMKernel`, or has a spectrum with unknown moments.
 
     Example:
+        The error of 4096 frequencies at any lag, and at a lag of 0.4 lengthscales:
+
         >>> import gp_orff, gpytorch
         >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=16)
         >>> bound = gp_orff.bounds.fastfood(kernel)
         >>> round(bound.error(4096), 3)
         0.063
-        >>> lag = ((0.0, 0.1),) * 16  # ‖x − z‖ = 0.4
         >>> kernel.lengthscale = 1.0
-        >>> round(gp_orff.bounds.fastfood(kernel, lag).error(4096), 4)
+        >>> bound = gp_orff.bounds.fastfood(kernel, domain=((0.0, 0.1),) * 16)
+        >>> round(bound.error(4096), 4)
         0.0127
     """
     problem = Problem.of("fastfood", kernel, domain, "trace", num_dims)
     (term, spectrum), *others = problem.terms
     leaves = [leaf.spectrum for leaf in spectrum.leaves]
     single = not others and len(leaves) == 1 and term.factor.is_constant
-    if not single or not isinstance(leaves[0], Gaussian):
+    if not single or not leaves[0].is_gaussian:
         raise ValueError(
             "fastfood expects one RBFKernel, scaled or not, or a SeparableKernel or "
-            f"MultitaskKernel of it, got {_in_words(problem)}; bound each term of a sum by itself "
-            "(errors and probabilities add up), or measure the error with "
+            f"MultitaskKernel of it, got {_in_words(problem)}; bound each term of a sum separately "
+            "and add errors and probabilities, or measure the error with "
             "gp_orff.compare_with_exact"
         )
     if domain is None:
@@ -501,12 +529,12 @@ def fastfood(
     lengthscale = leaves[0].lengthscale.flatten().expand(len(dims)).tolist()
     sides = (problem.domain[dim][1] - problem.domain[dim][0] for dim in dims)
     lag = sum((side / ell) ** 2 for side, ell in zip(sides, lengthscale, strict=True))
-    # The error at one point is 0; the formula needs a positive s.
+    # The error at lag 0 is 0, but the formula needs a positive s.
     return FastfoodBound(problem.constants.size, max(lag, 1e-100), len(dims))
 
 
 def _in_words(problem: Problem) -> str:
-    """The terms of a kernel by their classes."""
+    """Return the terms of a kernel in words, by the names of their classes."""
     return " + ".join(
         " * ".join(
             [type(term.factor).__name__] * (not term.factor.is_constant)

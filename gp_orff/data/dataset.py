@@ -32,7 +32,7 @@ from gp_orff.data.reading import (
 from gp_orff.data.sites import BY_THE_PRIOR, SAME, Repeats, distinct, fingerprints, lookup
 from gp_orff.data.statistics import FieldStatistics, Weights, differentiable_statistics
 from gp_orff.data.survey import MOST_PIECES, DataWarning, NoObservations, Survey, merge_pieces
-from gp_orff.data.tracks import TrackObservations, joined, observations_along, require_none, split
+from gp_orff.data.tracks import TrackObservations, joined, observations_along, split
 from gp_orff.data.validation import is_single
 from gp_orff.features.chunked import Box, contains, in_words, union, within_box
 from gp_orff.features.columns import Columns, TrigColumns
@@ -52,6 +52,7 @@ class Source(ABC):
     """Observations that can be visited repeatedly."""
 
     in_memory = False
+    at_hand = False  # in memory, or in arrays
 
     @abstractmethod
     def __call__(self) -> Parts:
@@ -122,6 +123,7 @@ class Arrays(Source):
     x: object
     y: object
     options: Options
+    at_hand = True
     checked: set[int] = field(default_factory=set, compare=False, repr=False)
     """The first rows of slices whose positions were checked, so that a second visit does not
     warn."""
@@ -197,7 +199,7 @@ class InMemory(Source):
 
     parts: Sequence[Observations]
 
-    in_memory = True
+    in_memory = at_hand = True
 
     def __call__(self) -> Iterator[Observations]:
         return iter(self.parts)
@@ -390,6 +392,14 @@ class Data(ABC):
     def require(self, box: Box) -> None:
         """Raise a ValueError if observations inside `box` cannot be added."""
         return
+
+    def require_no_tracks(self) -> None:
+        """Raise a NotImplementedError for tracks, because they have no statistics."""
+        if self.tracks:
+            raise NotImplementedError(
+                "expected observations without track= for statistics, got tracks, whose noise is "
+                "correlated; use the observations themselves, or save the model"
+            )
 
     def restrict(self, grid: Grid) -> Grid:
         """The grid, restricted to frequencies for which statistics exist."""
@@ -722,7 +732,7 @@ class StatisticsOnly(Data):
         return {key: statistics.weights for key, statistics in self.field_statistics.groups.items()}
 
     def __add__(self, new: Dataset) -> "StatisticsOnly":
-        require_none(new.tracks)
+        new.require_no_tracks()
         statistics = self.field_statistics + new.statistics(self.field_statistics.phi)
         return StatisticsOnly(
             statistics, self.domain, self.survey + new.survey, self.symbol_data + new.symbol_data

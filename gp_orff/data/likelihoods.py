@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, MutableMapping
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from gpytorch import settings
@@ -43,7 +44,7 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import GroupKey, LineOfSight
 from gp_orff.data.pointwise import Pointwise, by_points
 from gp_orff.data.validation import as_real
-from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.base import as_real_tensor, set_value, value_of
 
 # Densities of observations of an uncertain field, by point: E[log p(y | f)], log E[p(y | f)].
 
@@ -399,7 +400,8 @@ class Constrained(Likelihood):
         self.register_parameter(f"raw_{name}", raw)
         self.register_constraint(f"raw_{name}", constraint or GreaterThan(0.0))
         if prior is not None:
-            self.register_prior(f"{name}_prior", prior, name)
+            closures = partial(value_of, name), partial(set_value, name)
+            self.register_prior(f"{name}_prior", prior, *closures)
 
     def _value_of(self, name: str) -> Tensor:
         """The value of a parameter, transformed by its constraint."""
@@ -463,15 +465,12 @@ class HeavyTails(Constrained):
                 f"{float(deg_free)}; give deg_free= and deg_free_constraint= that agree"
             )
         raw = nn.Parameter(torch.zeros(1, dtype=torch.float64), requires_grad=learned)
-        self._add_parameter("deg_free", raw, constraint, None)
-        # The mode of a log-normal distribution is exp(m − s²), so its location m is log 2 + s².
-        own = prior is None
-        self.register_prior(
-            "deg_free_prior",
-            LogNormalPrior(math.log(_LIKELIEST) + _WIDTH**2, _WIDTH) if own else prior,
-            _excess if own else _deg_free,
-            _set_excess if own else _set_deg_free,
-        )
+        self._add_parameter("deg_free", raw, constraint, prior)
+        if prior is None:
+            # The mode of a log-normal distribution is exp(m − s²), so its location m is
+            # log 2 + s².
+            log_normal = LogNormalPrior(math.log(_LIKELIEST) + _WIDTH**2, _WIDTH)
+            self.register_prior("deg_free_prior", log_normal, _excess, _set_excess)
         self.deg_free = deg_free
 
     def copy_deg_free(self, other: Likelihood) -> None:
@@ -519,14 +518,6 @@ class HeavyTails(Constrained):
             if name.startswith(("raw_deg_free", "deg_free_prior")):
                 state_dict.setdefault(prefix + name, value.clone())
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _deg_free(likelihood: HeavyTails) -> Tensor:
-    return likelihood.deg_free
-
-
-def _set_deg_free(likelihood: HeavyTails, value: Tensor) -> None:
-    likelihood.deg_free = value
 
 
 def _excess(likelihood: HeavyTails) -> Tensor:

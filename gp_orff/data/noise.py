@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -13,6 +13,14 @@ from torch import Tensor
 
 from gp_orff.data.patterns import GroupKey
 from gp_orff.kernels.tree import num_outputs
+
+Kind = TypeVar("Kind", bound=Likelihood)
+
+
+def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str, Kind]:
+    """The likelihoods of one kind, by the label of their group."""
+    return {label: noise for label, noise in likelihoods.items() if isinstance(noise, kind)}
+
 
 # Quantiles of mixtures of normal distributions.
 

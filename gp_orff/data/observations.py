@@ -14,7 +14,7 @@ from torch import Tensor
 from gp_orff.data.noise import GroupNoise, Noises, group_noise, independent
 from gp_orff.data.patterns import GroupKey, Pattern
 from gp_orff.data.validation import as_matrix, as_points
-from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.base import as_real_tensor, map_tensors, plain_tensor
 from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.tree import num_outputs, space_of
 from gp_orff.symbols.base import Identity, Symbol
@@ -44,6 +44,7 @@ class Observations:
     direction: Float[Tensor, "n p"] | None = None
     index: Int[Tensor, "n"] | None = None  # the row of each point in the x that the user gave
     represented: Represented | None = None  # the observed values, if y are pseudo-observations
+    on_tracks = False  # whether they are `TrackObservations`
 
     def __len__(self) -> int:
         return len(self.x)
@@ -105,6 +106,21 @@ class Observations:
     def copied(self) -> "Observations":
         """A copy that shares no memory, without `index`."""
         return replace(self, index=None)._map(lambda tensor: tensor.clone())
+
+    def plain(self) -> dict[str, object]:
+        """Return tensors and plain values for files."""
+        part = self._map(plain_tensor)
+        tensors = {name: getattr(part, name) for name in ("x", "y", "weight", "direction")}
+        represented = {} if part.represented is None else {"represented": list(part.represented)}
+        return {**self.key.plain(), **tensors, **represented}
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "Observations":
+        """Return the observations from the content that `plain` returned."""
+        tensors = (content[name] for name in ("x", "y", "weight", "direction"))
+        given = content.get("represented")
+        given = None if given is None else Represented(*given)
+        return cls(GroupKey.from_plain(content), *tensors, represented=given)
 
     def _map(self, change: Callable[..., Tensor], *others: "Observations") -> "Observations":
         """Apply a function to each tensor of these observations and of `others`."""
@@ -304,10 +320,6 @@ class SymbolObservations(LinearObservations):
             ValueError: Shapes do not fit, the symbol does not exist for the kernel, or a noise
                 variance is not positive.
         """
-        if not isinstance(symbol, Symbol):
-            raise TypeError(
-                f"expected a symbol, such as gp_orff.Divergence(), got {type(symbol).__name__}"
-            )
         space = space_of(kernel, num_inputs)
         require(symbol, kernel, space)
         symbol = decided(symbol, kernel)
@@ -357,8 +369,7 @@ class SymbolObservations(LinearObservations):
         return tuple(zip(points.amin(0).tolist(), points.amax(0).tolist(), strict=True))
 
     def to(self, device: torch.device) -> "SymbolObservations":
-        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def _covariance(noise: object, q: int) -> Float[Tensor, "q q"]:

@@ -35,6 +35,7 @@ from torch import Tensor
 from gp_orff.data.statistics import write_whole
 from gp_orff.data.validation import entries_of
 from gp_orff.settings import num_threads
+from gp_orff.symbols.base import required
 from gp_orff.threads import fixed_threads
 
 # Partial sums of passes, and results between passes, in a file from which an interrupted call
@@ -457,14 +458,13 @@ def num_workers(executor: Executor | None) -> int:
 
 def checked(executor: object) -> Executor | None:
     """The executor, or None. A TypeError is raised for anything else."""
-    if executor is None or isinstance(executor, Executor):
-        return executor
-    remedy = "concurrent.futures.ProcessPoolExecutor()"
-    if hasattr(executor, "get_executor"):
-        remedy = "client.get_executor()"
-    raise TypeError(
-        f"expected executor= as a concurrent.futures.Executor, got {type(executor).__name__}; "
-        f"give {remedy}"
+    of_dask = hasattr(executor, "get_executor")
+    remedy = "client.get_executor()" if of_dask else "concurrent.futures.ProcessPoolExecutor()"
+    return required(
+        executor,
+        Executor | None,
+        "expected executor= as a concurrent.futures.Executor",
+        f"give {remedy}",
     )
 
 

@@ -5,7 +5,7 @@ H_nᵀH_n = Σ_k a_nk E_k with weights a_nk and fixed matrices E_k (q, q). For a
 then depends on the data through the moments Σ_n a_nk φφᵀ for each k and Σ_n φ (H_nᵀy_n)ᵀ only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -176,3 +176,21 @@ class GroupKey(NamedTuple):
     label: str  # the name of the group's likelihood
     pattern: Pattern
     known: bool = False  # whether 1/w_n are noise variances that were given with the observations
+
+    def plain(self) -> dict[str, object]:
+        """Return plain values for files."""
+        columns = None if self.pattern.along else list(self.pattern.columns)
+        outputs = self.pattern.num_outputs
+        return {
+            "label": self.label,
+            "columns": columns,
+            "num_outputs": outputs,
+            "known": self.known,
+        }
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "GroupKey":
+        """Return the key from the values that `plain` returned."""
+        columns, outputs = content["columns"], content["num_outputs"]
+        pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
+        return cls(content["label"], pattern, content.get("known", False))

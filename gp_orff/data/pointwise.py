@@ -16,10 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from gp_orff.data.noise import noise_of
+from gp_orff.data.noise import noise_of, of_kind
 from gp_orff.data.observations import Observations, Represented
 from gp_orff.data.patterns import DEFAULT, Components, LineOfSight
 from gp_orff.kernels.base import cholesky
+from gp_orff.symbols.base import required
 
 # Expectations under the distribution of the outputs of one point.
 
@@ -76,11 +77,12 @@ class Pointwise(Likelihood):
     """
 
     def __init__(self, base: Likelihood, nodes: int | None = None):
-        if not isinstance(base, Likelihood):
-            raise TypeError(
-                f"Pointwise expects a gpytorch likelihood, got {base!r}; use, for example, "
-                "Pointwise(gpytorch.likelihoods.PoissonLikelihood())"
-            )
+        required(
+            base,
+            Likelihood,
+            "Pointwise expects a gpytorch likelihood",
+            "use, for example, Pointwise(gpytorch.likelihoods.PoissonLikelihood())",
+        )
         super().__init__(max_plate_nesting=base.max_plate_nesting)
         self.base, self.nodes = base, nodes
         self.register_buffer("unit", torch.ones((), dtype=torch.float64), persistent=False)
@@ -323,17 +325,16 @@ def likelihood_of(likelihoods: Mapping[str, Likelihood], part: Observations) -> 
 
 def any_pointwise(likelihoods: Mapping[str, Likelihood]) -> bool:
     """Whether pseudo-observations represent the data of any group."""
-    return any(isinstance(likelihood, Pointwise) for likelihood in likelihoods.values())
+    return bool(of_kind(likelihoods, Pointwise))
 
 
 def require_gaussian(likelihoods: Mapping[str, Likelihood], what: str, remedy: str) -> None:
     """Raise a NotImplementedError if pseudo-observations represent the data of any group."""
-    for likelihood in likelihoods.values():
-        if isinstance(likelihood, Pointwise):
-            raise NotImplementedError(
-                f"{what} expects Gaussian or Student-t noise, got {type(likelihood.base).__name__}"
-                f"; use {remedy}"
-            )
+    for likelihood in of_kind(likelihoods, Pointwise).values():
+        raise NotImplementedError(
+            f"{what} expects Gaussian or Student-t noise, got {type(likelihood.base).__name__}; "
+            f"use {remedy}"
+        )
 
 
 # Pseudo-observations: p(y_n | f) as a function of f is represented by exp(η_nᵀf − ½ fᵀΛ_n f).
@@ -386,7 +387,7 @@ def represented(
 def _check(part: Observations, likelihood: Pointwise) -> None:
     """Raise an error for observations that the likelihood cannot describe."""
     name = type(likelihood.base).__name__
-    if not isinstance(part, Observations):
+    if part.on_tracks:
         raise NotImplementedError(
             f"expected observations at single points with {name}, got track=; noise along tracks "
             "is Gaussian: omit track=, or likelihood="

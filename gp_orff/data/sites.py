@@ -3,7 +3,6 @@
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 
 import numpy as np
 import scipy
@@ -15,6 +14,7 @@ from gp_orff.data.noise import Noise
 from gp_orff.data.observations import LinearObservations, Observations, PointObservations
 from gp_orff.data.patterns import GroupKey
 from gp_orff.data.validation import as_points, as_real, is_single
+from gp_orff.kernels.base import is_number
 
 # The treatment of repeated positions.
 
@@ -36,8 +36,8 @@ class Repeats:
     width: float = 1.0
 
     def __post_init__(self):
-        number = isinstance(self.distance, Real) and not isinstance(self.distance, bool)
-        if self.distance is not None and not (number and 0 <= self.distance < float("inf")):
+        number = is_number(self.distance) and 0 <= self.distance < float("inf")
+        if not number and self.distance is not None:
             raise ValueError(
                 f"expected merge= as a distance in the units of x, or None, got {self.distance!r}; "
                 "use 0 to merge no records"

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
+from gp_orff.data.patterns import Components, GroupKey, Pattern
 from gp_orff.features import phases
 from gp_orff.features.columns import Columns, SideBySide, TrigColumns
 from gp_orff.features.expansion import FeatureExpansion
@@ -29,6 +29,7 @@ from gp_orff.features.phases import LinearPhases, Phases, ProjectedPhases, SumOf
 from gp_orff.features.rings import HarmonicColumns
 from gp_orff.features.zoo import Bump, DotProductColumns, TemplateColumns
 from gp_orff.kernels import dot_product
+from gp_orff.symbols.base import required
 
 # Sufficient statistics of vector observations under the columns φ; they add up over points.
 #
@@ -346,19 +347,6 @@ def _unpack_phases(content: Mapping) -> Phases:
 # The keys of groups as plain values, and back.
 
 
-def pack_key(key: GroupKey) -> dict:
-    pattern = key.pattern
-    columns = None if pattern.along else list(pattern.columns)
-    outputs = pattern.num_outputs
-    return {"label": key.label, "columns": columns, "num_outputs": outputs, "known": key.known}
-
-
-def unpack_key(content: Mapping) -> GroupKey:
-    columns, outputs = content["columns"], content["num_outputs"]
-    pattern = LineOfSight(outputs) if columns is None else Components(tuple(columns), outputs)
-    return GroupKey(content["label"], pattern, content.get("known", False))
-
-
 # Common parts of the file formats of this package: atomic writes, and a check of the kind.
 
 
@@ -405,7 +393,7 @@ def check_kind(record: object, kind: str, expected: str, place: str = "") -> Non
 def pack_group(key: GroupKey, group: Statistics) -> dict:
     """The sums of a group, without the columns, which are common to all groups."""
     return {
-        **pack_key(key),
+        **key.plain(),
         "moments": [[_own(m.gram), _own(m.column_sum), float(m.mass)] for m in group.moments],
         "cross": _own(group.cross),
         "second_moment": _own(group.second_moment),
@@ -416,7 +404,7 @@ def pack_group(key: GroupKey, group: Statistics) -> dict:
 
 def unpack_group(content: Mapping, phi: Columns) -> tuple[GroupKey, Statistics]:
     """The key and the sums of a group, for the columns `phi`."""
-    key = unpack_key(content)
+    key = GroupKey.from_plain(content)
     return key, Statistics(
         phi,
         key.pattern,
@@ -663,11 +651,12 @@ class FieldStatistics:
     __rmul__ = __mul__
 
     def _require_same(self, other: object) -> None:
-        if not isinstance(other, FieldStatistics):
-            raise TypeError(
-                f"expected FieldStatistics, got {type(other).__name__}; make them with "
-                "statistics_of(x, y) of a model"
-            )
+        required(
+            other,
+            FieldStatistics,
+            "expected FieldStatistics",
+            "make them with statistics_of(x, y) of a model",
+        )
         if not self.phi.same(other.phi):
             raise ValueError(
                 "expected statistics with the same frequencies, got different ones; make them with "

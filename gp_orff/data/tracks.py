@@ -2,7 +2,7 @@
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, singledispatch
 from itertools import accumulate
@@ -19,10 +19,11 @@ from gp_orff.data.noise import Noises, TrackNoise
 from gp_orff.data.observations import LinearObservations, Observations, TruncatedVariance
 from gp_orff.data.patterns import Components, GroupKey, LineOfSight, Pattern
 from gp_orff.data.statistics import Moments, Statistics, Weights, added
-from gp_orff.data.validation import are_missing, as_matrix, is_single
+from gp_orff.data.validation import are_missing, as_matrix, is_single, without_tensor
 from gp_orff.features import chunked
 from gp_orff.features.columns import Columns
 from gp_orff.features.lattice import LatticeColumns
+from gp_orff.kernels.base import map_tensors, plain_tensor
 
 # The covariance of block means under noise along tracks.
 #
@@ -399,8 +400,7 @@ class Track:
 
     def to(self, device: torch.device) -> "Track":
         """This track on another device."""
-        tensors = {name: value for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def tracks_in_blocks(
@@ -594,6 +594,7 @@ class TrackObservations(LinearObservations):
     timed: bool  # whether the clock is time; otherwise it is the length of the path
     span: float  # the duration of a block, along the clock
     nodes: Places | None = None  # positions that replace those of the observations
+    on_tracks = True
 
     @cached_property
     def x(self) -> Float[Tensor, "N d"]:
@@ -730,6 +731,28 @@ class TrackObservations(LinearObservations):
         # An even selection: a sequence is selected when the running share passes an integer.
         rows = [p for i, p in enumerate(stretches) if int(share * (i + 1)) > int(share * i)]
         return self.take(torch.cat(rows or stretches[:1]).to(self.y.device))
+
+    def plain(self) -> dict[str, object]:
+        """Return tensors and plain values for files."""
+        tracks = [vars(map_tensors(track, plain_tensor)) for track in self.tracks]
+        return {**self.key.plain(), "tracks": tracks, "timed": self.timed, "span": self.span}
+
+    @classmethod
+    def from_plain(cls, content: Mapping) -> "TrackObservations":
+        """Return the block means of a group from the content that `plain` returned."""
+        key = GroupKey.from_plain(content)
+        key = GroupKey(key.label, means_of(key.pattern))
+        tracks = tuple(Track(**track) for track in content["tracks"])
+        return cls(key, tracks, content["timed"], content["span"])
+
+    def check_repeated(self) -> None:
+        """Raise a ValueError if each track has only one observation."""
+        if all(len(track.x) == 1 for track in self.tracks):
+            raise ValueError(
+                f"expected tracks with several observations, got {len(self.tracks)} with one "
+                "observation each, which do not determine noise along tracks; give the "
+                "observations of one track the same label, or omit track="
+            )
 
     def to(self, device: torch.device) -> "TrackObservations":
         """These observations on another device."""
@@ -898,19 +921,10 @@ def split(
 ) -> Iterator[Observations]:
     """The observations at single points. Observations along tracks are appended to the list."""
     for part in parts:
-        if isinstance(part, TrackObservations):
+        if part.on_tracks:
             tracks.append(part)
         else:
             yield part
-
-
-def require_none(tracks: Sequence[TrackObservations]) -> None:
-    """Raise a NotImplementedError for tracks, because they have no statistics."""
-    if tracks:
-        raise NotImplementedError(
-            "expected observations without track= for statistics, got tracks, whose noise is "
-            "correlated; use the observations themselves, or save the model"
-        )
 
 
 # Times along tracks, as numbers or as dates, in float64.
@@ -938,7 +952,7 @@ def as_times(time: object, count: int) -> Float[np.ndarray, "N"]:
         ... )
         array([    0. , 86400.5])
     """
-    seconds = None if isinstance(time, Tensor) else _seconds(np.asarray(time))
+    seconds = _seconds(np.asarray(without_tensor(time)))
     if seconds is not None:
         time = np.where(np.ma.getmask(time), np.nan, seconds)
     try:
@@ -1067,7 +1081,7 @@ def labels_of_tracks(track: object, count: int) -> tuple[list[str], Int[np.ndarr
     """
     if is_single(track):
         track = np.full(count, str(track))
-    labels = np.asarray(track.cpu() if isinstance(track, Tensor) else track)
+    labels = np.asarray(without_tensor(track))
     if labels.shape != (count,):
         raise ValueError(
             f"expected a track label for each of the {count} observations, got shape "
@@ -1091,17 +1105,6 @@ def _path(x: Float[np.ndarray, "N d"], of_track: Int[np.ndarray, "N"]) -> Float[
     steps = np.linalg.norm(np.diff(x, axis=0), axis=-1) * (np.diff(of_track) == 0)
     length = np.concatenate([[0.0], np.cumsum(steps)])
     return length - length[np.searchsorted(of_track, of_track)]
-
-
-def check_repeated(parts: tuple[TrackObservations, ...]) -> None:
-    """Raise a ValueError if each track of a group has only one observation."""
-    for part in parts:
-        if all(len(track.x) == 1 for track in part.tracks):
-            raise ValueError(
-                f"expected tracks with several observations, got {len(part.tracks)} with one "
-                "observation each, which do not determine noise along tracks; give the "
-                "observations of one track the same label, or omit track="
-            )
 
 
 def joined(parts: Iterable[TrackObservations]) -> tuple[TrackObservations, ...]:

@@ -126,6 +126,11 @@ def are_missing(texts: np.ndarray, labels: object) -> Bool[np.ndarray, "N"]:
     return np.isin(texts, _MISSING) | np.ma.getmask(labels)
 
 
+def without_tensor(values: object) -> object:
+    """The values, as an array if they are a tensor."""
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+
+
 def is_single(values: object) -> bool:
     """Whether `values` is one value for all observations."""
     return (

@@ -1,1 +1,1 @@
-"""Kernels and features inside gpytorch: the only room that implements the protocol of `ExactGP`."""
+"""Exact kernels and features inside GPyTorch models, by the protocol of `ExactGP`."""

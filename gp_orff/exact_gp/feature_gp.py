@@ -1,4 +1,4 @@
-"""A normal distribution of feature weights as a gpytorch model, for any training loop."""
+"""A gpytorch model with a normal distribution of feature weights, for any training loop."""
 
 import torch
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
@@ -37,22 +37,22 @@ _FORMS = {
 
 
 class WeightVariationalStrategy(_VariationalStrategy):
-    r"""q(θ) = N(m, S) of the weights of features: f(x) = μ(x) + Φ(x)θ + e(x), θ ~ N(0, I).
+    r"""A gpytorch variational strategy for the weights of features, without inducing points.
 
-    There are no inducing points. The error e(x) ~ N(0, δ) has the truncated variance δ of a grid.
-    It is independent between points, and q(f) includes it:
+    The field is f(x) = μ(x) + Φ(x)θ + e(x), with the mean μ, the features Φ(x) (p, F), and weights
+    θ (F,) with the prior N(0, I) and the variational distribution q(θ) = N(m, S). The error
+    e(x) ~ N(0, δ) has the truncated variance δ of a grid, and is independent between points. Then
 
         q(f(x)) = N(μ(x) + Φ(x)m, Φ(x) S Φ(x)ᵀ + δ) .
 
-    In train mode the covariance has only the blocks of single points, which determine the ELBO of
-    every pointwise likelihood. In eval mode the full covariance of all points is returned.
+    In train mode, the covariance between different points is omitted, because the ELBO of a
+    pointwise likelihood does not depend on it. In eval mode, the full covariance is returned.
 
     Args:
-        model: a `gpytorch.models.ApproximateGP` whose `covar_module` is an `ORFFKernel`, and that
-            has a `mean_module`.
-        variational_distribution: a variational distribution of gpytorch, with as many values as the
-            kernel has features, such as `NaturalVariationalDistribution(kernel.num_features,
-            mean_init_std=0.0)`.
+        model: a `gpytorch.models.ApproximateGP` with a `mean_module`, whose `covar_module` is an
+            `ORFFKernel`.
+        variational_distribution: a variational distribution of gpytorch for F weights, where F is
+            the `num_features` of the kernel.
 
     Example:
         >>> import gp_orff, gpytorch, torch
@@ -60,7 +60,7 @@ class WeightVariationalStrategy(_VariationalStrategy):
         ...     gp_orff.CurlFreeKernel(num_dims=2), gp_orff.MonteCarlo(50)
         ... )
         >>> q = gpytorch.variational.NaturalVariationalDistribution(
-        ...     100, mean_init_std=0.0
+        ...     kernel.num_features, mean_init_std=0.0
         ... )
         >>> class Model(gpytorch.models.ApproximateGP):
         ...     def __init__(self):
@@ -75,24 +75,27 @@ class WeightVariationalStrategy(_VariationalStrategy):
     """
 
     def __init__(self, model: ApproximateGP, variational_distribution: _VariationalDistribution):
-        # The base class expects a tensor of inducing points: it has none, in one column.
+        # The base class needs a tensor of inducing points; this one is empty.
         none = torch.zeros(0, 1)
         super().__init__(model, none, variational_distribution, learn_inducing_locations=False)
 
     @property
     @cached(name="prior_distribution_memo")
     def prior_distribution(self) -> MultivariateNormal:
-        """N(0, I), of the weights."""
+        """The prior N(0, I) of the weights."""
         q = self._variational_distribution
         zeros = torch.zeros(q.shape(), dtype=q.dtype, device=q.device)
         return MultivariateNormal(zeros, DiagLinearOperator(torch.ones_like(zeros)))
 
     def __getstate__(self) -> dict:
-        """Without the distribution of the last call: tensors with a graph cannot be copied."""
+        """Return the state without the distribution of the last call.
+
+        Its tensors have a graph and cannot be copied.
+        """
         return {k: v for k, v in super().__getstate__().items() if k != "_memoize_cache"}
 
     def kl_divergence(self) -> Float[Tensor, "*b"]:
-        """KL(q(θ) ‖ N(0, I))."""
+        """Return the Kullback–Leibler divergence KL(q(θ) ‖ N(0, I)), in nats."""
         if not isinstance(self._variational_distribution, tuple(_FORMS.values())):
             return super().kl_divergence()
         q = self.variational_distribution
@@ -110,14 +113,14 @@ class WeightVariationalStrategy(_VariationalStrategy):
         diag: bool = True,
         **kwargs,
     ) -> MultivariateNormal:
-        """q(f) at points.
+        """Return q(f) at points.
 
         Args:
             x: points (*b, n, d).
-            inducing_points: none.
-            inducing_values: the mean m of the weights, (*b, F).
-            variational_inducing_covar: their covariance S; None if they are known.
-            diag: whether to omit the covariance between different points, in train mode.
+            inducing_points: ignored.
+            inducing_values: m, (*b, F), the mean of the weights.
+            variational_inducing_covar: S, (*b, F, F), the covariance of the weights; zero if None.
+            diag: whether to omit the covariance between different points in train mode.
         """
         kernel = self.model.covar_module
         p, phi = kernel.num_outputs, kernel.features(x)
@@ -145,30 +148,36 @@ class WeightVariationalStrategy(_VariationalStrategy):
 
 
 class FeatureGP(ApproximateGP):
-    r"""A normal distribution of feature weights, for any likelihood and training loop.
+    r"""A gpytorch model with a normal distribution of feature weights, for any likelihood.
 
-    It is a `gpytorch.models.ApproximateGP`: `VariationalELBO`, `PredictiveLogLikelihood`, `NGD`,
-    minibatches and `state_dict` work as with inducing points, and with vectors too. Use this class
-    for endless streams, and for parts of a larger model. If all data fit in memory, use
-    `VectorFieldGP(kernel, likelihood=...)` instead, which reaches the same optimum in a few passes.
+    The field is f(x) = μ(x) + Φ(x)θ with the features Φ of an `ORFFKernel`, and the distribution of
+    the weights is q(θ) = N(m, S); see `WeightVariationalStrategy` for the distribution of f. The
+    class is a `gpytorch.models.ApproximateGP`. gpytorch's `VariationalELBO`,
+    `PredictiveLogLikelihood` and `NGD`, minibatches and `state_dict` work as with inducing points,
+    also for several outputs.
 
-    Computations are in float64.
+    Use this class for data streams without an end, and as a part of a larger model. If all data fit
+    in memory, use `VectorFieldGP(kernel, likelihood=...)` instead, which reaches the same optimum
+    in a few passes over the data. Computations use float64.
 
     Args:
-        kernel: any kernel that `ORFFKernel` accepts, or an `ORFFKernel`.
-        frequencies: the rule that chooses the frequencies; None if the kernel is an `ORFFKernel`.
-        likelihood: any gpytorch likelihood, in a `Pointwise` if it is not Gaussian; Gaussian if
-            None. It is `model.likelihood`, for `VariationalELBO(model.likelihood, model, N)`.
-        mean_module: the mean; zero if None.
-        form: how q(θ) = N(m, S) is parametrised: "natural" for `gpytorch.optim.NGD` and `step`,
-            "tril" for `NGD` and likelihoods that are not log-concave, "cholesky" for Adam.
+        kernel: a kernel that `ORFFKernel` accepts, or an `ORFFKernel`.
+        frequencies: the rule that chooses the frequencies. Omit it if `kernel` is an `ORFFKernel`.
+        likelihood: a gpytorch likelihood. It becomes the attribute `likelihood`, inside a
+            `Pointwise` if it is not Gaussian. If None, it is Gaussian.
+        mean_module: μ, a gpytorch mean; zero if None.
+        form: the parametrisation of q(θ). Use "natural", the default, for `gpytorch.optim.NGD` and
+            for `step`, "tril" for `NGD` and likelihoods that are not log-concave, and "cholesky"
+            for optimisers such as Adam.
         num_dims: d, the number of input columns, as for `ORFFKernel`.
 
     Raises:
-        TypeError: neither rule nor `ORFFKernel`.
-        ValueError: another form.
+        TypeError: `frequencies` is not a rule, and `kernel` is not an `ORFFKernel`.
+        ValueError: `form` is another word.
 
     Example:
+        Classify the signs of two components, in minibatches of 100 points:
+
         >>> import gp_orff, gpytorch, torch
         >>> x = torch.rand(300, 2, generator=torch.Generator().manual_seed(0))
         >>> y = (
@@ -222,14 +231,14 @@ class FeatureGP(ApproximateGP):
     def __call__(
         self, inputs: Float[Tensor, "*b n d"], prior: bool = False, **kwargs
     ) -> MultivariateNormal:
-        """q(f) at the points `inputs` (*b, n, d); with `prior`, the prior there."""
+        """Return q(f) at the points `inputs` (*b, n, d), or the prior of f if `prior` is True."""
         return super().__call__(inputs.double(), prior=prior, **kwargs)
 
     def forward(self, x: Float[Tensor, "*b n d"]) -> MultivariateNormal:
-        """The prior distribution of the field with p outputs at points `x` (*b, n, d).
+        """Return the prior distribution of the field at the points `x` (*b, n, d).
 
-        It is a `MultivariateNormal` (*b, n) if p = 1, else a `MultitaskMultivariateNormal`
-        (*b, n, p).
+        It is a `MultivariateNormal` (*b, n) if the number of outputs p is 1, and a
+        `MultitaskMultivariateNormal` (*b, n, p) otherwise.
         """
         kind = MultivariateNormal
         if self.covar_module.num_outputs > 1:
@@ -240,35 +249,45 @@ class FeatureGP(ApproximateGP):
     def step(
         self, x: Float[Tensor, "n d"], y: Float[Tensor, "n v"], num_data: int, rate: float = 0.1
     ) -> None:
-        """Take a step of natural gradients on a minibatch, in closed form.
+        """Take a step of natural gradient ascent of the ELBO on a minibatch, in closed form.
 
-        With the precision P and h = P m of q(θ), and the slope g_n and curvature Λ_n of E log p(y_n
-        | f) under q,
+        The step updates the precision P = S⁻¹ and h = P m of q(θ) = N(m, S). For the point i of the
+        minibatch, g_i is the gradient and Λ_i is minus the Hessian of E log p(y_i | f) under q with
+        respect to the mean of f. Then
 
-            P ← (1 − r) P + r (I + N/n Σ_n Φ_nᵀ Λ_n Φ_n) ,
-            h ← (1 − r) h + r N/n Σ_n Φ_nᵀ (g_n + Λ_n Φ_n m) .
+            P ← (1 − r) P + r (I + N/n Σ_i Φ_iᵀ Λ_i Φ_i) ,
+            h ← (1 − r) h + r N/n Σ_i Φ_iᵀ (g_i + Λ_i Φ_i m) .
 
-        That is a step of `gpytorch.optim.NGD` with `lr=rate`, without the derivatives of factors of
-        F×F matrices. A rate of one on all data gives the exact posterior under Gaussian noise.
+        This is a step of `gpytorch.optim.NGD` with `lr=rate`, but without derivatives of factors of
+        F×F matrices. With Gaussian noise, a step with r = 1 on all data gives the exact posterior.
 
         Args:
-            x: the points of the minibatch (n, d).
-            y: its observations (n, v).
-            num_data: N, of all data.
-            rate: r, from 0 to 1.
+            x: (n, d), the points of the minibatch.
+            y: (n, v), the observations of the minibatch.
+            num_data: N, the number of points in all data.
+            rate: r, with 0 < r ≤ 1; 0.1 by default.
 
         Raises:
-            ValueError: another form than "natural"; a rate that is not between 0 and 1;
-                observations of another shape, or with zero probability.
+            ValueError: the form is not "natural"; `rate` is not in (0, 1]; `y` has another shape,
+                or contains a value with zero probability.
+
+        Example:
+            >>> import gp_orff, torch
+            >>> x = torch.rand(200, 2)
+            >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+            >>> model = gp_orff.FeatureGP(kernel, gp_orff.MonteCarlo(50))
+            >>> model.step(x, x, num_data=200, rate=1.0)
+            >>> bool((model.eval()(x).mean - x).abs().mean() < 0.5)
+            True
         """
         q = self.variational_strategy._variational_distribution
         if not isinstance(q, NaturalVariationalDistribution):
             raise ValueError(
-                f"step expects FeatureGP(form='natural'), got a {type(q).__name__}; train it with "
-                "an optimiser"
+                f"step expects FeatureGP(form='natural'), got a {type(q).__name__}; train this "
+                "model with an optimiser"
             )
         if not 0 < rate <= 1:
-            raise ValueError(f"step expects a rate from 0 to 1, got {rate}")
+            raise ValueError(f"step expects a rate above 0 and at most 1, got {rate}")
         kernel, likelihood = self.covar_module, self.likelihood
         x, p = x.double(), kernel.num_outputs
         phi, precision = kernel.features(x), -2 * q.natural_mat

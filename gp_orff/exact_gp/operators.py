@@ -1,4 +1,4 @@
-"""Covariances of this package as LinearOperators: prior, posterior, and features."""
+"""Prior and posterior covariances, and feature matrices, as LinearOperators."""
 
 import warnings
 from collections.abc import Callable
@@ -38,30 +38,29 @@ from gp_orff.inference.posteriors import FieldDistribution, WeightPosterior
 
 # Base classes of the covariances of this package, as LinearOperators.
 #
-# gpytorch's `ExactGP` builds covariances of training and test points, adds noise, slices blocks of
-# them, and asks the results for products, solutions, determinants and samples. With a dense matrix
-# each of these is cubic in the number of points. The classes here keep the structure through these
-# operations:
+# gpytorch's `ExactGP` builds covariances of training and test points, adds noise, and slices
+# blocks. It then computes products, solutions, determinants and samples. With a dense matrix, each
+# of these operations is cubic in the number of points. The classes below preserve the structure:
 #
 #     FeatureCovariance   + I⊗Σ  →  NoisyFeatureCovariance     evidence, solutions, posterior
 #     PosteriorCovariance + I⊗Σ  →  NoisyPosteriorCovariance   samples by parts, Cholesky densities
 #
-# In the place of I⊗Σ there may be known noise with a block R_n for each point. The noise is stored
-# as its blocks on top of each other, (m·p, p), with m = 1 for I⊗Σ and m = N for known noise.
+# I⊗Σ may be replaced by known noise with a block R_n for each point. The noise is stored as a stack
+# of its blocks, (m·p, p), with m = 1 for I⊗Σ and m = N for known noise.
 #
-# - Slices of whole points are covariances of fewer points (`_points`); other slices become dense.
-# - Sums keep their structure if the other part is noise in blocks, as likelihoods and jitter write
-#   it (`noise_covariance`), or features at the same points. Otherwise gpytorch's general algebra
-#   takes over, with a warning.
-# - Arithmetic is in float64 inside, whatever the dtype of the model: normal equations of features
-#   lose too many digits in float32. Results are returned in the dtype of the operator.
+# - Slices of whole points are covariances of fewer points (`_points`). Other slices become dense.
+# - A sum preserves the structure if the other summand is block-diagonal noise of a likelihood or
+#   jitter (`noise_covariance`), or features at the same points. Otherwise, gpytorch's general
+#   algebra is used, with a warning.
+# - Computations use float64 for every dtype of the model, because normal equations of features lose
+#   too many digits in float32. Results have the dtype of the operator.
 
 
 def check_finite(y: Tensor) -> None:
-    """Refuse NaN and infinity, which would be that of all results.
+    """Raise an error if observations contain NaN or infinity.
 
     Raises:
-        ValueError: observations that are not finite.
+        ValueError: an observation is not finite.
     """
     invalid = int((~torch.isfinite(y)).sum())
     if invalid:
@@ -73,18 +72,18 @@ def check_finite(y: Tensor) -> None:
 
 
 def with_one_batch(*matrices: Float[Tensor, "*_ m n"]) -> tuple[Float[Tensor, "*b m n"], ...]:
-    """The matrices expanded to one batch shape, as the arguments of one operator must be."""
+    """Return the matrices, expanded to one batch shape, as arguments of one operator."""
     batch = torch.broadcast_shapes(*(matrix.shape[:-2] for matrix in matrices))
     return tuple(matrix.expand(*batch, *matrix.shape[-2:]) for matrix in matrices)
 
 
 class PointwiseOperator(LinearOperator):
-    """A covariance between the p outputs of points; slices of whole points keep its structure."""
+    """A covariance between p outputs of points; slices of whole points preserve its structure."""
 
     num_outputs: int
 
     def _points(self, rows: slice, cols: slice) -> LinearOperator:
-        """The covariance between the points `rows` and the points `cols`."""
+        """Return the covariance between the points `rows` and the points `cols`."""
         raise NotImplementedError
 
     def _getitem(self, row_index, col_index, *batch_indices):
@@ -104,7 +103,7 @@ class PointwiseOperator(LinearOperator):
         return to_linear_operator(covariance.to_dense()[..., offsets[0], offsets[1]])
 
     def _general_getitem(self, row_index, col_index, *batch_indices) -> LinearOperator:
-        """Indexing by anything but slices of rows and columns: gpytorch's own."""
+        """Return gpytorch's result for indices that are not slices of rows and columns."""
         return super()._getitem(row_index, col_index, *batch_indices)
 
     def add_diagonal(self, diag: Tensor) -> LinearOperator:
@@ -122,25 +121,24 @@ class PointwiseOperator(LinearOperator):
 
 
 class RootedOperator(PointwiseOperator):
-    """A covariance R Rᵀ, sampled through R: no n·p square matrix is factorised."""
+    """A covariance R Rᵀ that is sampled with R, so that no n·p square matrix is factorised."""
 
     def _root(self) -> Float[Tensor, "*b n*p q"]:
-        """R."""
+        """Return the root R."""
         raise NotImplementedError
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
-        """A root with as many columns as rows, as `rsample(base_samples=...)` requires."""
+        """Return a root with as many columns as rows, as `rsample(base_samples=...)` requires."""
         root = self._root().to(self.dtype)
         rows, columns = root.shape[-2:]
-        # gpytorch draws with base samples of the size of the output, so the root must be square: a
-        # wide root is reduced by QR, since R of Mᵀ = QR has M Mᵀ = RᵀR, and a tall one is padded
-        # with zeros.
+        # gpytorch's base samples have the size of the output, so the root must be square. A wide
+        # root M is reduced by Mᵀ = QR, because M Mᵀ = RᵀR. A tall root is padded with zeros.
         if columns > rows:
             root = torch.linalg.qr(root.mT).R.mT
         return RootLinearOperator(PaddedRoot(root) if columns < rows else root)
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
-        """R ε with ε ~ N(0, I)."""
+        """Return samples R ε with ε ~ N(0, I)."""
         root = self._root()
         shape = (*root.shape[:-2], root.shape[-1], num_samples)
         samples = root @ torch.randn(shape, dtype=root.dtype, device=root.device)
@@ -148,7 +146,7 @@ class RootedOperator(PointwiseOperator):
 
 
 class DenseOutsidePoints(PointwiseOperator):
-    """An operator that becomes dense for scaling, batches and all indices but whole points."""
+    """An operator that becomes dense under scaling, batches and indices of parts of points."""
 
     def _dense(self) -> LinearOperator:
         return to_linear_operator(self.to_dense())
@@ -167,20 +165,22 @@ class DenseOutsidePoints(PointwiseOperator):
 
 
 class WithWhiteNoise(PointwiseOperator):
-    """A covariance R Rᵀ + I⊗Σ, or with a block of noise for each point, sampled as a sum of
-    independent parts."""
+    """A covariance R Rᵀ + I⊗Σ, or R Rᵀ plus a block of noise for each point.
+
+    Its samples are sums of two independent parts.
+    """
 
     latent: RootedOperator
     noise: Float[Tensor, "*b m*p p"]
 
     @property
     def _blocks(self) -> Float[Tensor, "*b m p p"]:
-        """Σ, or R_n of every point."""
+        """The block Σ, or the blocks R_n of all points."""
         return self.noise.unflatten(-2, (-1, self.num_outputs))
 
     @property
     def _is_shared(self) -> bool:
-        """Whether all points have one noise."""
+        """Whether all points have the same noise Σ."""
         return self.noise.shape[-2] == self.num_outputs
 
     def _size(self) -> torch.Size:
@@ -220,7 +220,7 @@ class WithWhiteNoise(PointwiseOperator):
         return self.of(self.latent._mul_constant(other), self.noise * other[..., None, None])
 
     def root_decomposition(self, method: str | None = None) -> RootLinearOperator:
-        """The Cholesky factor at any size: a root of limited rank would narrow the samples."""
+        """Return the Cholesky factor, because samples of a low-rank root vary too little."""
         return RootLinearOperator(psd_safe_cholesky(self.to_dense()))
 
     def zero_mean_mvn_samples(self, num_samples: int) -> Float[Tensor, "s *b n*p"]:
@@ -230,18 +230,20 @@ class WithWhiteNoise(PointwiseOperator):
 
 
 def of_each(blocks: Float[Tensor, "*b m p p"], count: int) -> Float[Tensor, "*b n p p"]:
-    """The block of every point, of which there may be one for all."""
+    """Return the block of every point, if necessary by expanding a block that all points share."""
     return blocks.expand(*blocks.shape[:-3], count, -1, -1)
 
 
 def noise_covariance(
     covariance: PointwiseOperator, other: object
 ) -> Float[Tensor, "*b m*p p"] | None:
-    """Σ if `other` is I⊗Σ as gpytorch's likelihoods and jitter write it, the blocks of all points
-    if it is block diagonal, otherwise None.
+    """Return the blocks of noise in `other`, or None if `other` is not noise.
+
+    If `other` is I⊗Σ, as gpytorch's likelihoods and jitter write it, the result is Σ. If `other` is
+    block diagonal, the result contains the blocks of all points.
 
     Raises:
-        ValueError: noise for another number of points or outputs.
+        ValueError: the noise is for another number of points or outputs.
     """
     p = covariance.num_outputs
     noise = _noise_blocks(other, p)
@@ -249,8 +251,8 @@ def noise_covariance(
         return None
     if noise.shape[-1] != p or other.shape[-1] != covariance.shape[-1]:
         raise ValueError(
-            f"the kernel has {p} outputs and {covariance.shape[-1]} values, got noise for "
-            f"{other.shape[-1]} values; expected num_tasks={p} in MultitaskGaussianLikelihood"
+            f"expected noise for {covariance.shape[-1]} values of {p} outputs of the kernel, got "
+            f"noise for {other.shape[-1]} values; pass num_tasks={p} to MultitaskGaussianLikelihood"
         )
     batch = torch.broadcast_shapes(covariance.batch_shape, noise.shape[:-2])
     return noise.expand(*batch, -1, -1)
@@ -288,7 +290,7 @@ def _(noise, p):
 
 
 class PaddedRoot(LinearOperator):
-    """[R 0]: a tall root R, made square by columns of zeros that are not stored."""
+    """A square root [R 0], where the zeros that extend a tall root R are not stored."""
 
     def __init__(self, root: Float[Tensor, "*b n q"]):
         super().__init__(root)
@@ -312,7 +314,11 @@ class PaddedRoot(LinearOperator):
 
 
 class FeatureOperator(LinearOperator):
-    """Φ(x), with a row for each output of each point; made by `FeatureOperator.of`."""
+    """The feature matrix Φ(x) (N·p, F), with a row for each output of each point.
+
+    `ORFFKernel.feature_operator` returns it. `phi @ theta` and `phi.mT @ y` do not store the rows
+    of the matrix, and `phi.to_dense()` returns them.
+    """
 
     def __init__(
         self, x: Float[Tensor, "*b N d"], *tensors: Tensor, rebuild: Callable[..., Expansion]
@@ -333,7 +339,7 @@ class FeatureOperator(LinearOperator):
         return Transposed(self)
 
     def _matmul(self, rhs: Tensor) -> Tensor:
-        """Φθ = φ(x)w, with the weights w of the columns."""
+        """Return Φθ = φ(x)w, where w are the weights of the columns φ."""
         if rhs.dim() == 1:
             return self._matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion = self.expansion.double()
@@ -341,7 +347,7 @@ class FeatureOperator(LinearOperator):
         return values.unflatten(-1, (expansion.num_outputs, -1)).flatten(-3, -2).to(self.dtype)
 
     def _t_matmul(self, rhs: Tensor) -> Tensor:
-        """Φᵀv, from φ(x)ᵀv of the columns."""
+        """Return Φᵀv, from the products φ(x)ᵀv of the columns φ."""
         if rhs.dim() == 1:
             return self._t_matmul(rhs.unsqueeze(-1)).squeeze(-1)
         expansion = self.expansion.double()
@@ -353,7 +359,7 @@ class FeatureOperator(LinearOperator):
 
 
 class Transposed(LinearOperator):
-    """Mᵀ of an operator M that knows the product with its transpose."""
+    """The transpose Mᵀ of an operator M that defines the product `_t_matmul` with Mᵀ."""
 
     def __init__(self, operator: LinearOperator):
         super().__init__(operator)
@@ -380,10 +386,16 @@ class Transposed(LinearOperator):
 
 
 class OfFeatures(PointwiseOperator):
-    """Features, with white noise or without; sums with other features at the same points, and with
-    noise that is independent from point to point, have this form too."""
+    """A covariance of features, with white noise or without.
 
-    parts: "tuple[FeatureCovariance, Float[Tensor, '*b m*p p'] | None]"  # without noise, and noise
+    Sums with other features at the same points also have this form, and sums with noise that is
+    independent between points.
+
+    Attributes:
+        parts: the covariance without noise, and the noise or None.
+    """
+
+    parts: "tuple[FeatureCovariance, Float[Tensor, '*b m*p p'] | None]"
 
     def __add__(self, other: LinearOperator | Tensor) -> LinearOperator:
         latent, noise = self.parts
@@ -398,13 +410,13 @@ class OfFeatures(PointwiseOperator):
         noises = [part for part in (noise, more) if part is not None]
         if not noises:
             return latent
-        # any of them may have one block for all points
+        # Each of them may have one block for all points.
         blocks = sum(part.unflatten(-2, (-1, self.num_outputs)) for part in noises)
         return NoisyFeatureCovariance.of(latent, blocks.flatten(-3, -2))
 
 
 class FeatureCovariance(OfFeatures, RootedOperator):
-    """K(x₁, x₂) = Φ(x₁) Φ(x₂)ᵀ of one expansion; made by `FeatureCovariance.of`."""
+    """The covariance K(x₁, x₂) = Φ(x₁) Φ(x₂)ᵀ, which `FeatureCovariance.of` creates."""
 
     def __init__(self, x1: Tensor, x2: Tensor, *tensors: Tensor, rebuild: Callable[..., Expansion]):
         super().__init__(x1, x2, *tensors, rebuild=rebuild)
@@ -428,7 +440,7 @@ class FeatureCovariance(OfFeatures, RootedOperator):
         return _same(self.x1, self.x2)
 
     def with_features(self, other: "FeatureCovariance") -> "FeatureCovariance | None":
-        """The sum with other features, if these are at the same points."""
+        """Return the sum with other features, or None if they are at other points."""
         if not (_same(self.x1, other.x1) and _same(self.x2, other.x2)):
             return None
         merged = merge([self.expansion, other.expansion])
@@ -478,8 +490,11 @@ class FeatureCovariance(OfFeatures, RootedOperator):
 
 
 class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
-    """K(x, x) + I⊗Σ, or with known noise, by the algebra of `inference`; no N·p square matrix
-    unless it is small."""
+    """The covariance K(x, x) + I⊗Σ, or K(x, x) plus known noise.
+
+    It uses the normal equations of `gp_orff.inference`, and needs an N·p square matrix only if this
+    is smaller.
+    """
 
     def __init__(
         self,
@@ -508,25 +523,25 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
 
     @property
     def prefers_dual(self) -> bool:
-        """Whether K + I⊗Σ itself is the cheaper matrix to factorise."""
+        """Whether factorising K + I⊗Σ costs less than the normal equations of the features."""
         return prefers_dual(self.latent.expansion, self.latent.x1.shape[-2], self._is_shared)
 
     @property
     def has_sums(self) -> bool:
-        """Whether the posterior follows from sums over the data."""
+        """Whether the posterior is computed from sums over the data."""
         return self._is_shared and not self.prefers_dual
 
     def posterior(self, y: Float[Tensor, "*b N*p"], expansion: Expansion) -> WeightPosterior:
-        """The posterior of the weights of an expansion given y."""
+        """Return the posterior of the weights of an expansion, given y."""
         return self._equations(y, expansion).posterior(self._zero_mean)[0]
 
     def statistics(self, y: Float[Tensor, "*b N*p"]) -> Statistics:
-        """The sufficient statistics of the residuals y."""
+        """Return the sufficient statistics of the residuals y."""
         expansion = self.latent.expansion.double()
         return Statistics.of(self.latent.x1, self._per_point(y), expansion.phi)
 
     def posterior_from(self, statistics: Statistics, expansion: Expansion) -> WeightPosterior:
-        """The posterior of an expansion's weights from the statistics of its columns."""
+        """Return the posterior of the weights of an expansion from statistics of its columns."""
         groups = [Group(statistics, Noise.of(self.noise))]
         return normal_equations(expansion, groups).posterior(self._zero_mean)[0]
 
@@ -541,7 +556,7 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
         return equations_of_vectors(expansion, x, y, Noise.of(self.noise))
 
     def _per_point(self, y: Float[Tensor, "*b N*p"]) -> Float[Tensor, "*b N p"]:
-        """y with one row for each point; raises ValueError if it is not finite."""
+        """Return y with one row for each point, or raise a ValueError if it is not finite."""
         check_finite(y)
         return y.unflatten(-1, (-1, self.num_outputs))
 
@@ -559,8 +574,8 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
             equations = self._equations(self._zeros(), self.latent.expansion)
             return zero.new_empty(0), equations.evidence().logdet.to(self.dtype) if logdet else zero
         rhs = inv_quad_rhs.unsqueeze(-1) if inv_quad_rhs.dim() == 1 else inv_quad_rhs
-        # gpytorch's marginal likelihood asks for both at once.
-        if rhs.shape[-1] == 1 and logdet:  # the evidence gives both in one pass
+        # gpytorch's marginal likelihood needs both results, which the evidence gives in one pass.
+        if rhs.shape[-1] == 1 and logdet:
             evidence = self._equations(rhs.squeeze(-1), self.latent.expansion).evidence()
             quad, log_determinant = evidence.inv_quad, evidence.logdet
             quad = quad if reduce_inv_quad else quad.unsqueeze(-1)
@@ -572,7 +587,7 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
         return self.inv_quad_logdet(inv_quad_rhs, False, reduce_inv_quad)[0]
 
     def solve(self, right_tensor: Tensor, left_tensor: Tensor | None = None) -> Tensor:
-        """(K + I⊗Σ)⁻¹v = Σ⁻¹v − Σ⁻¹Φ Cov[θ] ΦᵀΣ⁻¹v."""
+        """Return (K + I⊗Σ)⁻¹v = Σ⁻¹v − Σ⁻¹Φ Cov[θ] ΦᵀΣ⁻¹v."""
         rhs = right_tensor.unsqueeze(-1) if right_tensor.dim() == 1 else right_tensor
         solution = self._solve(rhs).to(right_tensor.dtype)
         solution = solution.squeeze(-1) if right_tensor.dim() == 1 else solution
@@ -582,8 +597,8 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
         if num_tridiag:
             return super()._solve(rhs, preconditioner, num_tridiag)
         rhs, latent, p = rhs.double(), self.latent, self.num_outputs
-        # With fewer values than features K + I⊗Σ is the smaller matrix; the Woodbury identity below
-        # is for the other case.
+        # With fewer values than features, K + I⊗Σ is the smaller matrix. In the other case, the
+        # Woodbury identity below is used.
         if self.prefers_dual:
             return self._equations(self._zeros(), latent.expansion).solve(rhs)
         precision = Noise.of(self._blocks).precision
@@ -602,7 +617,11 @@ class NoisyFeatureCovariance(OfFeatures, WithWhiteNoise):
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors are equal; differentiable ones must share memory (gpytorch slices them)."""
+    """Return whether two tensors are equal.
+
+    Differentiable tensors must share their memory. They may be different objects, because gpytorch
+    slices them.
+    """
     if a is b:
         return True
     if a.shape != b.shape or a.requires_grad != b.requires_grad:
@@ -615,7 +634,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 def _unstructured_sum(
     covariance: LinearOperator, other: object, add: Callable[[object], LinearOperator]
 ) -> LinearOperator:
-    """gpytorch's sum, with a warning that the structure is lost."""
+    """Return gpytorch's sum, with a warning that the structure is lost."""
     result = add(other)
     if result is not covariance and covariance.is_square:
         _warn_lost_structure(f"{type(covariance).__name__} + {type(other).__name__}")
@@ -624,20 +643,20 @@ def _unstructured_sum(
 
 def _warn_lost_structure(what: str) -> None:
     warnings.warn(
-        f"{what} is not features plus noise that is independent from point to point: gpytorch's "
-        "general algebra, cubic in the number of points, takes over. Use GaussianLikelihood, "
-        "MultitaskGaussianLikelihood or gp_orff.KnownNoiseLikelihood, and put sums and products of "
-        "kernels inside one ORFFKernel.",
+        f"{what} is not a covariance of features plus noise that is independent between points, so "
+        "that gpytorch's general algebra is used, at a cost cubic in the number of points; use "
+        "GaussianLikelihood, MultitaskGaussianLikelihood or gp_orff.KnownNoiseLikelihood, and put "
+        "sums and products of kernels inside one ORFFKernel",
         PerformanceWarning,
         stacklevel=4,
     )
 
 
-# The posterior covariance of an `ExactGP` with our kernels.
+# The posterior covariance of an `ExactGP` with kernels of this package.
 
 
 class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
-    """Cov[f(x) | y], evaluated where it is needed."""
+    """The covariance Cov[f(x) | y], whose blocks are computed when they are needed."""
 
     def __init__(self, x: Float[Tensor, "*b n d"], posterior: FieldDistribution):
         super().__init__(x, posterior=posterior)
@@ -676,12 +695,12 @@ class PosteriorCovariance(DenseOutsidePoints, RootedOperator):
         return self.to_dense() @ rhs
 
     def matmul(self, other: Tensor) -> Tensor:
-        """Cov[f(x) | y] `other`, by plain autograd: differentiable in x and the hyperparameters."""
+        """Return Cov[f(x) | y] @ `other`, differentiable in x and in the hyperparameters."""
         return self._matmul(other)
 
 
 class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
-    """Cov[f(x) + ε | y] of new observations; densities by Cholesky."""
+    """The covariance Cov[f(x) + ε | y] of new observations; densities need its Cholesky factor."""
 
     def __init__(self, latent: PosteriorCovariance, noise: Float[Tensor, "*b m*p p"]):
         super().__init__(latent, noise)
@@ -708,7 +727,7 @@ class NoisyPosteriorCovariance(DenseOutsidePoints, WithWhiteNoise):
 def posterior_covariance(
     x: Float[Tensor, "*b n d"], distribution: FieldDistribution
 ) -> PosteriorCovariance | NoisyPosteriorCovariance:
-    """Cov[f(x) | y], with the white noise of the distribution separate."""
+    """Return Cov[f(x) | y], where the white noise of the distribution is a separate part."""
     smooth, delta = distribution.split()
     latent = PosteriorCovariance(x, smooth)
     return latent if delta is None else NoisyPosteriorCovariance.of(latent, delta.to(x.dtype))

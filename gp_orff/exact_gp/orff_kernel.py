@@ -1,4 +1,4 @@
-"""`ORFFKernel`: the features of a kernel as a gpytorch kernel."""
+"""`ORFFKernel`, a gpytorch kernel that approximates another kernel by its features."""
 
 import warnings
 from collections.abc import Sequence
@@ -17,7 +17,6 @@ from gp_orff.features.grid import MOST_DENSE, Grid
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.truncation import GridAccuracy, SampleAccuracy, accuracy, truncated_variance
 from gp_orff.kernels.base import WrapperKernel, check_inputs
-from gp_orff.kernels.spectra import Spectrum
 from gp_orff.kernels.tree import (
     checked_terms,
     infer_num_dims,
@@ -29,35 +28,36 @@ from gp_orff.symbols.base import Identity
 
 
 class ORFFKernel(WrapperKernel):
-    r"""Approximate a kernel by operator-valued Fourier features (ORFF), for any gpytorch `ExactGP`.
+    r"""A gpytorch kernel that approximates another kernel by operator-valued Fourier features.
 
-    K(x, z) ≈ Φ(x) Φ(z)ᵀ, where Φ(x) is (p, F) for p outputs and F features. Use this kernel instead
-    of the exact one. The model, its likelihood and `ExactMarginalLogLikelihood` do not change.
-    If F < N·p for N points, training and prediction cost N·p·F² instead of (N·p)³ operations, and
-    no (N·p, N·p) or (N·p, F) matrix is stored. If F > N·p, the (N·p, N·p) matrix is factorised, as
-    for the exact kernel.
+    K(x, z) ≈ Φ(x) Φ(z)ᵀ, where the feature matrix Φ(x) is (p, F) for p outputs and F features. Use
+    this kernel instead of the exact kernel in an `ExactGP`. The model, its likelihood and
+    `ExactMarginalLogLikelihood` do not change. For N points and F < N·p, training and prediction
+    cost N·p·F² instead of (N·p)³ operations, and neither an (N·p, N·p) nor an (N·p, F) matrix is
+    stored. If F > N·p, the (N·p, N·p) matrix is factorised, as for the exact kernel.
 
-    The frequencies are chosen when this kernel is built. Random frequencies scale with the present
-    lengthscales in every evaluation. Frequencies of a `Grid` are fixed, and their weights depend on
-    the hyperparameters. While an `ExactGP` is trained, a new grid is built if a lengthscale has
-    left the range of the grid. Optimisers may therefore start anywhere. Computations use float64. A
-    float32 model takes and returns float32, but runs no faster.
+    The frequencies are chosen when this kernel is built. Random frequencies are scaled by the
+    current lengthscales in every evaluation. Frequencies of a `Grid` are fixed, and only their
+    weights depend on the hyperparameters. If a lengthscale leaves the range of the grid while an
+    `ExactGP` is trained, a new grid is built, so that the starting values do not matter. Features
+    are computed in float64. A float32 model receives and returns float32, but is no faster.
 
-    Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
+    Source: Brault et al. 2016, Section 2.3; Minh 2016, Section 3.2.
 
     Args:
-        kernel: the kernel to approximate: a curl-free, divergence-free or Helmholtz kernel, a
-            `SeparableKernel`, a gpytorch `MultitaskKernel`, a scalar kernel, or sums, products and
-            scaled forms of them. Scalar kernels are stationary ones, or, with a random rule,
-            `LinearKernel`, `PolynomialKernel` and `DotProductKernel`. Its parameters are not
-            copied: they are trained through the features.
-        frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(256)`.
-        num_dims: d, the number of input columns; needed if the kernel does not determine it (a
-            scalar kernel without ARD or active_dims).
+        kernel: the kernel to approximate. It can be a scalar kernel, a curl-free, divergence-free
+            or Helmholtz kernel, a `SeparableKernel`, a gpytorch `MultitaskKernel`, or a sum,
+            product or scaled form of them. Scalar kernels must be stationary. With a random rule,
+            `LinearKernel`, `PolynomialKernel` and `DotProductKernel` work too. The kernel is not
+            copied, and its parameters are trained through the features.
+        frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(256)` or
+            `gp_orff.Grid.for_data(x)`.
+        num_dims: d, the number of input columns. It is needed only for a scalar kernel without ARD
+            and `active_dims`.
 
     Attributes:
         frequencies: a `ModuleList` with the frequencies of each term of the kernel. A sum of two
-            kernels has two terms. Any other kernel is one term.
+            kernels has two terms.
         num_outputs: p, the number of outputs.
         num_features: F, the number of features.
 
@@ -67,16 +67,20 @@ class ORFFKernel(WrapperKernel):
         ValueError: the terms have different numbers of outputs, or the number of inputs is unknown.
 
     Example:
+        A curl-free kernel with 4096 random frequencies, which have a cosine and a sine each:
+
         >>> import gpytorch, gp_orff, torch
         >>> exact = gp_orff.CurlFreeKernel(gpytorch.kernels.RBFKernel(), num_dims=2)
         >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.MonteCarlo(4096, seed=0))
-        >>> kernel.num_features  # a cosine and a sine for each frequency
+        >>> kernel.num_features
         8192
         >>> x = torch.rand(10, 2)
         >>> error = kernel(x).to_dense() - exact(x).to_dense()
         >>> bool(error.abs().max() < 0.1 * exact(x).to_dense().max())
         True
     """
+
+    is_field = False
 
     def __init__(self, kernel: Kernel, frequencies: Rule, *, num_dims: int | None = None):
         super().__init__()
@@ -92,21 +96,26 @@ class ORFFKernel(WrapperKernel):
 
     @property
     def num_features(self) -> int:
-        """F, the number of features: the columns of Φ(x)."""
+        """F, the number of features, which is the number of columns of Φ(x)."""
         return self._expansion(self._num_inputs).num_features
 
     @property
     def is_stationary(self) -> bool:
-        """Whether K(x, z) depends on x − z only: not if a term is a dot-product kernel."""
+        """Whether K(x, z) depends on x − z only, so that no term is a dot-product kernel."""
         spectra = (density for term in terms(self.base_kernel) for density in spectra_of(term))
-        return all(isinstance(density, Spectrum) for density in spectra)
+        return all(density.is_stationary for density in spectra)
 
     def _expansion(self, num_inputs: int) -> Expansion:
         return expand(self.base_kernel, self.frequencies, num_inputs)
 
     def truncated(self, expansion: Expansion | None = None) -> Float[Tensor, "p p"] | None:
-        """δ (p, p), the variance that a grid truncates at every point, of its `expansion`; None if
-        none."""
+        """Return δ, (p, p), the variance that a grid truncates at every point.
+
+        The result is None for other rules, and without diagonal correction.
+
+        Args:
+            expansion: the features of this kernel, if they are already computed.
+        """
         parts = self.base_kernel, self.frequencies, (), expansion
         variances = truncated_variance(Identity(), *parts)
         return None if variances is None else variances[0]
@@ -118,23 +127,31 @@ class ORFFKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> FeatureCovariance | Float[Tensor, "*b n*p"]:
-        """K(x1, x2), lazily as a `LinearOperator`.
+        """Return the covariance (*b, n·p, m·p) between the points `x1` and `x2`, lazily.
+
+        Row k·p + i is output i at point k of `x1`, both counted from 0. If `x2` is `x1`, the
+        covariance includes the variance that a grid truncates.
 
         Args:
             x1: points (*b, n, d).
             x2: points (*b, m, d).
-            diag: return the diagonal (*b, n·p) only.
-            last_dim_is_batch: not supported.
+            diag: whether to return only the diagonal (*b, n·p); it needs m = n.
+            last_dim_is_batch: must be False.
 
         Returns:
-            The covariance (*b, n·p, m·p); between the same points, with the variance that a grid
-            truncates.
+            A `LinearOperator`, or a tensor if `diag` is True.
 
         Raises:
-            ValueError: `last_dim_is_batch` is True, or inputs with a wrong number of columns.
+            ValueError: `last_dim_is_batch` is True; the points have another number of columns than
+                d; there are no points; a point contains NaN or infinity, or is outside the domain
+                of a grid.
+            TypeError: the points have another dtype than the hyperparameters.
         """
         if last_dim_is_batch:
-            raise ValueError("ORFFKernel does not take last_dim_is_batch=True; use active_dims")
+            raise ValueError(
+                "ORFFKernel expects last_dim_is_batch=False, got last_dim_is_batch=True; use "
+                "active_dims"
+            )
         self._check_inputs(x1)
         if x2 is not x1:
             self._check_inputs(x2)
@@ -147,15 +164,17 @@ class ORFFKernel(WrapperKernel):
         return covariance.diagonal() if diag else covariance
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """The dense feature matrix Φ(x) (N·p, F), for few points or your own linear model.
+        """Return the dense feature matrix Φ(x), (N·p, F), for example for a linear model.
 
-        Φ(x)θ with weights θ ~ N(0, I_F) is a draw of the field, and K̃(x, z) = Φ(x) Φ(z)ᵀ the
-        covariance `kernel(x, z)` of this kernel. Ridge regression on Φ with the penalty σ²‖θ‖² has
-        the posterior mean of a GP with noise variance σ²; y (N, p) goes with it as
-        `y.reshape(-1)`. One exception: on a `Grid`, `kernel(x)` of points with themselves also has
-        the truncated variance on its diagonal blocks, unless `diagonal_correction=False`.
+        If the weights θ (F,) are standard normal, Φ(x)θ is a sample of the field. The covariance
+        `kernel(x, z)` of this kernel is Φ(x) Φ(z)ᵀ. There is one exception: with a `Grid`,
+        `kernel(x)` also has the truncated variance on its diagonal blocks, unless
+        `diagonal_correction=False`.
 
-        Brault et al. 2016, Section 2.3.
+        Ridge regression on Φ with the penalty σ²‖θ‖² gives the posterior mean of a GP with the
+        noise variance σ². Pass the observations y (N, p) as `y.reshape(-1)`.
+
+        Source: Brault et al. 2016, Section 2.3.
 
         Args:
             x: points (*b, N, d).
@@ -165,9 +184,9 @@ class ORFFKernel(WrapperKernel):
             hyperparameters. Row n·p + i is output i at point n.
 
         Raises:
-            TypeError: inputs of another dtype than the hyperparameters.
-            ValueError: inputs with a wrong number of columns, NaN or infinity, no points, or points
-                outside the domain of a grid.
+            TypeError: the points have another dtype than the hyperparameters.
+            ValueError: the points have another number of columns than d; there are no points; a
+                point contains NaN or infinity, or is outside the domain of a grid.
 
         Example:
             >>> import gp_orff, torch
@@ -177,28 +196,28 @@ class ORFFKernel(WrapperKernel):
             >>> phi = kernel.features(x)
             >>> phi.shape
             torch.Size([10, 128])
-            >>> torch.allclose(
-            ...     phi @ kernel.features(z).mT, kernel(x, z).to_dense(), atol=1e-5
-            ... )
+            >>> product = phi @ kernel.features(z).mT
+            >>> torch.allclose(product, kernel(x, z).to_dense(), atol=1e-5)
             True
         """
         return self.feature_operator(x).to_dense()
 
     def feature_operator(self, x: Float[Tensor, "*b N d"]) -> FeatureOperator:
-        """Φ(x) as a `LinearOperator`, for products without storing a matrix of N rows.
+        """Return the feature matrix Φ(x) as a `LinearOperator`, without storing its N·p rows.
 
-        It has the entries of `features(x)`. `phi @ theta` is (N·p, m) for `theta` (F, m), and
-        `phi.mT @ y` is (F, m) for `y` (N·p, m). Iterative solvers need only these products. Pass
-        the vectors of a field (N, p) as a column: `y.reshape(-1, 1)`.
+        The products are `phi @ theta` (N·p, m) for `theta` (F, m), and `phi.mT @ y` (F, m) for `y`
+        (N·p, m). Iterative solvers need only these products. Pass the vectors of a field (N, p) as
+        a column, `y.reshape(-1, 1)`.
 
-        A product computes the M cosines and sines of every point (M = 2D if no columns are shared),
-        and applies the directions of the features to their sums. The cost is N·M·p + F·p
+        A product computes the M cosines and sines of every point, with M = 2D for D frequencies,
+        and multiplies sums of them by the directions of the features. The cost is N·M·p + F·p
         operations, or N·M·p + M·r·p for separable kernels of rank r. On a grid, a fast Fourier
-        transform computes the first term.
+        transform replaces the N·M·p operations.
 
-        Brault et al. 2016, Appendix D.1.2, Tables 1 and 2, where P is the p rows of one point. For
-        curl-free kernels, P* P in the paper has ‖ω_k‖² instead of ⟨ω_j, ω_k⟩, and likewise for
-        divergence-free kernels. Here `phi.mT @ (phi @ theta)` has the correct terms.
+        Source: Brault et al. 2016, Appendix D.1.2, Tables 1 and 2. There, P is the matrix of the p
+        rows of one point. For curl-free kernels, P* P in the paper has ‖ω_k‖² instead of
+        ⟨ω_j, ω_k⟩, and there is a similar error for divergence-free kernels. Here
+        `phi.mT @ (phi @ theta)` has the correct terms.
 
         Args:
             x: points (*b, N, d).
@@ -208,12 +227,13 @@ class ORFFKernel(WrapperKernel):
             and in the hyperparameters.
 
         Raises:
-            TypeError: as for `features`.
-            ValueError: as for `features`.
+            TypeError: the points have another dtype than the hyperparameters.
+            ValueError: the points have another number of columns than d; there are no points; a
+                point contains NaN or infinity, or is outside the domain of a grid.
 
         Example:
-            A ridge regression by conjugate gradients on (ΦᵀΦ + I) θ = Φᵀy. By default `linear_cg`
-            stops early, so it needs a tolerance:
+            Solve the ridge regression (ΦᵀΦ + I) θ = Φᵀy by conjugate gradients. Pass a tolerance,
+            because `linear_cg` otherwise stops early:
 
             >>> import gp_orff, torch
             >>> from linear_operator.utils import linear_cg
@@ -235,26 +255,25 @@ class ORFFKernel(WrapperKernel):
         return FeatureOperator.of(x, self._expansion(x.shape[-1]))
 
     def phases(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """The inner products x Ωᵀ of points with all D frequencies ω.
+        """Return the inner products ⟨ω, x⟩ of points with all D frequencies ω.
 
-        They are the arguments of the features cos⟨ω, x⟩ and sin⟨ω, x⟩. `Fastfood` and its siblings
-        compute them in O(D log d) operations for each point, without the matrix Ω;
-        `kernel.phases(torch.eye(d))` is Ωᵀ.
-
-        Le et al. 2013, Section 4.2.
+        They are the arguments of the features cos⟨ω, x⟩ and sin⟨ω, x⟩. With the matrix Ω (D, d) of
+        frequencies, the result is x Ωᵀ. To get Ωᵀ, use `kernel.phases(torch.eye(d))`. `Fastfood`
+        and similar rules compute the inner products in O(D log d) operations for each point,
+        without the matrix Ω (Le et al. 2013, Section 4.2).
 
         Args:
             x: points (*b, N, d).
 
         Returns:
             (*b, N, D) in the dtype of x, computed in float64, differentiable in x and in the
-            lengthscales. The frequencies of the terms of a sum follow each other. A constant term
-            has the frequency ω = 0, which comes first. Frequencies that several terms share, as on
-            a `Grid`, are present once.
+            lengthscales. The terms of a sum follow each other. The frequency ω = 0 of a constant
+            term is first. Frequencies that several terms share, as on a `Grid`, occur only once.
 
         Raises:
-            TypeError: inputs of another dtype than the hyperparameters.
-            ValueError: inputs with a wrong number of columns, NaN or infinity, or no points.
+            TypeError: the points have another dtype than the hyperparameters.
+            ValueError: the points have another number of columns than d; there are no points; a
+                point contains NaN or infinity.
 
         Example:
             >>> import gp_orff, gpytorch, torch
@@ -270,53 +289,69 @@ class ORFFKernel(WrapperKernel):
         return expansion.phi.inner_products(x.double()).to(x.dtype)
 
     def accuracy(self) -> list[GridAccuracy | SampleAccuracy]:
-        """The accuracy of the frequencies at the present hyperparameters, for each term.
+        """Return the accuracy of the frequencies at the current hyperparameters.
 
         Returns:
-            One entry for each term of the kernel, in order. The type depends on the rule:
+            A list with one entry for each term of the kernel. The type depends on the rule:
 
-            - A grid: `GridAccuracy`, with fractions of the variance of the term. `truncated` is the
-              variance beyond the largest frequencies of the grid. `aliasing` is an estimate of the
-              error from the spacing. `tolerance` is the tolerance of the grid, which `max_features`
-              may have raised.
-            - A random rule: `SampleAccuracy`, with `num_frequencies`, D, and
-              `effective_sample_size` (Σ v_k)²/Σ v_k², where v_k is the variance of frequency k. It
-              is D if all variances are equal. If it is far below D, few frequencies have most of
-              the variance: use `measure="trace"`, or a `sampler` closer to S tr A. It is not an
-              error of the kernel; for the error see `gp_orff.compare_with_exact` and
-              `gp_orff.bounds`. If terms share their frequencies (`shared=True`, `LCMKernel`), only
-              frequencies drawn from the term itself are included.
-            - `GaussHermite`: the list is empty.
+            - For a grid, a `GridAccuracy`. Its numbers are fractions of the variance of the term.
+              `truncated` is the variance beyond the largest frequencies. `aliasing` is an estimate
+              of the error due to the spacing. `tolerance` is the tolerance of the grid, which is
+              larger than that of the rule if the number of features is limited.
+            - For a random rule, a `SampleAccuracy` with `num_frequencies`, D, and
+              `effective_sample_size`, (Σ v_k)²/Σ v_k². Here v_k is the variance of frequency k. If
+              the effective sample size is far below D, few frequencies have most of the variance.
+              In this case, use `measure="trace"`, or a `sampler` whose density is closer to
+              S tr A, with the spectral density S and the spectral matrix A. For the error of the
+              kernel, see `gp_orff.compare_with_exact` and `gp_orff.bounds`. If terms share
+              frequencies, only the frequencies drawn from the term itself are included.
+            - For `GaussHermite`, there are no entries.
+
+        Example:
+            >>> import gp_orff
+            >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
+            >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64))
+            >>> kernel.accuracy()[0].num_frequencies
+            64
         """
         return accuracy(self.base_kernel, self.frequencies)
 
     def redraw(self) -> "ORFFKernel":
-        """Choose the frequencies again by the same rule, at the present hyperparameters.
+        """Choose the frequencies again by the same rule, for the current hyperparameters.
 
-        Call this method after the lengthscales of a `Grid` have left their range. A random rule has
-        a fixed seed and draws the same frequencies again. For a `DotProductKernel`, it chooses
-        harmonics by the present coefficients, which training may have changed much.
+        Call this method after a lengthscale has left the range of a `Grid`. A random rule has a
+        fixed seed and draws the same frequencies again, with two exceptions. For a
+        `DotProductKernel`, the frequencies depend on the coefficients. For a sum with
+        `shared=True`, they depend on the variances of the terms. Call this method if training has
+        changed these hyperparameters much.
 
         Returns:
-            This kernel, changed in place.
+            This kernel, which is changed in place.
+
+        Raises:
+            ValueError: the rule has no frequencies for the current hyperparameters, for example
+                because a grid would need too many features.
         """
         self._take(draw(self.base_kernel, self.rule, self._num_dims))
         return self
 
     def follow_lengthscales(self) -> None:
-        """Redraw the frequencies if a lengthscale has left their range, as an `ExactGP` does before
-        every step of its training. Where no such grid can be built, they stay."""
+        """Build a new grid if a lengthscale has left the range of the current grid.
+
+        An `ExactGP` calls this method before every step of its training. If no grid can be built
+        for the current lengthscales, the frequencies do not change.
+        """
         summands, rule = terms(self.base_kernel), self.rule
         pairs = zip(self.frequencies, summands, strict=True)
         if all(draw.ratio_outside_range(spectra_of(term)) is None for draw, term in pairs):
             return
-        with warnings.catch_warnings():  # of the range that is left
+        with warnings.catch_warnings():  # lengthscales outside the range give a warning
             warnings.simplefilter("ignore", GridWarning)
             present = self.num_features
         if isinstance(rule, Grid) and rule.max_features is None:
             rule = replace(rule, max_features=max(MOST_DENSE, present))
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # lengthscales of a line search
+            with np.errstate(over="ignore", invalid="ignore"):  # a line search may be far off
                 draws = draw(self.base_kernel, rule, self._num_dims)
         except GridBudgetError:
             return
@@ -326,9 +361,9 @@ class ORFFKernel(WrapperKernel):
         if rule is not self.rule and draws[0].shared.tolerance > 1.01 * rule.tolerance:
             warnings.warn(
                 f"a lengthscale has become so short in training that {rule.max_features} features "
-                f"do not suffice for a grid of tolerance {rule.tolerance:g}: it is "
-                f"{draws[0].shared.tolerance.item():.1g} now; give Grid a max_features= or a "
-                "tolerance= that suits the lengthscale",
+                f"do not suffice for a grid of tolerance {rule.tolerance:g}; its tolerance is now "
+                f"{draws[0].shared.tolerance.item():.1g}. Pass a larger max_features= or "
+                "tolerance= to Grid",
                 GridWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""Predictions of an `ExactGP` with our kernels, and how they enter gpytorch."""
+"""Predictions of an `ExactGP` with kernels of this package, and changes of gpytorch for them."""
 
 import warnings
 from copy import deepcopy
@@ -41,24 +41,25 @@ from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.expansion import Expansion
 from gp_orff.inference.exact import ExactPosterior
 from gp_orff.inference.posteriors import WeightPosterior, check, plus_white
-from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor
-from gp_orff.kernels.fields import FieldProductKernel, PotentialKernel, require_field_products
-from gp_orff.kernels.separable import SeparableKernel
-from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
+from gp_orff.kernels.base import FieldKernel, WrapperKernel, as_real_tensor, parts_of
+from gp_orff.kernels.fields import FieldProductKernel, require_field_products
 from gp_orff.kernels.tree import num_outputs
-from gp_orff.symbols.base import Identity
+from gp_orff.symbols.base import Identity, required
 
-# Predictions of an `ExactGP` with our kernels: exact, or from the posterior of feature weights.
+# Predictions of an `ExactGP` with kernels of this package. They are exact, or follow from the
+# posterior of feature weights.
 
 
 class _VectorPredictionStrategy(DefaultPredictionStrategy):
-    """gpytorch's exact prediction, with the variance that missing components leave.
+    """gpytorch's exact prediction with correct variances if components are missing.
 
-    gpytorch predicts the mean from the components that were observed, but the variance as if all
-    had been observed.
+    gpytorch computes the mean from the observed components, but the variance as if all components
+    were observed.
 
     Raises:
-        NotImplementedError, TypeError, ValueError: as `check_parts`.
+        NotImplementedError: one of the reasons listed at `check_parts`.
+        TypeError: one of the reasons listed at `check_parts`.
+        ValueError: one of the reasons listed at `check_parts`.
     """
 
     def __init__(self, train_inputs, train_prior_dist, train_labels, likelihood, *args, **kwargs):
@@ -72,7 +73,7 @@ class _VectorPredictionStrategy(DefaultPredictionStrategy):
             return super().exact_predictive_covar(test_test_covar, test_train_covar)
         if settings.skip_posterior_variances.on():
             return ZeroLinearOperator(*test_test_covar.shape)
-        if policy == "mask":  # gpytorch leaves out a component if it is missing in any batch
+        if policy == "mask":  # gpytorch omits a component if it is missing in any batch
             seen = seen.reshape(-1, seen.shape[-1]).all(0)
         seen = seen.to(self.train_prior_dist.loc.dtype)
         train = to_dense(self.lik_train_train_covar) * seen.unsqueeze(-1) * seen.unsqueeze(-2)
@@ -85,7 +86,7 @@ class _VectorPredictionStrategy(DefaultPredictionStrategy):
 class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
     """gpytorch's exact prediction for kernels with several outputs.
 
-    gpytorch's own `get_fantasy_strategy` adds residuals of shapes (n, p) and (n·p) and fails for
+    `get_fantasy_strategy` of gpytorch adds residuals of the shapes (n, p) and (n·p), and fails for
     every multitask model. Here the model is conditioned again on all data.
     """
 
@@ -113,8 +114,10 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
 
     @property
     def serves_many_points(self) -> bool:
-        """Whether marginals at many points can be computed piece by piece: without gaps in the
-        data, batches and gradients."""
+        """Whether marginals at many points can be computed in pieces.
+
+        This needs data without missing values, no batches, and no gradients.
+        """
         prior = self.train_prior_dist
         plain = isinstance(prior.lazy_covariance_matrix, LazyEvaluatedKernelTensor)
         single = settings.observation_nan_policy.value() == "ignore" and not prior.batch_shape
@@ -136,9 +139,9 @@ class ExactFieldPredictionStrategy(_VectorPredictionStrategy):
 
 
 class ORFFPredictionStrategy(_VectorPredictionStrategy):
-    """Predictions from the posterior of the feature weights, computed once and cached.
+    """Predictions from the posterior of the feature weights, which is computed once and cached.
 
-    gpytorch's default strategy predicts if the training covariance is not features plus I⊗Σ.
+    If the training covariance is not features plus I⊗Σ, gpytorch's default strategy is used.
     """
 
     @property
@@ -148,7 +151,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
 
     @property
     def _structured(self) -> bool:
-        """Whether the training covariance is features plus I⊗Σ, without gaps in the data."""
+        """Whether the training covariance is features plus I⊗Σ, without missing data."""
         return (
             isinstance(self._noisy_covariance, NoisyFeatureCovariance)
             and settings.observation_nan_policy.value() == "ignore"
@@ -167,7 +170,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
     @property
     @cached(name="weight_posterior")
     def weight_posterior(self) -> WeightPosterior:
-        """p(θ | y), detached unless `settings.detach_test_caches` is off."""
+        """The posterior p(θ | y), detached unless `settings.detach_test_caches` is off."""
         latent, detach = self._noisy_covariance.latent, settings.detach_test_caches.on()
         with torch.set_grad_enabled(torch.is_grad_enabled() and not detach):
             posterior = self._posterior_of(latent.expansion, None)
@@ -175,7 +178,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return posterior.detached() if detach else posterior
 
     def _posterior_of(self, expansion: Expansion, columns: Tensor | None) -> WeightPosterior:
-        """The posterior of the features, or of a part of them with these columns."""
+        """Return the posterior of all features, or of the features with these columns."""
         covariance = self._noisy_covariance
         if not covariance.has_sums:
             return covariance.posterior(self._residuals, expansion.double())
@@ -185,7 +188,7 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
     def get_fantasy_strategy(
         self, inputs, targets, full_inputs, full_targets, full_output, **kwargs
     ) -> "ORFFPredictionStrategy":
-        """The strategy with more data; statistics add up, and only the new points are visited."""
+        """Return the strategy with more data, by adding the statistics of the new points."""
         likelihood = self.likelihood.get_fantasy_likelihood(**kwargs)
         new = type(self)(full_inputs, full_output, full_targets, likelihood)
         if self._structured and new._structured and self._noisy_covariance.has_sums:
@@ -223,15 +226,15 @@ class ORFFPredictionStrategy(_VectorPredictionStrategy):
         return mean, posterior_covariance(x, plus_white(posterior, delta))
 
 
-# Means, targets and likelihoods of an `ExactGP`, which have to fit its kernel.
+# Checks of the mean, the targets and the likelihood of an `ExactGP` against its kernel.
 
 
 @singledispatch
 def check_noise(likelihood: Likelihood) -> None:
-    """Refuse likelihoods of this package that no `ExactGP` follows.
+    """Raise an error for likelihoods of this package that `ExactGP` does not support.
 
     Raises:
-        NotImplementedError: noise that is not Gaussian, or shared by observations.
+        NotImplementedError: the noise is not Gaussian, or several observations share it.
     """
 
 
@@ -239,16 +242,16 @@ def check_noise(likelihood: Likelihood) -> None:
 def _(likelihood: HeavyTails) -> None:
     if likelihood.has_deg_free:
         raise NotImplementedError(
-            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose outliers "
-            "it would not see; give it to gp_orff.VectorFieldGP(kernel, likelihood=likelihood), "
-            "and call fit(x, y)"
+            f"an ExactGP expects Gaussian noise, got a {type(likelihood).__name__}, whose heavy "
+            "tails it would ignore; use gp_orff.VectorFieldGP(kernel, likelihood=likelihood), and "
+            "call fit(x, y)"
         )
 
 
 @check_noise.register
 def _(likelihood: TrackLikelihood) -> None:
     raise NotImplementedError(
-        "an ExactGP expects noise that is independent from point to point, got a "
+        "an ExactGP expects noise that is independent between points, got a "
         f"{type(likelihood).__name__}, whose observations share offsets; use "
         "gp_orff.VectorFieldGP(kernel).fit(x, y, track=track, time=time)"
     )
@@ -256,7 +259,7 @@ def _(likelihood: TrackLikelihood) -> None:
 
 @singledispatch
 def _check_sizes(likelihood: Likelihood, count: int, p: int) -> None:
-    """Refuse a likelihood that is not one of `count` observations of p values."""
+    """Raise an error if a likelihood is not for `count` observations of p values."""
 
 
 @_check_sizes.register
@@ -271,7 +274,7 @@ def _(likelihood: FixedNoiseGaussianLikelihood, count, p) -> None:
 
 @_check_sizes.register
 def _(likelihood: KnownNoiseLikelihood, count, p) -> None:
-    given = "no" if likelihood.noise is None else len(likelihood.noise)
+    given = "no" if likelihood.noise is None else len(likelihood.noise)  # observations
     if (likelihood.num_tasks, given) != (p, count):
         raise ValueError(
             f"expected the noise of {count} observations of {p} values in an ExactGP, got a "
@@ -294,17 +297,24 @@ def _(likelihood, count, p) -> None:
 
 
 def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likelihood) -> None:
-    """Refuse targets and likelihoods that do not fit the prior distribution of an `ExactGP`.
+    """Raise an error if the targets or the likelihood do not fit the prior of an `ExactGP`.
 
-    gpytorch takes targets of shape (p, N) in a wrong order, ignores the noise of a
-    `FixedNoiseGaussianLikelihood` if there are several outputs, and takes Student-t noise for
-    Gaussian; likelihoods of another number of outputs end in errors of shapes.
+    gpytorch itself accepts such parts. It reads targets of shape (p, N) in a wrong order, ignores
+    the noise of a `FixedNoiseGaussianLikelihood` for several outputs, and treats Student-t noise as
+    Gaussian. Likelihoods with another number of outputs lead to unclear errors.
+
+    Args:
+        prior: the prior distribution of the training data.
+        targets: the training targets.
+        likelihood: the likelihood of the model.
 
     Raises:
-        NotImplementedError: as `check_noise`; a `FixedNoiseGaussianLikelihood` for several outputs.
-        TypeError: complex targets.
-        ValueError: targets of another shape, or NaN in them; a likelihood with another number of
-            outputs, or known noise of other data; a prior of another kind or order.
+        NotImplementedError: the noise is not Gaussian, or several observations share it; there are
+            several outputs and a `FixedNoiseGaussianLikelihood`.
+        TypeError: the targets are complex.
+        ValueError: the targets have another shape, or contain NaN; the likelihood has another
+            number of outputs, or the known noise of other data; the prior has another type or
+            order.
     """
     as_real_tensor(targets, "the targets of ExactGP")
     check_noise(likelihood)
@@ -320,15 +330,15 @@ def check_parts(prior: MultivariateNormal, targets: Tensor, likelihood: Likeliho
     given = tuple(targets.shape)
     if given[-len(shape) :] == shape or (p > 1 and given[-1] == shape[0] * p):  # or flattened
         return
-    rows = "give a row with all components for each point"
-    remedy = "give y.mT" if given[-2:] == shape[::-1] and len(shape) > 1 else rows
+    rows = "pass a row with all components for each point"
+    remedy = "pass y.mT" if given[-2:] == shape[::-1] and len(shape) > 1 else rows
     raise ValueError(
-        f"an ExactGP expects targets y of shape {shape}, as its mean, got {given}; {remedy}"
+        f"an ExactGP expects targets y of shape {shape}, like its mean, got {given}; {remedy}"
     )
 
 
 def _check_order(prior: MultivariateNormal) -> None:
-    """Refuse a prior whose mean has another order than its covariance, point by point."""
+    """Raise an error if the mean of a prior is not ordered point by point, like its covariance."""
     covariance, mean = prior.lazy_covariance_matrix, tuple(prior.mean.shape[-2:])
     if not isinstance(covariance, LazyEvaluatedKernelTensor) or num_outputs(covariance.kernel) < 2:
         return
@@ -342,17 +352,17 @@ def _check_order(prior: MultivariateNormal) -> None:
     elif not prior._interleaved:
         raise ValueError(
             "expected interleaved=True in the MultitaskMultivariateNormal of a kernel of vectors, "
-            "whose covariance is ordered point by point, got interleaved=False; leave it out"
+            "whose covariance is ordered point by point, got interleaved=False; omit this argument"
         )
 
 
 @singledispatch
 def check_outputs(part: Module) -> None:
-    """Refuse a sum or product of kernels with different numbers of outputs, and a field in the
-    place of a scalar kernel, whose matrices would have different sizes.
+    """Raise an error if the parts of a kernel have matrices of different sizes.
 
     Raises:
-        ValueError: such a kernel.
+        ValueError: a sum or product has parts with different numbers of outputs, or a
+            `MultitaskKernel` contains a kernel with several outputs.
     """
 
 
@@ -363,8 +373,8 @@ def _(part) -> None:
     if len(set(outputs)) > 1:
         require_field_products(part)
         raise ValueError(
-            f"expected summands with one number of outputs, got {outputs}; wrap scalar kernels in "
-            f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
+            f"expected summands with the same number of outputs, got {outputs}; wrap scalar "
+            f"kernels in gpytorch.kernels.MultitaskKernel(kernel, num_tasks={max(outputs)})"
         )
 
 
@@ -374,16 +384,22 @@ def _(part: MultitaskKernel) -> None:
     if p > 1:
         raise ValueError(
             "expected a scalar kernel in a MultitaskKernel, got a "
-            f"{type(part.data_covar_module).__name__} with {p} outputs; give it to the model as it "
-            "is, or take the scalar kernel inside it"
+            f"{type(part.data_covar_module).__name__} with {p} outputs; use this kernel without "
+            "MultitaskKernel, or pass its scalar kernel"
         )
 
 
 def check_mean(model: ExactGP, x: Float[Tensor, "*b n d"], error: RuntimeError) -> None:
-    """Say which mean a model needs whose `forward` has failed, if it has one mean and one kernel.
+    """Raise an error if a model has failed because its mean does not fit its kernel.
+
+    Args:
+        model: a model whose `forward` has failed. If it does not have exactly one mean and one
+            kernel, it is not checked.
+        x: the inputs of `forward`.
+        error: the error of `forward`.
 
     Raises:
-        ValueError: a mean with another number of outputs.
+        ValueError: the mean has another number of outputs than the kernel.
     """
     kernels = [part for part in model.children() if isinstance(part, Kernel)]
     means = [part for part in model.children() if isinstance(part, Mean)]
@@ -398,11 +414,11 @@ def check_mean(model: ExactGP, x: Float[Tensor, "*b n d"], error: RuntimeError) 
 
 
 def _wrong_mean(shape: tuple[int, ...], p: int) -> str:
-    """The message for a mean of shape (N,) or (N, q)."""
+    """Return the error message for a mean of shape (N,) or (N, q)."""
     if p == 1:
         return (
             f"expected a mean of shape {shape[:1]} for the one output of the kernel, got {shape}; "
-            "or make the scalar kernel one of vectors, "
+            "use a scalar mean, or "
             f"gpytorch.kernels.MultitaskKernel(kernel, num_tasks={shape[1]})"
         )
     return (
@@ -412,17 +428,18 @@ def _wrong_mean(shape: tuple[int, ...], p: int) -> str:
     )
 
 
-# Prediction strategies of our kernels, and six methods of gpytorch that are replaced.
+# Prediction strategies of the kernels of this package, and methods of gpytorch that are replaced.
 #
-# gpytorch has no hook for sums and products of our kernels, nor for elementwise products of their
-# matrices, and none that sees the parts of a model in training, of which it takes some that are
-# wrong without an error (see `check_parts`). Models without a kernel or likelihood of this package
-# are not affected: each replacement first looks for one, and otherwise does what gpytorch does.
+# gpytorch has no hook for sums and products of these kernels, or for elementwise products of their
+# matrices. It also has no hook that checks the parts of a model in training, and it accepts some
+# wrong parts without an error (see `check_parts`). Each replacement first looks for a kernel or
+# likelihood of this package. If there is none, it calls the method of gpytorch, so that other
+# models are not affected.
 
 
 @singledispatch
 def _is_features(kernel: Kernel) -> bool:
-    """Whether a kernel consists of `ORFFKernel`s, up to sums and scales."""
+    """Return whether a kernel consists of `ORFFKernel`s, up to sums and scales."""
     return False
 
 
@@ -441,22 +458,15 @@ def _(kernel: AdditiveKernel) -> bool:
     return all(map(_is_features, kernel.kernels))
 
 
-def _is_field(kernel: object) -> bool:
-    """Whether a kernel contains a field kernel."""
-    fields = (
-        FieldKernel,
-        PotentialKernel,
-        SeparableKernel,
-        SpectralMatrixKernel,
-        FieldProductKernel,
-    )
-    return isinstance(kernel, Kernel) and any(isinstance(m, fields) for m in kernel.modules())
+def _is_field(kernel: Kernel) -> bool:
+    """Return whether a kernel contains a field kernel."""
+    return any(part.is_field for part in parts_of(kernel, WrapperKernel, FieldKernel))
 
 
 def _prediction_strategy(
     self: Kernel, train_inputs, train_prior_dist, train_labels, likelihood
 ) -> DefaultPredictionStrategy:
-    """The strategy of our kernels and of sums of kernels; ScaleKernel asks its base kernel."""
+    """Return the prediction strategy for kernels of this package and for sums of kernels."""
     if _is_features(self):
         strategy = ORFFPredictionStrategy
     elif _is_field(self):
@@ -470,13 +480,14 @@ _gpytorch_product = Kernel.__mul__
 
 
 def _product(self: Kernel, other: Kernel) -> Kernel:
-    """The product of a field kernel and a scalar kernel, in either order."""
+    """Return the product of a field kernel and a scalar kernel, in either order."""
+    required(other, Kernel, "expected a kernel as the other factor", "use a ScaleKernel")
     if not (_is_field(self) or _is_field(other)):
         return _gpytorch_product(self, other)
-    if any(isinstance(m, ORFFKernel) for kernel in (self, other) for m in kernel.modules()):
+    if parts_of(self, ORFFKernel) or parts_of(other, ORFFKernel):
         warnings.warn(
-            "a product with ORFFKernel has no features: its matrices are dense, at a cost cubic in "
-            "the number of points. Multiply inside: ORFFKernel(field * scalar, rule).",
+            "a product with an ORFFKernel has no features, so that its matrices are dense, at a "
+            "cost cubic in the number of points; use ORFFKernel(field * scalar, rule) instead",
             PerformanceWarning,
             stacklevel=2,
         )
@@ -484,8 +495,10 @@ def _product(self: Kernel, other: Kernel) -> Kernel:
 
 
 def _mul_matrix(self: LazyEvaluatedKernelTensor, other: LinearOperator) -> LinearOperator:
-    """The elementwise product of two covariances, as of positions and tasks; gpytorch's product of
-    two roots has a cube of numbers."""
+    """Return the elementwise product of two covariances, for example of positions and tasks.
+
+    gpytorch's product of two roots would need memory of cubic size.
+    """
     first, second = self.evaluate_kernel(), other.evaluate_kernel()
     if isinstance(second, PointwiseOperator):
         first, second = second, first
@@ -505,22 +518,21 @@ _gpytorch_call = ExactGP.__call__
 
 
 def _call(self: ExactGP, *args: Tensor, **kwargs: object) -> MultivariateNormal:
-    """The distribution at some inputs, of a model whose parts fit each other."""
+    """Return the distribution at some inputs, after checks that the parts fit each other."""
     check_noise(self.likelihood)
-    if not any(isinstance(part, WrapperKernel | FieldKernel) for part in self.modules()):
+    if not parts_of(self, WrapperKernel, FieldKernel):
         return _gpytorch_call(self, *args, **kwargs)
     for part in self.modules():
         check_outputs(part)
-    for part in self.modules() if self.training else ():
-        if isinstance(part, ORFFKernel):
-            part.follow_lengthscales()
+    for part in parts_of(self, ORFFKernel) if self.training else ():
+        part.follow_lengthscales()
     try:
         result = _gpytorch_call(self, *args, **kwargs)
     except RuntimeError as error:
         if args and "mean" in str(error):
             check_mean(self, args[0], error)
         raise
-    if self.training and settings.debug.on():  # in which all inputs are those of training
+    if self.training and settings.debug.on():  # then the inputs are the training inputs
         check_parts(result, self.train_targets, self.likelihood)
     return result
 
@@ -529,10 +541,10 @@ _gpytorch_prior_at_tests = ExactGP._get_test_prior_mean_and_covariances
 
 
 def _prior_at_tests(self: ExactGP, train_inputs, test_inputs, **kwargs: object) -> tuple:
-    """The prior at test points, and its covariances.
+    """Return the prior at test points, and its covariances.
 
-    gpytorch 1.15.2 evaluates the covariance of all test points with each other before anybody asks
-    for it. Under an exact kernel of fields it is left as it is where there are many points.
+    gpytorch 1.15.2 evaluates the covariance between all test points, even if it is not needed. With
+    an exact kernel of vectors and many points, this function leaves it unevaluated.
     """
     strategy = self.prediction_strategy
     if strategy.serves_many_points:

@@ -1,4 +1,4 @@
-"""Features f(x) = Σ_f θ_f φ_f(x) m_f: frequencies, columns φ, directions m, truncated variance."""
+"""Rules that choose frequencies, and the features Σ_f θ_f φ_f(x) m_f that frequencies define."""
 
 from gp_orff.features.draws import (
     Draw,

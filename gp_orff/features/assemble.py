@@ -1,4 +1,4 @@
-"""Kernel tree + frequency rule → features; rules are resolved here only."""
+"""The features of a kernel tree with a rule of frequencies."""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from gp_orff.features.expansion import (
     FeatureExpansion,
     GradientExpansion,
     KroneckerExpansion,
-    ScaledExpansion,
     side_by_side_scaled,
 )
 from gp_orff.kernels.base import positive_root, reduced_root
@@ -42,27 +41,29 @@ from gp_orff.kernels.tree import (
 
 # From a kernel and a rule to features:
 #
-# 1. `term_spectra` writes the kernel as a sum of terms with the spectra of their leaves, and the
-#    share of each in the variance.
+# 1. `term_spectra` writes the kernel as a sum of terms. Each term has the spectra of its leaves and
+#    its fraction of the variance.
 # 2. The rule draws frequencies for all terms (`draw`).
-# 3. `expand` turns frequencies into features at the present hyperparameters: √(outputscale · w)
-#    B(ω) gives the directions of a frequency. Terms on a lattice share their columns; terms of a
-#    mixture share their frequencies, with weights by the balance heuristic; all others have
-#    separate columns.
-# 4. `merge` puts the features of all terms side by side, and keeps the Kronecker form if all terms
-#    have one mixing matrix.
+# 3. `expand` turns frequencies into features at the current hyperparameters. The directions of a
+#    frequency ω are the columns of √(outputscale · w) B(ω). Terms on a lattice share their columns.
+#    Terms of a mixture share their frequencies, with weights by the balance heuristic. All other
+#    terms have separate columns.
+# 4. `merge` joins the features of all terms. The Kronecker form remains if all terms have the same
+#    mixing matrix.
 
 
 def draw(kernel: Kernel, rule: Rule, num_dims: int | None = None) -> list[Draw]:
-    """The frequencies of every term of a kernel tree, in the order of `terms(kernel)`, on the
-    device of its parameters."""
+    """Return the frequencies of every term of a kernel tree, in the order of `terms(kernel)`.
+
+    They are on the device of the kernel's parameters.
+    """
     draws = rule.draw(term_spectra(kernel, num_dims))
     device = next((parameter.device for parameter in kernel.parameters()), torch.device("cpu"))
     return [own.to(device) for own in draws]
 
 
 def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectrum]:
-    """The spectrum of every term of a kernel tree, at its present hyperparameters."""
+    """Return the spectrum of every term of a kernel tree, at the current hyperparameters."""
     summands, spectra = terms(kernel), []
     for term, share in zip(summands, _shares(summands), strict=True):
         dims = [leaf.columns(leaf_dims(term, leaf, num_dims)) for leaf in term.leaves]
@@ -73,7 +74,10 @@ def term_spectra(kernel: Kernel, num_dims: int | None = None) -> list[TermSpectr
 
 @torch.no_grad()
 def _shares(summands: Sequence[Term]) -> list[float]:
-    """The share of each term that varies in the variance of all; 1 for a single one."""
+    """Return the fraction of the variance that each varying term contributes.
+
+    The fraction is 1 if fewer than two terms vary, and 1 for a constant term.
+    """
     varying = [term for term in summands if term.leaves]
     if len(varying) < 2:
         return [1.0] * len(summands)
@@ -83,9 +87,13 @@ def _shares(summands: Sequence[Term]) -> list[float]:
 
 
 def leaf_spectra(term: Term, dims: Sequence[tuple[int, ...]]) -> list[LeafSpectrum]:
-    """The spectra of a term's leaves, which depend on the input columns `dims`.
+    """Return the spectrum of each leaf of a term.
 
-    B is a function of the frequencies of the first leaf.
+    B(ω) is a function of the frequencies of the first leaf.
+
+    Args:
+        term: a term of a kernel tree.
+        dims: the input columns that each leaf depends on, from 0, one tuple for each leaf.
     """
     spectra = [LeafSpectrum(*pair, degree=0) for pair in zip(spectra_of(term), dims, strict=True)]
     if spectra:
@@ -96,8 +104,10 @@ def leaf_spectra(term: Term, dims: Sequence[tuple[int, ...]]) -> list[LeafSpectr
 
 
 def mixtures(draws: Sequence[Draw]) -> list[list[int]]:
-    """The indices of the terms that are drawn from one mixture, for each mixture; each other term
-    by itself."""
+    """Return the indices of terms in groups, one group for each mixture that terms share.
+
+    A term that shares no mixture is a group by itself.
+    """
     members: dict[int | Draw, list[int]] = {}
     for index, frequencies in enumerate(draws):
         label = frequencies if frequencies.mixture is None else frequencies.mixture
@@ -106,7 +116,7 @@ def mixtures(draws: Sequence[Draw]) -> list[list[int]]:
 
 
 def num_features(kernel: Kernel, draws: Sequence[Draw]) -> int:
-    """F of these frequencies."""
+    """Return F, the number of features of a kernel with these frequencies."""
     summands, draws = with_cells(terms(kernel), draws)
     total = 0
     for members in mixtures(draws):
@@ -121,10 +131,10 @@ def num_features(kernel: Kernel, draws: Sequence[Draw]) -> int:
 def require_separate(
     summands: Sequence[Term], draws: Sequence[Draw], chosen: Sequence[int]
 ) -> None:
-    """Check that the `chosen` terms of a sum have features of their own.
+    """Raise an error if the `chosen` terms of a sum share features with other terms.
 
     Raises:
-        NotImplementedError: their directions were added to those of other terms.
+        NotImplementedError: the directions of a chosen term and of another term were added.
     """
     for members in mixtures(draws):
         factors = [summands[index].factor for index in members]
@@ -132,19 +142,22 @@ def require_separate(
         added = len(set(factors)) < len(factors) or rank > factors[0].num_outputs
         if added and 0 < len(set(members) & set(chosen)) < len(members):
             raise NotImplementedError(
-                "expected terms with separate features, got random frequencies with "
-                f"shared=True, whose {factors[0].num_outputs} features a column serve the sum of "
-                f"{len(members)} terms; use shared=False"
+                "expected terms with separate features, got random frequencies with shared=True: "
+                f"{len(members)} terms share {factors[0].num_outputs} features for each column; "
+                "use shared=False"
             )
 
 
 def expand(kernel: Kernel, draws: Sequence[Draw], num_inputs: int) -> Expansion:
-    """The features of a kernel tree at its present hyperparameters, for `num_inputs` inputs."""
+    """Return the features of a kernel tree at the current hyperparameters.
+
+    `num_inputs` is d, the number of input columns.
+    """
     return expand_terms(terms(kernel), draws, num_inputs)
 
 
 def expand_terms(summands: Sequence[Term], draws: Sequence[Draw], num_inputs: int) -> Expansion:
-    """The features of a sum of terms, for `num_inputs` inputs."""
+    """Return the features of a sum of terms with `num_inputs` input columns."""
     if draws[0].shared_columns() is not None:
         return _expand_on_shared_columns(summands, draws)
     pairs = list(zip(summands, draws, strict=True))
@@ -160,7 +173,10 @@ def expand_terms(summands: Sequence[Term], draws: Sequence[Draw], num_inputs: in
 
 
 def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
-    """Directions are the columns of √(outputscale · w_k) B(ω_k)."""
+    """Return the features of a term, whose directions are the columns of √(s w_k) B(ω_k).
+
+    Here s is the outputscale of the term.
+    """
     if not term.leaves:  # a constant: ω = 0, one cosine
         omega = term.factor.matrix.new_zeros(1, num_inputs)
         scale = term.outputscale.sqrt()[..., None, None]
@@ -172,7 +188,8 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
         scales = positive_root(term.outputscale[..., None, None] * variances)
         if factor.is_constant:
             return KroneckerExpansion(phi, scales, factor.matrix)
-        # The directions of a gradient are the frequencies of its phases, in the same order.
+        # The directions of a gradient are the frequencies of its phases; inputs and outputs must
+        # have the same order.
         same = [leaf.active_dims for leaf in term.leaves] == [factor.dims]
         if factor.is_gradient and factor.num_outputs == num_inputs and same:
             return GradientExpansion(phi, scales)
@@ -184,7 +201,7 @@ def _expand_term(term: Term, frequencies: Draw, num_inputs: int) -> Expansion:
 
 
 def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -> Expansion:
-    """The features of terms on one lattice, followed by those of harmonic terms and of lines."""
+    """Return the features of all terms on one lattice, then those of harmonic terms and lines."""
     families: dict[nn.Module, list[tuple[Term, Draw]]] = {}
     for term, frequencies in sorted(zip(summands, draws, strict=True), key=lambda p: p[1].expands):
         families.setdefault(frequencies.lattice, []).append((term, frequencies))
@@ -201,7 +218,7 @@ def _expand_on_shared_columns(summands: Sequence[Term], draws: Sequence[Draw]) -
 def expand_on_lattice(
     phi: TrigColumns, summands: Sequence[Term], draws: Sequence[Draw]
 ) -> Expansion:
-    """The features of terms that share the columns of one lattice, of which each uses some."""
+    """Return the features of terms that share the columns `phi` of one lattice."""
     summands, draws = with_cells(summands, draws)
     first, scales = summands[0].factor, []
     for term, frequencies in zip(summands, draws, strict=True):
@@ -232,7 +249,10 @@ def expand_on_lattice(
 def _kronecker_on_lattice(
     phi: TrigColumns, factor: Mixing, draws: Sequence[Draw], scales: Sequence[Tensor]
 ) -> KroneckerExpansion:
-    """The features of separable kernels with the same L: variances of equal frequencies add up."""
+    """Return the features of separable kernels with the same L.
+
+    The variances that the kernels have at one frequency add up.
+    """
     batch = torch.broadcast_shapes(*(scale.shape[:-1] for scale in scales))
     total = scales[0].new_zeros(*batch, phi.num_columns)
     for frequencies, scale in zip(draws, scales, strict=True):
@@ -247,11 +267,13 @@ def _kronecker_on_lattice(
 
 
 def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Expansion:
-    """Features of Σ_q v_q k_q A_q on frequencies of all terms q, B_k B_kᵀ = Σ_q w_qk A_q(ω_k).
+    """Return the features of Σ_q v_q k_q A_q on the frequencies ω_k of all terms q.
 
-    The frequencies are a stratified sample of a mixture (Minh 2016, Example 5), D_q from a density
-    ρ_q, with the weights w_qk = v_q S_q(ω_k) / Σ_q′ D_q′ ρ_q′(ω_k) of the balance heuristic. B_k
-    has the columns √w_qk B_q(ω_k) side by side, or fewer, if they are more than p.
+    The frequencies are a stratified sample of a mixture (Minh 2016, Example 5): D_q frequencies
+    come from the density ρ_q. The balance heuristic gives the weights
+    w_qk = v_q S_q(ω_k) / Σ_q′ D_q′ ρ_q′(ω_k). The factor B_k satisfies
+    B_k B_kᵀ = Σ_q w_qk A_q(ω_k). Its columns are those of √w_qk B_q(ω_k) for all q. If these are
+    more than p, a factor with p columns replaces them.
     """
     sources = [(spectra_of(term)[0], frequencies) for term, frequencies in members]
     omega = stack_rows([frequencies.nodes([density])[0][0] for density, frequencies in sources])
@@ -264,7 +286,7 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
             for (density, frequencies), log_density in zip(sources, log_densities, strict=True)
         ]
     )
-    log_weights: dict[Factor, list[Tensor]] = {}  # terms with one factor have one set of columns
+    log_weights: dict[Factor, list[Tensor]] = {}  # terms with the same factor share columns
     for (term, _), log_density in zip(members, log_densities, strict=True):
         log_weight = term.outputscale.log().unsqueeze(-1) + log_density - log_mixture
         log_weights.setdefault(term.factor, []).append(log_weight)
@@ -282,12 +304,12 @@ def _expand_mixture(members: Sequence[tuple[Term, Draw]], num_inputs: int) -> Ex
 
 
 def _logsumexp(logs: Sequence[Float[Tensor, "*b D"]]) -> Float[Tensor, "*b D"]:
-    """The log of the sum of numbers of which these are the logs."""
+    """Return log Σ_i exp(logs_i)."""
     return torch.logsumexp(torch.stack(torch.broadcast_tensors(*logs)), dim=0)
 
 
 def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExpansion:
-    """A cosine and a sine feature for each column of each frequency's factor √w_k B(ω_k)."""
+    """Return a cosine and a sine feature for each column of each factor √w_k B(ω_k)."""
     p, r = factor.shape[-2:]
     directions = phi.of_frequencies(factor.mT.flatten(-2)).unflatten(-1, (r, p)).flatten(-3, -2)
     columns = torch.arange(phi.num_columns, device=factor.device).repeat_interleave(r)
@@ -295,7 +317,7 @@ def _features(phi: TrigColumns, factor: Float[Tensor, "*b D p r"]) -> FeatureExp
 
 
 def merge(parts: Sequence[Expansion]) -> Expansion:
-    """The features of a sum of kernels, sorted by their columns, which stand side by side."""
+    """Return the features of a sum of kernels, sorted by the index of their columns."""
     if len(parts) == 1:
         return parts[0]
     phi, places = side_by_side([part.phi for part in parts])
@@ -303,7 +325,7 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
         scales = stack_rows([part.scales for part in parts])
         order = torch.cat(places).argsort()
         return KroneckerExpansion(phi, scales.index_select(-2, order), parts[0].mixing)
-    if all(isinstance(part, ScaledExpansion) for part in parts):
+    if all(part.is_scaled for part in parts):
         return side_by_side_scaled(parts, phi, places)
     full = [part.general() for part in parts]
     directions = stack_rows([part.directions for part in full])
@@ -313,41 +335,48 @@ def merge(parts: Sequence[Expansion]) -> Expansion:
 
 
 def check_domain(kernel: Kernel, draws: Sequence[Draw], *points: Float[Tensor, "*b n d"]) -> None:
-    """Check that the frequencies represent the kernel at these points.
+    """Raise an error if the frequencies do not represent the kernel at these points.
 
     Raises:
-        ValueError: points outside the domain of a grid, or too far from each other for a
-            quadrature.
+        ValueError: a point lies outside the domain of a grid; or two points are too far from each
+            other for a quadrature.
     """
     for term, frequencies in zip(terms(kernel), draws, strict=True):
         frequencies.check_domain(spectra_of(term), *points)
 
 
-# The cell around ω = 0 of a field with heavy tails: a constant over the domain.
+# The cell of the lattice around ω = 0. For a field with heavy tails it adds a constant to the
+# field.
 #
-# Correlations of a rational quadratic kernel fall like a power of the lag. The kernel of a lattice
-# of period P = 2π/h then differs from K(τ) by −Σ_{j≠0} K(τ + jP), which barely depends on τ as all
-# images are far. This is the variance of the frequencies in the cell around zero. The density may
-# be infinite there, but B(0) = 0, so that a lattice has no feature in it.
+# Correlations of a rational quadratic kernel decay like a power of the lag. The kernel of a lattice
+# of period P = 2π/h is smaller than K(τ) by −Σ_{j≠0} K(τ + jP). This sum barely depends on τ,
+# because all images jP are far away. It is the variance of the frequencies in the cell around zero.
+# The spectral density may be infinite there, but B(0) = 0, so the lattice has no feature in this
+# cell.
 #
-# The cell is a term of its own with a constant factor, and its frequencies along the inputs of the
-# field are zero. With v_i = Σ_{j≠0} ∂_i² k(jP), its factor has the columns √v_i B(e_i) for each
-# axis i, as if the frequencies of the cell were along the axes.
+# The cell becomes a separate term with a constant factor. Its frequencies along the inputs of the
+# field are zero. Let v_i = Σ_{j≠0} ∂_i² k(jP). The factor has the columns √v_i B(e_i) for each axis
+# i, as if the frequencies of the cell were along the axes.
 #
-# The constant of an absolute potential comes from frequencies near zero, too, whatever the kernel.
-# Its features are zero in the field. With u_i = S(0) ∏h / d, their images under an antiderivative Q
-# are constants, the columns of √u_i Q(e_i) B(e_i).
+# For every kernel, the constant of an absolute potential comes from frequencies near zero as well.
+# Its features are zero in the field. Let u_i = S(0) ∏h / d. An antiderivative Q maps these features
+# to constants, the columns of √u_i Q(e_i) B(e_i).
 
 
 @dataclass(frozen=True)
 class NearZero(Mixing):
-    """The factor of a cell around ω = 0; column c is for a frequency along the input `axes[c]`."""
+    """The factor of a cell around ω = 0.
+
+    Attributes:
+        axes: the input column, from 0, along which the frequency of each column of the factor
+            points.
+    """
 
     axes: tuple[int, ...] = ()
 
 
 def with_cells(summands: Sequence[Term], draws: Sequence[Draw]) -> tuple[list[Term], list[Draw]]:
-    """The terms and their draws, followed by those of the cells around ω = 0."""
+    """Return the terms and their draws, each followed by those of the cells around ω = 0."""
     pairs = zip(summands, draws, strict=True)
     cells = [pair for pair in pairs if pair[1].on_lattice and pair[1].cell]
     return (
@@ -359,9 +388,9 @@ def with_cells(summands: Sequence[Term], draws: Sequence[Draw]) -> tuple[list[Te
 def with_constants(
     expansion: Expansion, summands: Sequence[Term], draws: Sequence[Draw]
 ) -> Expansion:
-    """The features of a grid, followed by those of the constants of absolute potentials.
+    """Return the features of a grid, followed by the constants of absolute potentials.
 
-    The field has such potentials if all terms that vary are derivatives of scalar kernels.
+    Only terms that are derivatives of one scalar kernel have such constants.
     """
     directions, axes = [], []
     for term, draw in zip(summands, draws, strict=True):
@@ -379,17 +408,17 @@ def with_constants(
 
 
 def _along_axes(term: Term, units: Float[Tensor, "k d"]) -> Float[Tensor, "p k*r"]:
-    """B(e_i) of some axes i, side by side."""
+    """Return the columns of B(e_i) for the k unit vectors e_i, axis after axis."""
     return term.factor(units).movedim(-3, -2).flatten(-2)
 
 
 def _axes(term: Term, dims: Sequence[int]) -> tuple[int, ...]:
-    """The input of each column of `_along_axes`."""
+    """Return the input column of each column of `_along_axes`."""
     return tuple(dim for dim in dims for _ in range(term.factor.rank))
 
 
 def _cell(term: Term, draw: LatticeDraw) -> Term:
-    """The term of the cell around ω = 0 of a term; constant inputs have none."""
+    """Return the term of the cell around ω = 0; inputs that are constant contribute nothing."""
     dims = draw.dims[0]
     varying = [axis for axis, dim in enumerate(dims) if not draw.lattice.constant[dim]]
     spacing, spectrum = draw.lattice.spacing[list(dims)], spectra_of(term)[0]

@@ -1,4 +1,4 @@
-"""Products with the matrix of columns φ(x), chunk by chunk; boxes of inputs."""
+"""Products with the matrix of columns φ(x), computed in chunks of points; boxes of inputs."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -15,17 +15,18 @@ from gp_orff.symbols.base import refuse_units
 
 # Products with the N×2D matrix φ(x) = [cos θ(x) ; sin θ(x)], without storing it.
 #
-# Each product goes through the points in chunks, and its backward pass computes the columns again,
-# so that memory does not grow with N·D. Everything is computed in float64. Backward passes consist
-# of differentiable operations: second derivatives exist.
+# Each product processes the points in chunks, and its backward pass computes the columns again.
+# Memory therefore does not grow with N·D. All operations use float64. Backward passes consist of
+# differentiable operations, so second derivatives exist.
 
 
-# bytes of φ at once: on a CPU they fit into its cache; on a GPU they outweigh launching kernels
+# The bytes of φ in one chunk. On a CPU a chunk fits into the cache. On a GPU a chunk takes longer
+# than launching its kernels.
 _CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 
 
 def trig(x: Float[Tensor, "*b N d"], phases: Phases) -> Float[Tensor, "*b N 2*D"]:
-    """φ(x), cosines first."""
+    """Return φ(x), cosines first, then sines."""
     phase = phases(x)
     return torch.cat([phase.cos(), phase.sin()], dim=-1)
 
@@ -36,9 +37,10 @@ def moments(
     y: Float[Tensor, "*b N k"],
     weights: Float[Tensor, "N m"] | None = None,
 ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D k"]]:
-    """C = φᵀφ and Z = φᵀy, in one pass over the points and one backward pass.
+    """Return C = φᵀφ and Z = φᵀy, in one pass over the points and one backward pass.
 
-    With `weights`, C is φᵀ diag(a) φ for each of their columns a, of shape (m, 2D, 2D).
+    With `weights`, C contains φᵀ diag(a) φ for each column a of `weights` and has the shape
+    (m, *b, 2D, 2D).
     """
     x, y, *tensors = _broadcast_batches(x, y, *phases.tensors)
     return _Moments.apply(x, y, True, weights, phases.rebuild, *tensors)
@@ -47,7 +49,7 @@ def moments(
 def adjoint(
     x: Float[Tensor, "*b N d"], phases: Phases, y: Float[Tensor, "*b N k"]
 ) -> Float[Tensor, "*b 2*D k"]:
-    """Z = φᵀy, without C."""
+    """Return Z = φᵀy."""
     x, y, *tensors = _broadcast_batches(x, y, *phases.tensors)
     return _Moments.apply(x, y, False, None, phases.rebuild, *tensors)[1]
 
@@ -55,7 +57,7 @@ def adjoint(
 def apply(
     x: Float[Tensor, "*b N d"], phases: Phases, w: Float[Tensor, "*b 2*D k"]
 ) -> Float[Tensor, "*b N k"]:
-    """φ w."""
+    """Return φ w."""
     if is_traced():
         return trig(x, phases) @ w
     x, w, *tensors = _broadcast_batches(x, w, *phases.tensors)
@@ -63,7 +65,10 @@ def apply(
 
 
 def chunks(x: Float[Tensor, "*b N d"], width: int) -> Iterator[slice]:
-    """Slices of the points, so short that `width` float64 numbers for each point are a chunk."""
+    """Return slices of the points such that one chunk has room for `width` numbers per point.
+
+    The numbers are float64.
+    """
     budget = _CHUNK_BYTES.get(x.device.type, _CHUNK_BYTES["cpu"])
     rows = max(1, budget // (8 * width * max(1, x.shape[:-2].numel())))
     return (slice(start, start + rows) for start in range(0, x.shape[-2], rows))
@@ -74,9 +79,9 @@ def by_chunks(
     x: Float[Tensor, "*b N d"],
     width: int,
 ) -> Float[Tensor, "*b N k"]:
-    """function(x), computed by chunks of points for which it needs `width` numbers each.
+    """Return function(x), computed in chunks of points; `function` needs `width` numbers per point.
 
-    Results go into one array, since a list of pieces would fragment the heap.
+    The results are written into one array, because a list of pieces would fragment the heap.
     """
     out = None
     for rows in chunks(x, width):
@@ -88,13 +93,13 @@ def by_chunks(
 
 
 def _broadcast_batches(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The matrices in float64, with one batch shape."""
+    """Return the matrices in float64, expanded to one batch shape."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
     return tuple(t.double().expand(*batch, *t.shape[-2:]) for t in tensors)
 
 
 class _PhaseGradients:
-    """Accumulates ∂/∂x and the derivatives by the tensors of the phases, chunk by chunk."""
+    """The derivatives by x and by the tensors of the phases, accumulated over chunks."""
 
     def __init__(self, x: Tensor, phases: Phases, needs_x: bool, needs_tensors: Sequence[bool]):
         self._points, self._phases = x, phases
@@ -103,7 +108,10 @@ class _PhaseGradients:
         self.needed = needs_x or any(needs_tensors)
 
     def add(self, rows: slice, phi: Tensor, grad_phi: Tensor) -> None:
-        """Add the part of ∂/∂φ of one chunk: ∂/∂θ = cos θ · ∂/∂(sin θ) − sin θ · ∂/∂(cos θ)."""
+        """Add the derivatives from one chunk, whose points are `rows`.
+
+        The derivative by a phase θ is ∂/∂θ = cos θ · ∂/∂(sin θ) − sin θ · ∂/∂(cos θ).
+        """
         cos, sin = phi.chunk(2, dim=-1)
         grad_cos, grad_sin = grad_phi.chunk(2, dim=-1)
         grad = torch.addcmul(cos * grad_sin, sin, grad_cos, value=-1)
@@ -116,7 +124,7 @@ class _PhaseGradients:
 
 
 class _Moments(Function):
-    """C, or None, and Z."""
+    """The autograd function of C = φᵀ diag(a) φ and Z = φᵀy; C is None if `gram` is false."""
 
     @staticmethod
     def forward(ctx, x, y, gram, weights, rebuild, *tensors):
@@ -129,7 +137,7 @@ class _Moments(Function):
         for rows in chunks(x, columns):
             phase = phases(x[..., rows, :])
             cos, sin = phase.cos(), phase.sin()
-            if gram:  # C is symmetric: three of its four blocks suffice
+            if gram:  # C is symmetric, so three of its four blocks suffice
                 for block, a in _with_weights(c, weights, rows):
                     left, right = (cos, sin) if a is None else (a * cos, a * sin)
                     block[..., :d, :d] += left.mT @ cos
@@ -164,14 +172,17 @@ class _Moments(Function):
 def _with_weights(
     matrices: Tensor, weights: Tensor | None, rows: slice
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Each matrix with the weights of these rows, as a column; None if there are no weights."""
+    """Return pairs of a matrix and the column of its weights in these rows.
+
+    Without weights the second part of the only pair is None.
+    """
     if weights is None:
         return iter([(matrices, None)])
     return zip(matrices, weights[rows].unsqueeze(-1).unbind(1), strict=True)
 
 
 class _Apply(Function):
-    """φ w."""
+    """The autograd function of φ w."""
 
     @staticmethod
     def forward(ctx, x, w, rebuild, *tensors):
@@ -199,42 +210,55 @@ class _Apply(Function):
         return gradients.x, grad_w, None, *gradients.tensors
 
 
-# Boxes: the regions of input space that frequencies are made for.
+# Boxes are the regions of input space in which frequencies represent the kernel.
 
 
 Box = tuple[tuple[float, float], ...]  # (low, high) of each input column
 
 
 def box_of(x: Float[Tensor, "N d"]) -> Box:
-    """The smallest box that contains the points x, (N, d), or (N,) on a line.
+    """Return the smallest box that contains the points `x` (N, d).
+
+    An array (N,) is a column of N points on a line.
 
     Raises:
-        TypeError: points that are not numbers, such as dates.
-        ValueError: no points, or points that are not finite.
+        TypeError: the points are not numbers, for example dates.
+        ValueError: there are no points; or a coordinate is not finite.
     """
     if not isinstance(x, Tensor | list | tuple):
-        x = np.asarray(x)  # of a table, too
+        x = np.asarray(x)  # x may be a table
         if x.dtype.kind not in "fiu":
             raise TypeError(
-                f"expected points x (N, d) as numbers, got type {x.dtype}; read tables with dates "
-                "by gp_orff.labelled.readings"
+                f"expected points x (N, d) as numbers, got type {x.dtype}; convert tables with "
+                "dates by gp_orff.labelled.readings"
             )
         x = x if x.flags.writeable else x.copy()
     x = torch.as_tensor(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     if x.dim() < 2 or x.shape[-2] == 0:
         raise ValueError(
-            f"expected at least one point, in an array (N, d), got shape {tuple(x.shape)}"
+            f"expected an array (N, d) with at least one point, got shape {tuple(x.shape)}"
         )
     flat = x.detach().reshape(-1, x.shape[-1])
     low, high = flat.amin(0).double(), flat.amax(0).double()
     if not torch.isfinite(low + high).all():
-        raise ValueError("expected finite points, got NaN or infinite coordinates; drop them")
+        raise ValueError(
+            "expected finite points, got NaN or infinite coordinates; drop these points"
+        )
     return tuple(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
-    """`box` with floats as bounds, after a check; errors call it the argument `name` of `owner`."""
+    """Return `box` with floats as bounds.
+
+    Args:
+        box: one pair (low, high) for each input column.
+        name: the name of the argument in error messages.
+        owner: the class of the argument in error messages.
+
+    Raises:
+        ValueError: a bound is not a finite number; or low > high.
+    """
     refuse_units(box, f"{name} of {owner}")
     try:
         bounds = tuple((float(low), float(high)) for low, high in box)
@@ -249,31 +273,33 @@ def as_box(box: Box, name: str, owner: str = "Grid") -> Box:
 
 
 def within_box(x: Float[Tensor, "n d"], box: Box) -> Bool[Tensor, "n"]:
-    """Which of the points x lie in a box."""
+    """Return for each of the points x (n, d) whether it lies in the box."""
     low, high = torch.tensor(box, dtype=x.dtype, device=x.device).mT
     return ((x >= low) & (x <= high)).all(-1)
 
 
 def contains(domain: Box, box: Box) -> bool:
-    """Whether the domain contains the whole box."""
+    """Return whether `domain` contains the whole of `box`."""
     return all(
         low <= side[0] and side[1] <= high for side, (low, high) in zip(box, domain, strict=True)
     )
 
 
 def union(first: Box, second: Box) -> Box:
-    """The smallest box that contains both."""
+    """Return the smallest box that contains both boxes."""
     return tuple((min(a[0], b[0]), max(a[1], b[1])) for a, b in zip(first, second, strict=True))
 
 
 def in_words(box: Box) -> str:
-    """A box as error messages write it: (0, 1) x (0, 2)."""
+    """Return a box as error messages write it, for example `(0, 1) x (0, 2)`."""
     return " x ".join(f"({low:.6g}, {high:.6g})" for low, high in box)
 
 
 def rounded(box: Box, steps: Sequence[float]) -> Box:
-    """A box whose bounds are rounded outward to multiples of a step along each input; those of a
-    constant input stay."""
+    """Return `box` with its bounds rounded outward to multiples of `steps`, one for each input.
+
+    The bounds of a constant input do not change.
+    """
     bounds = []
     for (low, high), step in zip(box, steps, strict=True):
         if high > low and step > 1e-12 * max(abs(low), abs(high)):
@@ -283,7 +309,7 @@ def rounded(box: Box, steps: Sequence[float]) -> Box:
 
 
 def far_message(data: Box, requested: Box) -> str:
-    """The message for points far from the data, with the column in which they are farthest."""
+    """Return the message for points far from the data; it names the most distant column."""
     extent, joint_extent = (
         np.ptp(np.concatenate(boxes, axis=-1), axis=-1) for boxes in ([data], [data, requested])
     )
@@ -292,11 +318,11 @@ def far_message(data: Box, requested: Box) -> str:
     (low, high), (first, last) = data[column], requested[column]
     return (
         f"expected points near the data, got column {column} from {first:.6g} to {last:.6g} where "
-        f"the data are between {low:.6g} and {high:.6g}: no frequency grid covers both; check the "
-        "units and the order of the columns, or predict closer to the data"
+        f"the data are between {low:.6g} and {high:.6g}; no frequency grid covers both, so check "
+        "the units and the order of the columns, or predict closer to the data"
     )
 
 
 def corners(box: Box, device: torch.device) -> Float[Tensor, "2 d"]:
-    """The lowest and the highest point of a box."""
+    """Return the lowest and the highest corner of a box, (2, d), in float64 on `device`."""
     return torch.tensor(box, dtype=torch.float64, device=device).mT

@@ -1,4 +1,4 @@
-"""The columns φ(x) of features: their protocol, trigonometric ones, several families."""
+"""The columns φ(x) of features: their protocol, trigonometric columns, and several families."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,120 +15,145 @@ from gp_orff.features import chunked
 from gp_orff.features.phases import LinearPhases, Phases
 from gp_orff.symbols.base import Symbol
 
-# The protocol of columns: real functions φ_c(x) that features are made of.
+# Columns are the real functions φ_c(x) of which features consist.
 
 
 class Columns(ABC):
-    """M functions φ_c(x), each the real part of a wave ψ_c(x); an immutable value."""
+    """M functions φ_c(x), each the real part of a wave ψ_c(x); an immutable value.
 
-    num_columns: int  # M
+    Attributes:
+        num_columns: M, the number of columns.
+        device: the device of the tensors.
+        sampled: whether the frequencies are a random sample, so that its halves can be compared.
+        tensors: the differentiable tensors, (*b, m, n) each.
+        on_lattice: whether the columns are `LatticeColumns`.
+    """
+
+    num_columns: int
     device: torch.device
-    sampled: bool  # whether the frequencies are a random sample, whose halves can be compared
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-    on_lattice = False  # whether they are `LatticeColumns`
+    sampled: bool
+    tensors: tuple[Tensor, ...]
+    on_lattice = False
+
+    @property
+    def families(self) -> "tuple[Columns, ...]":
+        """The families of a `SideBySide`; other columns are one family."""
+        return (self,)
 
     @abstractmethod
     def with_tensors(self, *tensors: Tensor) -> "Columns":
-        """These columns with other tensors: another device or type, or a batch of them."""
+        """Return these columns with `tensors` in place of `self.tensors`.
+
+        The new tensors may have another device, another dtype or another batch shape.
+        """
 
     @abstractmethod
     def to(self, device: torch.device) -> "Columns":
-        """These columns on another device."""
+        """Return these columns on another device."""
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"]) -> "Columns":
-        """The columns with these indices, which come in the order that `halves` gives."""
+        """Return the columns with these indices, which must have the order that `halves` uses."""
 
     @abstractmethod
     def halves(self) -> Sequence[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """Two halves of the sample: for each, its columns and the factors of their variances.
+        """Return two halves of the sample, each as indices of columns and factors of variances.
 
-        With these factors either half estimates the same kernel as all columns do.
+        With these factors each half estimates the kernel that all columns estimate.
         """
 
     def same(self, other: "Columns") -> bool:
-        """Whether the statistics of these columns and of `other` may be added."""
+        """Return whether statistics of these columns and of `other` may be added."""
         return self is other or _alike(self.plain(), other.plain())
 
     @abstractmethod
     def plain(self) -> dict[str, object]:
-        """Tensors and plain values from which a file can restore these columns."""
+        """Return the tensors and plain values that determine these columns."""
 
     @abstractmethod
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """⟨ω_k, x⟩ for the D vectors ω_k that the columns are functions of."""
+        """Return ⟨ω_k, x⟩ for the D vectors ω_k on which the columns depend."""
 
     @abstractmethod
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
-        """φ(x) as a dense matrix; for few points."""
+        """Return φ(x) as a dense matrix; the number of points N must be small."""
 
     @abstractmethod
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
-        """The mean of φ_c² over all of space."""
+        """Return the mean of each φ_c² over all of space."""
 
     @abstractmethod
     def moments(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
     ) -> tuple[Float[Tensor, "*b M M"], Float[Tensor, "*b M k"], Float[Tensor, "*b M"]]:
-        """C = φᵀφ, Z = φᵀy and s = φᵀ1."""
+        """Return C = φᵀφ, Z = φᵀy and s = φᵀ1."""
 
     @abstractmethod
     def sums(
         self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], weights: Float[Tensor, "n k"]
     ) -> tuple[Sequence[Tensor], Float[Tensor, "M q"], Sequence[Float[Tensor, "M"]]]:
-        """φᵀ diag(a) φ for every column a of `weights`; φᵀy; φᵀa for every column a.
+        """Return φᵀ diag(a) φ for every column a of `weights`; φᵀy; φᵀa for every column a.
 
-        A family may return φᵀ diag(a) φ in a more compact form; `gram` turns it into the matrix.
+        A family may return φᵀ diag(a) φ in a more compact form, which `gram` converts to a matrix.
         """
 
     @abstractmethod
     def adjoint(
         self, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N k"]
     ) -> Float[Tensor, "*b M k"]:
-        """φᵀy."""
+        """Return φᵀy."""
 
     @abstractmethod
     def apply(
         self, x: Float[Tensor, "*b N d"], w: Float[Tensor, "*b M k"]
     ) -> Float[Tensor, "*b N k"]:
-        """φ w."""
+        """Return φ w."""
 
     @abstractmethod
     def multiplier(
         self, symbol: Symbol, num_outputs: int, space: Sequence[int]
     ) -> Complex[Tensor, "*b M q p"]:
-        """Q_c, the symbol at the frequency of every column: Q(φ_c m) = Re(ψ_c Q_c m).
+        """Return Q_c, the symbol at the frequency of every column: Q(φ_c m) = Re(ψ_c Q_c m).
 
-        `space` are the input columns that the symbol acts on.
+        Args:
+            symbol: the symbol Q, a map from p to q outputs.
+            num_outputs: the number p of outputs of the field.
+            space: the input columns on which the symbol acts, from 0.
         """
 
     @property
     @abstractmethod
     def quarter_turn(self) -> tuple[Int[Tensor, "M"], Float[Tensor, "M"]]:
-        """Columns c′ and signs s with Im ψ_c = s_c φ_c′; applied twice, c ↦ c′ leads back to c."""
+        """The columns c′ and the signs s with Im ψ_c = s_c φ_c′; c″ = c."""
 
     def waves(self, values: Float[Tensor, "*b M k"]) -> Complex[Tensor, "*b M k"]:
-        """ψᵀv from `values` = φᵀv."""
+        """Return ψᵀv, where `values` = φᵀv."""
         partner, sign = self.quarter_turn
         return torch.complex(values, sign.unsqueeze(-1) * values[..., partner, :])
 
     def turn(self, weights: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
-        """w with φ w = Im(ψ) `weights`."""
+        """Return w such that φ w = Im(ψ) `weights`."""
         partner, sign = self.quarter_turn
         return (sign.unsqueeze(-1) * weights)[..., partner, :]
 
     def detached(self) -> "Columns":
-        """These columns, detached from the autograd graph."""
+        """Return these columns, detached from the autograd graph."""
         return self.with_tensors(*(tensor.detach() for tensor in self.tensors))
 
     def gram(self, sums: Tensor) -> Float[Tensor, "*b M M"]:
-        """φᵀ diag(a) φ from what `sums` returns for it; here that is the matrix itself."""
+        """Return the matrix φᵀ diag(a) φ from the form in which `self.sums` returns it."""
         return sums
 
     def cross_gram(
         self, other: "Columns", x: Float[Tensor, "*b N d"], weight: Float[Tensor, "N"] | None = None
     ) -> Float[Tensor, "*b M m"]:
-        """φᵀ diag(a) φ′ with other columns φ′, by chunks of points that are not stored."""
+        """Return φᵀ diag(a) φ′ for the columns φ′ of `other`, computed in chunks of points.
+
+        Args:
+            other: the m columns φ′.
+            x: points, (*b, N, d).
+            weight: the weights a, (N,); None means ones.
+        """
         pair = [phi.with_tensors(*(t.double() for t in phi.tensors)) for phi in (self, other)]
 
         def product(rows: slice) -> Tensor:
@@ -142,13 +167,13 @@ class Columns(ABC):
         return total
 
     def prefers_quadratic(self, x: Float[Tensor, "*b N d"], num_features: int) -> bool:
-        """Whether `quadratic` gives φ P φᵀ at the points x at less cost than point by point."""
+        """Return whether `quadratic` computes φ P φᵀ at the points x faster than `values` does."""
         return False
 
 
 @singledispatch
 def _alike(one: object, other: object) -> bool:
-    """Whether trees of tensors and plain values agree, up to rounding of the tensors."""
+    """Return whether two trees of tensors and plain values agree up to rounding of the tensors."""
     return one == other
 
 
@@ -169,14 +194,17 @@ def _(one: list, other: list) -> bool:
 
 
 def stack_rows(matrices: Sequence[Float[Tensor, "*b _ k"]]) -> Float[Tensor, "*b _ k"]:
-    """The matrices on top of each other, their batch shapes broadcast."""
+    """Return the matrices stacked along their rows, with their batch shapes broadcast."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in matrices))
     return torch.cat([t.expand(*batch, *t.shape[-2:]) for t in matrices], dim=-2)
 
 
 def exchanged_halves(count: int, like: Tensor) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
-    """The quarter turn of the columns [Re ψ ; Re(−iψ)] of `count` waves: Im ψ is Re(−iψ), and
-    Im(−iψ) is −Re ψ; the signs on the device and with the dtype of `like`."""
+    """Return the `quarter_turn` of the columns [Re ψ ; Re(−iψ)] of `count` waves ψ.
+
+    Im ψ is Re(−iψ), and Im(−iψ) is −Re ψ. The tensors have the device of `like`; the signs have
+    its dtype.
+    """
     index = torch.arange(2 * count, device=like.device)
     return index.roll(count), torch.where(index < count, 1.0, -1.0).to(like)
 
@@ -186,9 +214,10 @@ def exchanged_halves(count: int, like: Tensor) -> tuple[Int[Tensor, "2*D"], Floa
 
 @dataclass(frozen=True)
 class TrigColumns(Columns):
-    """The cosines of all phases ⟨ω_k, x⟩, then their sines; products go by chunks of points.
+    """The cosines of all phases ⟨ω_k, x⟩, followed by their sines.
 
-    The columns are the real parts of the waves e^{i⟨ω,x⟩} and −i e^{i⟨ω,x⟩}.
+    The columns are the real parts of the waves e^{i⟨ω,x⟩} and −i e^{i⟨ω,x⟩}. Products are computed
+    in chunks of points.
     """
 
     phases: Phases
@@ -196,12 +225,12 @@ class TrigColumns(Columns):
 
     @classmethod
     def of(cls, omega: Float[Tensor, "*b D d"], sampled: bool = True) -> "TrigColumns":
-        """The columns of explicit frequencies ω."""
+        """Return the columns of explicit frequencies ω (*b, D, d), in radians per unit of x."""
         return cls(LinearPhases(omega), sampled)
 
     @property
     def omega(self) -> Float[Tensor, "*b D d"]:
-        """The frequencies ω_k, in radians per unit of the inputs."""
+        """The frequencies ω_k, (*b, D, d), in radians per unit of the inputs."""
         return self.phases.omega
 
     @property
@@ -225,25 +254,25 @@ class TrigColumns(Columns):
     def columns_of(
         self, frequencies: Int[Tensor, "k"]
     ) -> tuple[Int[Tensor, "k"], Int[Tensor, "k"]]:
-        """The indices of the cosines and of the sines of some frequencies."""
+        """Return the indices of the cosines and of the sines of some frequencies."""
         return frequencies, frequencies + self.phases.num_frequencies
 
     def of_frequencies(self, values: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b 2*D k"]:
-        """Values for each frequency → values for each column."""
+        """Return for each column the values of its frequency."""
         return torch.cat([values, values], dim=-2)
 
     def select(self, columns: Int[Tensor, "2*k"]) -> "TrigColumns":
-        """The columns of some frequencies: `columns` has their cosines first, then their sines."""
+        """Return the columns of some frequencies; `columns` lists all cosines, then all sines."""
         return TrigColumns(self.phases.select(columns[: len(columns) // 2]), self.sampled)
 
     def halves(self) -> list[tuple[Int[Tensor, "2*k"], Float[Tensor, "2*k"]]]:
-        """Two halves of the sampled frequencies; both contain all that are not sampled.
+        """Return two halves of the sampled frequencies; each half contains all other frequencies.
 
-        Those are the constant, ω = 0, and the nodes of a quadrature.
+        The other frequencies are ω = 0, which is the constant, and the nodes of a quadrature.
         """
         count = self.phases.num_frequencies
-        # The factor makes a half of the sampled frequencies stand for all of them. Frequencies that
-        # are not sampled are in both halves, with the factor one.
+        # The factor scales the variance of a half of the sampled frequencies to that of all of
+        # them. Frequencies that are not sampled are in both halves, with the factor one.
         fixed = self.phases.zero.reshape(-1, count).all(0) | (not self.sampled)
         index = torch.arange(count, device=self.device)
         parity, halves = _thue_morse(index), []
@@ -293,28 +322,29 @@ class TrigColumns(Columns):
 
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
-        """Im e^{iθ} = sin θ and Im(−i e^{iθ}) = −cos θ."""
+        """The columns and signs of Im e^{iθ} = sin θ and Im(−i e^{iθ}) = −cos θ."""
         return exchanged_halves(self.phases.num_frequencies, self.phases.tensors[0])
 
 
 def _thue_morse(index: Int[Tensor, "n"]) -> Int[Tensor, "n"]:
-    """The parity of the sum of binary digits: it halves a Sobol sequence evenly, too."""
+    """Return the parity of the sum of the binary digits; it also halves a Sobol sequence evenly."""
     for shift in (16, 8, 4, 2, 1):
         index = index ^ (index >> shift)
     return index & 1
 
 
-# Columns that are known by their values alone.
+# Columns of which only the values are available.
 
 
 class PointwiseColumns(Columns):
-    """Columns φ_c(x) with products that go through `values`, by chunks of points.
+    """Columns φ_c(x) whose products are computed from `values`, in chunks of points.
 
-    Everything is computed in float64. Backward passes compute the values of a chunk again, by
-    `torch.utils.checkpoint`, so that memory does not grow with N·M; second derivatives exist.
+    All operations use float64. Backward passes use `torch.utils.checkpoint` and compute the values
+    of a chunk again. Memory therefore does not grow with N·M, and second derivatives exist.
 
-    These columns are no waves: ψ_c = φ_c is real. Only symbols that multiply all of them by one
-    matrix are known. Unless a subclass says otherwise, they depend on no hyperparameter.
+    These columns are not waves: ψ_c = φ_c is real. `multiplier` therefore accepts only symbols that
+    are one constant matrix. The columns depend on no hyperparameter unless a subclass overrides
+    `tensors`.
     """
 
     sampled = False
@@ -324,7 +354,7 @@ class PointwiseColumns(Columns):
         return self
 
     def halves(self) -> list[tuple[Int[Tensor, "M"], Float[Tensor, "M"]]]:
-        """All columns, twice: they are no sample."""
+        """Return all columns as both halves, because they are not a sample."""
         index = torch.arange(self.num_columns, device=self.device)
         return [(index, torch.ones_like(index, dtype=torch.float64))] * 2
 
@@ -357,7 +387,7 @@ class PointwiseColumns(Columns):
         return torch.cat(list(self._products(lambda phi, rows: phi @ w, x)), dim=-2)
 
     def _totals(self, products: Callable, x: Float[Tensor, "*b N d"]) -> list[Tensor]:
-        """The sums over all chunks of what `products(φ, rows)` returns for each."""
+        """Return the sums over all chunks of the tensors that `products(φ, rows)` returns."""
         chunks = self._products(products, x)
         totals = list(next(chunks))
         for parts in chunks:
@@ -366,63 +396,67 @@ class PointwiseColumns(Columns):
         return totals
 
     def _products(self, product: Callable, x: Float[Tensor, "*b N d"]) -> Iterator:
-        """product(φ, rows) for every chunk of points, at least one."""
+        """Yield `product(φ, rows)` for every chunk of points; there is at least one chunk."""
         columns = self.with_tensors(*(tensor.double() for tensor in self.tensors))
 
         def of_chunk(rows: slice):
             return product(columns.values(x[..., rows, :].double()), rows)
 
-        # Without points there is one empty chunk, so that sums have their shapes.
+        # Without points there is one empty chunk, so that the sums have the right shapes.
         for rows in list(chunked.chunks(x, self.num_columns)) or [slice(0, 0)]:
             yield checkpoint(of_chunk, rows, use_reentrant=False, preserve_rng_state=False)
 
     def multiplier(
         self, symbol: Symbol, num_outputs: int, space: Sequence[int]
     ) -> Complex[Tensor, "M q p"]:
-        """The matrix of a symbol that is the same at all frequencies, for every column.
+        """Return the matrix of a symbol that does not depend on frequency, for every column.
 
         Raises:
-            NotImplementedError: a symbol that is not, such as a derivative.
+            NotImplementedError: the symbol depends on frequency, for example a derivative.
         """
         generator = torch.Generator().manual_seed(0)
-        # A symbol is a function, and cannot be asked whether it is constant: it is evaluated at
-        # zero and at three random frequencies.
+        # A symbol is a function and does not say whether it is constant. It is therefore evaluated
+        # at zero and at three random frequencies.
         omega = torch.randn(4, len(space), generator=generator, dtype=torch.float64)
         omega[0] = 0.0
         first, *others = symbol(omega.to(self.device), num_outputs).to(torch.complex128)
         if symbol.order or any((other != first).any() for other in others):
             raise NotImplementedError(
-                f"expected a symbol that is one matrix at all frequencies, such as Component, for "
-                f"{type(self).__name__}, whose columns are no waves, got {type(symbol).__name__}; "
-                "differentiate predictions by torch.autograd, or use a stationary kernel with a "
-                "rule such as gp_orff.QuasiMonteCarlo"
+                "expected a symbol with the same matrix at all frequencies, for example "
+                f"Component, because the columns of {type(self).__name__} are not waves, got "
+                f"{type(symbol).__name__}; differentiate predictions by torch.autograd, or use a "
+                "stationary kernel with a rule such as gp_orff.QuasiMonteCarlo"
             )
         return first.expand(self.num_columns, *first.shape)
 
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "M"], Float[Tensor, "M"]]:
-        """Im φ_c = 0 · φ_c."""
+        """The columns and signs of Im φ_c = 0 · φ_c."""
         index = torch.arange(self.num_columns, device=self.device)
         return index, torch.zeros_like(index, dtype=torch.float64)
 
 
-# Columns of several families side by side.
+# Columns of several families.
 
 
 @dataclass(frozen=True)
 class SideBySide(Columns):
     """The columns of several families, one family after the other."""
 
-    families: tuple[Columns, ...]
+    parts: tuple[Columns, ...]
+
+    @property
+    def families(self) -> tuple[Columns, ...]:
+        return self.parts
 
     @property
     def counts(self) -> list[int]:
-        """The number of columns of each family."""
+        """Return the number of columns of each family."""
         return [phi.num_columns for phi in self.families]
 
     @property
     def starts(self) -> list[int]:
-        """The index of the first column of each family."""
+        """Return the index of the first column of each family."""
         return list(accumulate(self.counts[:-1], initial=0))
 
     @property
@@ -462,7 +496,7 @@ class SideBySide(Columns):
         return halves
 
     def _shift(self, columns: Sequence[Int[Tensor, "k"]]) -> Int[Tensor, "k"]:
-        """Indices of columns within each family → indices among all columns."""
+        """Return indices among all columns from the indices within each family."""
         pairs = zip(self.starts, columns, strict=True)
         return torch.cat([start + indices for start, indices in pairs])
 
@@ -488,8 +522,8 @@ class SideBySide(Columns):
         compact, crosses, sums = zip(*parts, strict=True)
         grams = []
         for weight, *parts in zip(weights.mT, *compact, strict=True):
-            # Compact sums, such as those of a lattice, exist only within a family. Cross terms of
-            # families do not have this form, so that the whole matrix is written out.
+            # Compact sums, such as those of a lattice, exist only within a family. The block of two
+            # families does not have this form, so the whole matrix is computed.
             diagonal = [phi.gram(part) for phi, part in zip(self.families, parts, strict=True)]
             grams.append(self._blocks(diagonal, x, weight))
         return grams, torch.cat(crosses), [torch.cat(parts) for parts in zip(*sums, strict=True)]
@@ -497,7 +531,7 @@ class SideBySide(Columns):
     def _blocks(
         self, grams: Sequence[Tensor], x: Tensor, weight: Tensor | None = None
     ) -> Float[Tensor, "*b M M"]:
-        """φᵀ diag(a) φ from its diagonal blocks, one of each family; the others are computed."""
+        """Return φᵀ diag(a) φ from the diagonal block of each family; compute the other blocks."""
         blocks = {(i, i): gram for i, gram in enumerate(grams)}
         for (i, phi), (j, other) in combinations(enumerate(self.families), 2):
             blocks[i, j] = phi.cross_gram(other, x, weight)
@@ -522,20 +556,15 @@ class SideBySide(Columns):
         return self._shift(partners), torch.cat(signs)
 
 
-def families_of(columns: Columns) -> tuple[Columns, ...]:
-    """The families of columns, or the columns themselves."""
-    return columns.families if isinstance(columns, SideBySide) else (columns,)
-
-
 def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k"]]]:
-    """The columns of all parts as one value, and the indices that each part has among them.
+    """Return the columns of all parts as one value, and the indices of each part's columns in it.
 
     All trigonometric columns with explicit frequencies become one family, which comes first.
     """
-    families = [families_of(part) for part in parts]
+    families = [part.families for part in parts]
     every = list(chain.from_iterable(families))
-    # Sorting is stable: explicit frequencies come first, and the order of the parts is kept within
-    # both kinds. `place` then leads from the number of a family in `every` to its columns.
+    # Explicit frequencies come first. The sort is stable, so the order of the parts does not change
+    # within either kind. `place` maps the index of a family in `every` to its columns.
     order = sorted(range(len(every)), key=lambda i: not _has_explicit_frequencies(every[i]))
     count = sum(map(_has_explicit_frequencies, every))
     merged, places = [every[i] for i in order[count:]], []
@@ -551,11 +580,11 @@ def side_by_side(parts: Sequence[Columns]) -> tuple[Columns, list[Int[Tensor, "k
 
 
 def _has_explicit_frequencies(columns: Columns) -> bool:
-    return type(columns) is TrigColumns and isinstance(columns.phases, LinearPhases)
+    return type(columns) is TrigColumns and columns.phases.written_out
 
 
 def _join(parts: Sequence[TrigColumns]) -> tuple[TrigColumns, list[Int[Tensor, "k"]]]:
-    """One family with the frequencies of all parts, and the indices of each part's columns."""
+    """Return one family with the frequencies of all parts, and the columns of each part in it."""
     omega = stack_rows([part.omega for part in parts])
     phi = TrigColumns.of(omega, all(part.sampled for part in parts))
     index = torch.arange(phi.phases.num_frequencies, device=omega.device)

@@ -1,9 +1,10 @@
-"""The protocol of frequency rules, and frequencies on a lattice shared by all terms."""
+"""The protocol of frequency rules, and frequencies on a lattice that all terms share."""
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
@@ -12,35 +13,43 @@ from gpytorch.kernels import Kernel
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from gp_orff.features.columns import Columns, TrigColumns
+from gp_orff.features.columns import Columns, TrigColumns, side_by_side
 from gp_orff.features.lattice import GramCache, LatticeColumns
-from gp_orff.kernels.base import is_integer
+from gp_orff.kernels.base import is_number
 from gp_orff.kernels.lattice_sums import lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, Spectrum, gauss_legendre
+from gp_orff.kernels.spectra import KernelSpectrum, Spectrum, gauss_legendre
 from gp_orff.kernels.tree import Sampler, Term, embedded, spectra_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
 
-# The protocol of frequency rules: a rule turns spectra of terms into frequencies.
+# The protocol of frequency rules, which choose frequencies for the spectra of terms.
 #
-# 1. A rule is an immutable value without tensors. `draw` gives it the spectra of all terms at once,
-#    because terms may share a lattice or a mixture.
-# 2. The result is a `Draw` for each term: base variables in buffers, which do not depend on
-#    hyperparameters and are stored with the model.
-# 3. `nodes` turns base variables into frequencies and weights at the present hyperparameters,
-#    differentiably, and `columns` gives the columns φ(x) with their variances.
+# 1. A rule is an immutable value without tensors. Its method `draw` receives the spectra of all
+#    terms at once, because terms may share a lattice or a mixture.
+# 2. The result is a `Draw` for each term. Its buffers contain base variables, which do not depend
+#    on hyperparameters and are stored with the model.
+# 3. `Draw.nodes` computes frequencies and weights at the current hyperparameters, differentiably.
+#    `Draw.columns` returns the columns φ(x) with their variances.
 #
-# Inference asks `shared_columns` whether the frequencies stay where they are: if so, the sums over
-# the data are computed once.
+# If the frequencies are fixed, `shared_columns` returns their columns. The sums over the data are
+# then computed only once.
 
 
 @dataclass(frozen=True)
 class LeafSpectrum:
-    """The spectrum of one scalar kernel of a term, its inputs and its degree in B(ω)."""
+    """The spectrum of one scalar kernel of a term.
+
+    Attributes:
+        spectrum: the spectral density of the scalar kernel.
+        dims: the input columns of the scalar kernel.
+        degree: the exponent of ‖B(ω)‖ ~ ‖ω‖^degree, for the factor B of the term; 0 if B is a
+            general function.
+        variance: the spectrum of the variance, if B is a general function; None otherwise.
+    """
 
     spectrum: Spectrum
-    dims: tuple[int, ...]  # the input columns of the kernel
-    degree: int  # ‖B(ω)‖² grows like ‖ω‖^{2·degree}, unless B is a general function
-    variance: VarianceSpectrum | None = None  # for a general B
+    dims: tuple[int, ...]
+    degree: int
+    variance: VarianceSpectrum | None = None
 
     @property
     def num_dims(self) -> int:
@@ -53,17 +62,26 @@ class LeafSpectrum:
 
     @property
     def sampler(self) -> Sampler | None:
-        """What draws frequencies from a density of its own, for a general B that has one."""
+        """The sampler of a general B that draws frequencies from another density, if any."""
         return None if self.variance is None else self.variance.factor.sampler
 
     def tail(self, scaled_radius: float) -> float:
-        """The share of the variance beyond a scaled radius."""
+        """Return the fraction of the variance at frequencies beyond `scaled_radius`.
+
+        Args:
+            scaled_radius: the radius, in units of `GridSpectrum.scaled_radius`.
+        """
         if self.variance is not None:
             return self.variance.tail(scaled_radius)
         return self.spectrum.tail(scaled_radius, self.degree, self.num_dims)
 
     def correlation(self, lag: float, axis: int) -> float:
-        """A bound of the correlation at all lags from `lag` on, along an axis."""
+        """Return a bound of |K(r)| / |K(0)| at all lags r ≥ `lag` along one input.
+
+        Args:
+            lag: the shortest lag, in units of the input.
+            axis: the input, as an index into `dims`.
+        """
         if self.variance is not None:
             return self.variance.correlation(lag, axis)
         return self.spectrum.correlation(lag, axis, self.degree)
@@ -71,37 +89,55 @@ class LeafSpectrum:
 
 @dataclass(frozen=True)
 class TermSpectrum:
-    """The spectrum of one term of a kernel tree; its leaves have independent frequencies."""
+    """The spectrum of one term of a kernel tree, whose leaves have independent frequencies.
+
+    Attributes:
+        leaves: the spectra of the scalar kernels of the term.
+        rank: the number of columns of B(ω), which is the number of features for each cosine or
+            sine.
+        group: the kernel of a group of terms that share random frequencies; None without a group.
+        share: the fraction of the variance of the sum of all terms.
+    """
 
     leaves: tuple[LeafSpectrum, ...]
-    rank: int = 1  # features for each trigonometric column: the columns of B(ω)
-    group: Kernel | None = None  # terms of one group share random frequencies
-    share: float = 1.0  # of the variance of the sum of all terms
+    rank: int = 1
+    group: Kernel | None = None
+    share: float = 1.0
 
     def own(self, tolerance: float, most: float) -> float:
-        """The share of its own variance that truncates `tolerance` of that of the sum."""
+        """Return the fraction of the variance of this term that the term may truncate.
+
+        Args:
+            tolerance: the fraction of the variance of the sum of all terms that may be truncated.
+            most: the largest result.
+        """
         return min(tolerance / self.share, most) if self.share > 0 else most
 
 
 class Draw(nn.Module):
-    """The frequencies of one term, drawn once as base variables free of hyperparameters.
+    """The frequencies of one term, drawn once as base variables without hyperparameters.
 
-    Terms with the same `mixture` are drawn from one mixture of their densities: each gives some of
-    the frequencies, and uses all of them.
+    Terms with the same `mixture` share the frequencies of a mixture of their densities. Some of
+    these frequencies are drawn from each term, and every term uses all of them.
+
+    Args:
+        bases: the base variables (D, c) of each leaf of the term.
+        orders: the exponent t of the weight ‖z‖^{2t} in the density of each leaf.
+        mixture: the number of the mixture; None if the term shares no frequencies.
     """
 
-    sampled = True  # whether they are a random sample, whose halves can be compared
+    sampled = True  # whether the frequencies are a random sample, whose halves can be compared
     decays = False  # whether the columns are waves that decay with height
-    projected = False  # whether frequencies are fast projections, which are not written out
-    expands = False  # whether `expansion` makes the features of its term
-    on_lattice = False  # whether it is a `LatticeDraw`
-    without_nodes: str | None = None  # the error of `nodes`, for columns that are no waves
+    projected = False  # whether frequencies are fast projections, not stored as a matrix
+    expands = False  # whether `expansion` computes the features of the term
+    on_lattice = False  # whether this is a `LatticeDraw`
+    without_nodes: str | None = None  # the error that `nodes` raises if columns are not waves
 
     def __init__(
         self,
         bases: Sequence[Float[Tensor, "D c"]],
         orders: Sequence[int],
-        mixture: int | None = None,  # None: the term is drawn by itself
+        mixture: int | None = None,
     ):
         super().__init__()
         self.orders, self.mixture = tuple(orders), mixture
@@ -110,7 +146,7 @@ class Draw(nn.Module):
 
     @property
     def bases(self) -> list[Float[Tensor, "D c"]]:
-        """The base variables of each leaf."""
+        """The base variables (D, c) of each leaf."""
         return [getattr(self, f"base_{index}") for index in range(len(self.orders))]
 
     @property
@@ -119,13 +155,18 @@ class Draw(nn.Module):
 
     @property
     def num_columns(self) -> int:
-        """The number of columns that `columns` gives."""
+        """M, the number of columns that `columns` returns."""
         return 2 * self.num_frequencies
 
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
-        """The columns φ(x) of a term's scalar kernel, and the variance v_c of each.
+        """Return the M columns φ_c(x) of the scalar kernel of a term, and their variances v_c.
 
-        k(x, z) ≈ Σ_c v_c φ_c(x) φ_c(z), differentiable in the hyperparameters.
+        The kernel is k(x, z) ≈ Σ_c v_c φ_c(x) φ_c(z). The variances (*b, M, 1) are differentiable
+        in the hyperparameters.
+
+        Args:
+            term: the term of the kernel tree.
+            num_inputs: d, the number of input columns.
         """
         omegas, weights = self.nodes(spectra_of(term))
         phi = TrigColumns.of(sum_of_leaves(omegas, term, num_inputs), self.sampled)
@@ -134,9 +175,16 @@ class Draw(nn.Module):
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
-        """ω of each leaf, and the weights w with E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …).
+        """Return the frequencies ω (*b, D, d) of each leaf, and the weights w (*b, D).
 
-        They follow the hyperparameters of the spectra, differentiably.
+        They satisfy E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …). Both are differentiable in the
+        hyperparameters of the spectra.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+
+        Raises:
+            NotImplementedError: the columns are not waves cos⟨ω, x⟩ and sin⟨ω, x⟩.
         """
         if self.without_nodes is not None:
             raise NotImplementedError(self.without_nodes)
@@ -145,29 +193,47 @@ class Draw(nn.Module):
         return omegas, self.sample_weights(spectra)
 
     def sample_weights(self, spectra: Sequence[Spectrum]) -> Float[Tensor, "*b D"]:
-        """The weights w of a random sample."""
+        """Return the weights w (*b, D) of a random sample.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+        """
         weights = torch.full_like(self.bases[0][:, 0], 1 / self.num_frequencies)
         for spectrum, base, order in zip(spectra, self.bases, self.orders, strict=True):
             weights = weights * spectrum.importance(base, order)
         return weights
 
     def shared_columns(self) -> Columns | None:
-        """The columns that all terms of the tree share; None if each has its own."""
+        """Return the columns that all terms of the kernel share, or None for random frequencies."""
         return None
 
     def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
-        """The ratio of a lengthscale to its value at the draw, if these frequencies are no longer
-        valid for it; None if they are valid."""
+        """Return the ratio of a lengthscale to its value at the draw, if it is out of range.
+
+        The result is None if the frequencies are valid for the current lengthscales.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+        """
         return None
 
     def check_domain(self, spectra: Sequence[Spectrum], *points: Float[Tensor, "*b n d"]) -> None:
-        """Raise a ValueError at points where these frequencies do not represent the kernel."""
+        """Raise an error if the frequencies do not represent the kernel at some points.
+
+        Args:
+            spectra: the spectral density of each leaf, at its current hyperparameters.
+            points: arrays of points (*b, n, d).
+
+        Raises:
+            ValueError: a point is outside the domain of a grid; or two points are too far from
+                each other for a quadrature.
+        """
 
     def extra_repr(self) -> str:
         return f"num_frequencies={self.num_frequencies}"
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
-        if self.mixture is not None:  # the share of a term follows hyperparameters
+        if self.mixture is not None:  # the number of frequencies depends on hyperparameters
             take_lengths(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
@@ -175,7 +241,7 @@ class Draw(nn.Module):
 def sum_of_leaves(
     omegas: Sequence[Float[Tensor, "*b D k"]], term: Term, num_inputs: int
 ) -> Float[Tensor, "*b D d"]:
-    """The frequencies of a product of kernels, from those of its leaves."""
+    """Return the frequencies of a product of kernels, the sums of the frequencies of its leaves."""
     return sum(
         embedded(omega, leaf.active_dims, num_inputs)
         for omega, leaf in zip(omegas, term.leaves, strict=True)
@@ -183,65 +249,89 @@ def sum_of_leaves(
 
 
 def uniform(number: int, num_coordinates: int, rng: np.random.Generator) -> np.ndarray:
-    """Independent uniform numbers (number, num_coordinates), neither 0 nor 1."""
+    """Draw independent uniform numbers (number, num_coordinates), strictly between 0 and 1."""
     return np.clip(rng.random((number, num_coordinates)), 2.0**-54, 1 - 2.0**-53)
 
 
-def check_seed(seed: int, owner: str) -> None:
-    """Check a seed.
+def sole_leaf(term: TermSpectrum, kind: type[KernelSpectrum], expected: str) -> LeafSpectrum | None:
+    """Return the leaf of a term whose spectrum is an instance of `kind`, or None if there is none.
+
+    Args:
+        term: the spectrum of a term.
+        kind: a class of spectra that cannot be factors of a product.
+        expected: the error message.
 
     Raises:
-        ValueError: no non-negative integer.
+        NotImplementedError: the leaf is one of several factors of the term.
     """
-    if not is_integer(seed) or seed < 0:
+    leaves = [leaf for leaf in term.leaves if isinstance(leaf.spectrum, kind)]
+    if leaves and len(term.leaves) > 1:
+        raise NotImplementedError(expected)
+    return leaves[0] if leaves else None
+
+
+def check_seed(seed: int, owner: str) -> None:
+    """Raise an error if a seed is invalid.
+
+    Raises:
+        ValueError: the seed is not a non-negative integer.
+    """
+    if not is_number(seed, Integral) or seed < 0:
         raise ValueError(f"{owner} expects seed to be a non-negative integer, got {seed!r}")
 
 
 class Rule(Protocol):
-    """A frequency rule: an immutable value without tensors."""
+    """The protocol of frequency rules, which are immutable values without tensors.
+
+    Every object with this method is a rule and can be the argument `frequencies` of `ORFFKernel`.
+    """
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The frequencies of every term of a kernel tree, in order."""
+        """Return the frequencies of every term of a kernel, in the order of the terms.
+
+        Args:
+            terms: the spectra of the terms of the kernel.
+        """
 
 
 def check_rule(rule: object, expected: str) -> None:
-    """Raise TypeError, with words on what is `expected`, unless `rule` is an instance of a rule."""
+    """Raise a TypeError with the text `expected` if `rule` is not an instance of a rule."""
     if isinstance(rule, type) or not hasattr(rule, "draw"):
         raise TypeError(f"{expected}, got {rule!r}; use, for instance, gp_orff.Auto()")
 
 
-# Inputs that are constant: on a lattice, the frequencies along them are summed.
+# Constant inputs, along which the frequencies of a lattice are summed.
 #
-# Where the input a is the same at all points, columns do not depend on ω_a. The kernel of a field
-# has A(ω) = B Bᵀ, quadratic in ω, and a density even in ω_a, so that with ω = (ω_t, ω_a)
+# If the input a is equal at all points, columns do not depend on ω_a. The kernel of a field has
+# A(ω) = B Bᵀ, which is quadratic in ω, and its density is even in ω_a. With ω = (ω_t, ω_a),
 #
-#     Σ_{ω_a} w(ω) A(ω) = m₀(ω_t) A(ω_t, 0) + m₂(ω_t) A(0, 1),   m₀ = Σ w,  m₂ = Σ w ω_a²,
+#     Σ_{ω_a} w(ω) A(ω) = m₀(ω_t) A(ω_t, 0) + m₂(ω_t) A(0, 1),   m₀ = Σ w,  m₂ = Σ w ω_a².
 #
-# and likewise with one more summand for each further input of this kind. m₀ and m₂ are the weights
-# of spectra in the plane: of the marginal one, and of the marginal one weighted by ω_a². For scale
-# mixtures of Gaussians both are in the same family, so that the sums are complete.
+# Each further constant input adds one more summand. The weights m₀ belong to the marginal spectrum
+# of ω_t, and the weights m₂ to the marginal spectrum that is weighted by ω_a². For scale mixtures
+# of Gaussians, both are in the same family, so that the sums are complete.
 
 
 ALONG_FREQUENCY = -1  # the direction of the summand A(ω_t, 0)
 
 
 def summable(terms: Sequence[TermSpectrum], num_inputs: int) -> Bool[np.ndarray, "d"]:
-    """The inputs along which the frequencies of all kernels that depend on them can be summed."""
+    """Return which inputs allow a sum over frequencies, in all kernels that depend on them."""
     used, known = np.zeros(num_inputs, dtype=bool), np.ones(num_inputs, dtype=bool)
     for term in terms:
         for leaf in term.leaves:
             used[list(leaf.dims)] = True
-            on_grids = leaf.variance is None and isinstance(leaf.spectrum, GridSpectrum)
-            known[list(leaf.dims)] &= on_grids and leaf.spectrum.marginal((0,)) is not None
+            summed = leaf.variance is None and leaf.spectrum.marginal((0,)) is not None
+            known[list(leaf.dims)] &= summed
     return used & known
 
 
 def in_plane(
     leaf: LeafSpectrum, constant: Bool[np.ndarray, "d"], across: bool = False
 ) -> LeafSpectrum | None:
-    """The spectrum of a leaf over its inputs that are not constant; None if all are.
+    """Return the spectrum of a leaf over its inputs that are not constant; None if all are.
 
-    `across` a constant input, it is that of the weights m₂ of a field.
+    If `across` is True, it is the spectrum of the weights m₂ of a field, for a constant input.
     """
     varying = [axis for axis, dim in enumerate(leaf.dims) if not constant[dim]]
     if len(varying) == leaf.num_dims:
@@ -256,10 +346,10 @@ def in_plane(
 def directions(
     term: TermSpectrum, constant: Bool[np.ndarray, "d"]
 ) -> dict[int, list[LeafSpectrum]]:
-    """The spectra in the plane that belong to m₀, and to m₂ of every constant input of a field.
+    """Return the marginal spectra for m₀, and for m₂ of every constant input of a field.
 
-    The keys are the axes of the first leaf, or `ALONG_FREQUENCY`. Leaves whose inputs are all
-    constant are left out.
+    The key is `ALONG_FREQUENCY` for m₀, and the axis of the first leaf for m₂. Leaves whose inputs
+    are all constant are omitted.
     """
     first, others = term.leaves[:1], [in_plane(leaf, constant) for leaf in term.leaves[1:]]
     blocks = {ALONG_FREQUENCY: [in_plane(leaf, constant) for leaf in first]}
@@ -282,14 +372,14 @@ def plane_weights(
     constant: Sequence[bool],
     axis: int = ALONG_FREQUENCY,
 ) -> Float[Tensor, "*b D"]:
-    """m₀ of a leaf on the lattice of its inputs that are not constant, or m₂ of a constant `axis`.
+    """Return the weights m₀ of a leaf on a lattice, or m₂ for a constant input.
 
     Args:
-        spectrum: of the leaf.
-        omega: the frequencies; their coordinates along constant inputs do not matter.
-        spacing: of the lattice.
-        constant: which of the inputs are constant.
-        axis: the one that m₂ belongs to, or `ALONG_FREQUENCY` for m₀.
+        spectrum: the spectrum of the leaf.
+        omega: (D, k), the frequencies. Their coordinates along constant inputs are ignored.
+        spacing: (k,), the spacing of the lattice.
+        constant: which of the k inputs are constant.
+        axis: the constant input for m₂, or `ALONG_FREQUENCY` for m₀.
     """
     varying, order = [i for i, flat in enumerate(constant) if not flat], 0
     weights = omega.new_ones(len(omega))
@@ -302,26 +392,29 @@ def plane_weights(
     return weights * lattice_weights(spectrum, omega[:, varying], spacing[varying])
 
 
-# The frequencies of a kernel tree's terms on one shared lattice.
+# The frequencies of the terms of a kernel tree on one shared lattice.
 #
-# All terms use points of one `Lattice`, so that one set of columns and one set of sums over the
-# data serves all of them. A `LatticeDraw` refers to its points by position and computes their
-# weights S(ω)∏h; the weight of ω ≠ 0 counts twice, as it stands for ±ω.
+# All terms use points of one `Lattice`, so that they share one set of columns and one set of sums
+# over the data. A `LatticeDraw` refers to its points by position, and computes their weights
+# S(ω)∏h. The weight of ω ≠ 0 is doubled, because ω represents ±ω.
 
 
 class GridWarning(UserWarning):
-    """Warns that a lengthscale has left the range for which its frequency grid was built, or that a
-    grid truncates much of the variance.
+    """Warns that a frequency grid is less accurate than its tolerance.
 
-    The kernel is then less accurate than `Grid(tolerance=...)` says: call `ORFFKernel.redraw()`,
-    constrain the lengthscale, or give `Grid` a wider `lengthscale_range`.
+    There are two reasons. First, a lengthscale may have left the range for which the grid was
+    built. In this case, call `ORFFKernel.redraw()`, constrain the lengthscale, or pass a wider
+    `lengthscale_range` to `Grid`. Second, the truncated variance may be too large, for example
+    compared with the noise variance. In this case, use a smoother kernel, a smaller domain, or more
+    features.
 
     Example:
+        The lengthscale is 0.69 when the grid is built, and 0.1 later:
+
         >>> import gpytorch, gp_orff, torch, warnings
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
         >>> kernel = gpytorch.kernels.RBFKernel(ard_num_dims=1)
         >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
-        >>> # it was 0.69 when the grid was built
         >>> kernel.base_kernel.lengthscale = 0.1
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
@@ -332,7 +425,7 @@ class GridWarning(UserWarning):
 
 
 def take_lengths(module: nn.Module, state: Mapping[str, Tensor], prefix: str) -> None:
-    """Give the buffers of a module the shapes that a state has."""
+    """Give the buffers of a module the shapes of the tensors in a state dict."""
     for name, buffer in [*module.named_buffers(recurse=False)]:
         incoming = state.get(prefix + name)
         if incoming is not None and incoming.shape != buffer.shape:
@@ -340,7 +433,7 @@ def take_lengths(module: nn.Module, state: Mapping[str, Tensor], prefix: str) ->
 
 
 class FixedBuffers(nn.Module):
-    """A module whose buffers keep their types, and take the lengths of the state they load."""
+    """A module whose buffers keep their types, and adopt the shapes of a loaded state dict."""
 
     def _apply(self, fn, recurse=True):
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
@@ -351,16 +444,16 @@ class FixedBuffers(nn.Module):
 
 
 class Lattice(FixedBuffers):
-    """The lattice that the terms of a kernel tree share: ω = h ∘ k for integer k.
+    """The lattice of frequencies ω = h ∘ k with integer k that the terms of a kernel tree share.
 
     Args:
-        indices: k, one of each pair ±k.
-        spacing: h, in radians per unit of the inputs.
-        domain: the lowest and highest value of every input at which the lattice represents the
-            kernel; may be infinite.
-        lag: the longest lag between a datum and a point of the domain, along each axis.
-        tolerance: the share of the variance for which the lattice was made.
-        constant: the inputs that are constant, along which frequencies are summed; none if None.
+        indices: k, (D, d), one of each pair ±k.
+        spacing: h, (d,), in radians per unit of the inputs.
+        domain: (2, d), the lowest and the highest value of every input for which the lattice
+            represents the kernel. They may be infinite.
+        lag: (d,), the longest lag from an observation to a point of the domain, along each input.
+        tolerance: the tolerance of the lattice, as a fraction of the variance.
+        constant: (d,), which inputs are constant, so that their frequencies are summed.
     """
 
     def __init__(
@@ -385,7 +478,10 @@ class Lattice(FixedBuffers):
         self.cache = GramCache()
 
     def columns(self) -> LatticeColumns:
-        """The cosines and sines of every frequency, with the lattice's cache of C."""
+        """Return the columns cos⟨ω, x − x₀⟩ and sin⟨ω, x − x₀⟩ of all frequencies.
+
+        The origin x₀ is the centre of the domain, or 0 for an infinite domain.
+        """
         return LatticeColumns.of(self.indices, self.spacing, self.origin, self.cache)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
@@ -396,21 +492,28 @@ class Lattice(FixedBuffers):
 
     @property
     def period(self) -> Float[Tensor, "d"]:
-        """P = 2π/h, with which the sum over the lattice is periodic."""
+        """P = 2π/h, (d,), the period of the sum over the lattice, in units of the inputs."""
         return 2 * math.pi / self.spacing
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Which of the points x are outside the domain."""
+        """Return for each of the points `x` whether it is outside the domain, (*b, n).
+
+        Args:
+            x: points (*b, n, d).
+        """
         low, high = self.domain
         slack = 1e-6 * (high - low)  # the rounding of float32 inputs
         x = x.detach()[..., : len(low)]
         return ((x < low - slack) | (x > high + slack)).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Check that all points x are inside the domain.
+        """Raise an error if a point is outside the domain.
+
+        Args:
+            x: points (*b, n, d).
 
         Raises:
-            ValueError: points outside.
+            ValueError: a point is outside the domain.
         """
         check_domain(x, self.outside(x), self.domain)
 
@@ -418,32 +521,38 @@ class Lattice(FixedBuffers):
 def check_domain(
     x: Float[Tensor, "*b n d"], outside: Bool[Tensor, "*b n"], domain: Float[Tensor, "2 d"]
 ) -> None:
-    """Refuse points x that are outside a domain.
+    """Raise an error if a point is outside a domain.
+
+    Args:
+        x: (*b, n, d), the points.
+        outside: (*b, n), which points are outside.
+        domain: (2, d), the lowest and the highest value of every input.
 
     Raises:
-        ValueError: points outside.
+        ValueError: a point is outside the domain.
     """
     if outside.any():
         worst = ", ".join(f"{value:.6g}" for value in x[outside][0].tolist())
         box = ", ".join(f"({low:.6g}, {high:.6g})" for low, high in domain.mT.tolist())
         raise ValueError(
             f"expected points inside the grid's domain ({box}), got {int(outside.sum())} "
-            f"outside it, such as ({worst}); give the region of interest as domain= of the "
+            f"outside it, such as ({worst}); pass the region of interest as domain= of the "
             "rule, such as Grid.for_data(x, domain=...) or Auto(domain=...)"
         )
 
 
 class GridDraw(FixedBuffers, Draw):
-    """The draw of a term of a grid, for a range of lengths about the present ones.
+    """The frequencies of one term on a grid, for a range of lengthscales.
 
     Args:
-        lattice: the frequencies, which know their domain.
-        lengthscale_range: the shortest and longest length, relative to the present ones.
+        lattice: the frequencies, with their domain.
+        lengthscale_range: the shortest and the longest lengthscale, divided by the lengthscale when
+            the grid is built.
         diagonal_correction: whether inference adds the truncated variance.
     """
 
     sampled = False
-    length = "a lengthscale"  # whose range it is
+    length = "a lengthscale"  # the name of the length that has a range, for warnings
 
     def __init__(
         self,
@@ -457,7 +566,7 @@ class GridDraw(FixedBuffers, Draw):
 
     @property
     def shared(self) -> nn.Module:
-        """The frequencies that all terms share: the lattice, or more in a sum with others."""
+        """The frequencies that all terms share, the lattice or a union with other frequencies."""
         return self.joint or self.lattice
 
     def shared_columns(self) -> Columns:
@@ -468,16 +577,16 @@ class GridDraw(FixedBuffers, Draw):
             self.lattice.check(x)
 
     def check_range(self, spectra: Sequence[Spectrum]) -> None:
-        """Warn once of lengths outside the range."""
+        """Warn once if a lengthscale is outside the range."""
         ratio = None if self.warned else self.ratio_outside_range(spectra)
         if ratio is not None:
             self.warned = True
             low, high = self.lengthscale_range
             warnings.warn(
-                f"{self.length} is {ratio:.2g} times what the frequency grid was built for, "
-                f"outside its range {low:g} to {high:g}: call redraw() of the ORFFKernel and "
-                f"continue, constrain {self.length.replace('a ', 'the ')}, or give Grid a wider "
-                "lengthscale_range",
+                f"{self.length} is {ratio:.2g} times its value when the frequency grid was built, "
+                f"outside its range {low:g} to {high:g}; call redraw() of the ORFFKernel and "
+                f"continue, constrain {self.length.replace('a ', 'the ')}, or pass a wider "
+                "lengthscale_range to Grid",
                 GridWarning,
                 stacklevel=2,
             )
@@ -487,17 +596,17 @@ class LatticeDraw(GridDraw):
     """The frequencies of one term on a lattice, with the weights of the quadrature.
 
     Args:
-        lattice: shared by all terms of the tree.
-        position: which of the lattice's points the term uses, (D,). A point occurs again for each
-            constant input of a field.
-        direction: of B(ω), (D,): the axis of its spectrum that is a constant input, or
-            `ALONG_FREQUENCY`.
-        spectrum: of the term, at its present hyperparameters.
-        lengthscale_range: the shortest and longest lengthscale for which the frequencies are
-            valid, relative to the present lengthscales.
+        lattice: the lattice, which all terms of the tree share.
+        position: (D,), the positions of the points in the lattice that the term uses. A point
+            occurs once more for each constant input of a field.
+        direction: (D,), the direction of B(ω). It is the axis of a constant input for the weights
+            m₂, and `ALONG_FREQUENCY` for all others.
+        spectrum: the spectrum of the term, at its current hyperparameters.
+        lengthscale_range: the shortest and the longest lengthscale for which the frequencies are
+            valid, divided by the current lengthscale.
         diagonal_correction: whether inference adds the truncated variance.
-        cell: which of the points represent the cell around ω = 0 of a field; see `NearZero` in
-            `gp_orff.features.assemble`.
+        cell: the positions of the points that represent the cell around ω = 0 of a field; see
+            `NearZero` in `gp_orff.features.assemble`.
     """
 
     on_lattice = True
@@ -532,7 +641,7 @@ class LatticeDraw(GridDraw):
 
     @property
     def nonzero(self) -> Tensor:
-        """Which frequencies are not zero, and so have a sine."""
+        """Whether each frequency is not zero and thus has a sine, (D,)."""
         return self.lattice.indices[self.position].any(-1)
 
     def nodes(self, spectra):
@@ -550,7 +659,7 @@ class LatticeDraw(GridDraw):
     def _leaf_weights(
         self, leaf: int, spectrum: Spectrum, omega: Float[Tensor, "D k"]
     ) -> Float[Tensor, "*b D"]:
-        """The weights of the frequencies of one leaf; the first is that of the field."""
+        """Return the weights of the frequencies of one leaf; leaf 0 is the kernel of the field."""
         dims = list(self.dims[leaf])
         spacing, constant = self.lattice.spacing[dims], self.lattice.constant[dims].tolist()
         if leaf or not any(constant):
@@ -563,13 +672,13 @@ class LatticeDraw(GridDraw):
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         position = state_dict.get(prefix + "position", self.position)
         along = torch.full_like(position, ALONG_FREQUENCY)
-        state_dict.setdefault(prefix + "direction", along)  # of a state before there were others
+        state_dict.setdefault(prefix + "direction", along)  # earlier versions had no directions
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def ratio_outside_range(self, spectra: Sequence[Spectrum]) -> float | None:
         lengthscales, others = _lengths(spectra, self.dims)
         built = self.built.cpu().numpy()
-        # other lengths depend on two parameters, and may leave the range by each of them
+        # Other lengths depend on two parameters, and each of them may use the whole range.
         power = np.repeat([1, 2], [len(lengthscales), len(others)])[: len(built)]
         ratio = np.concatenate([lengthscales, others])[: len(built)] / built
         low, high = self.lengthscale_range
@@ -583,7 +692,7 @@ class LatticeDraw(GridDraw):
 def _lengths(
     spectra: Sequence[Spectrum], dims: Sequence[Sequence[int]]
 ) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "m"]]:
-    """The lengthscales, and the other lengths, for which a grid is built."""
+    """Return the lengthscales, and the other lengths, for which a grid is built."""
     pairs = [(spectrum, len(axes)) for spectrum, axes in zip(spectra, dims, strict=True)]
     lengthscales = [axis_lengthscales(spectrum, count) for spectrum, count in pairs]
     others = [spectrum.other_lengths(count) for spectrum, count in pairs]
@@ -591,25 +700,33 @@ def _lengths(
 
 
 def axis_lengthscales(spectrum: Spectrum, num_dims: int) -> Float[np.ndarray, "d"]:
-    """The lengthscale along each axis: the scaled radius of a unit frequency."""
+    """Return the lengthscale along each axis, which is the scaled radius of a unit frequency."""
     if not hasattr(spectrum, "scaled_radius"):
         raise NotImplementedError(
-            f"{type(spectrum).__name__} has no scaled_radius, tail and correlation, which a "
-            "frequency grid needs: expected a subclass of gp_orff.spectra.GridSpectrum; use a "
+            "a frequency grid expects a subclass of gp_orff.spectra.GridSpectrum, got "
+            f"{type(spectrum).__name__}, which has no scaled_radius, tail and correlation; use a "
             "random rule such as gp_orff.QuasiMonteCarlo"
         )
     return spectrum.scaled_radius(np.eye(num_dims))
 
 
-# A quadrature over the frequencies beyond a grid; its nodes depend on no hyperparameter.
+# A quadrature over the frequencies beyond a grid. Its nodes do not depend on hyperparameters.
 
 
 def remainder(
     draw: LatticeDraw, spectra: Sequence[Spectrum]
 ) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "*b m"]]:
-    """ω of each leaf and weights w with Σ w g(ω) ≈ E[g(ω); ω beyond the grid], for even g.
+    """Return frequencies ω of each leaf and weights w of a quadrature beyond the grid.
 
-    The cell around ω = 0 counts as part of the grid.
+    For even g, Σ_k w_k g(ω_k) is the part of E[g(ω)] from frequencies beyond the grid. The cell
+    around ω = 0 is part of the grid.
+
+    Args:
+        draw: the frequencies of a term on a grid.
+        spectra: the spectral density of each leaf, at its current hyperparameters.
+
+    Returns:
+        The frequencies (m, k) of each leaf with k inputs, and the weights (*b, m).
     """
     omegas, weights = _cells(draw)
     for spectrum, omega in zip(spectra, omegas, strict=True):
@@ -618,25 +735,23 @@ def remainder(
 
 
 def _cells(draw: LatticeDraw) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor, "m"]]:
-    """ω of each leaf and the volumes of their cells.
+    """Return the frequencies ω of each leaf and the volumes of their cells.
 
-    Beyond the grid the lattice goes on for a while; from there to infinity follow, along every
-    axis, the nodes of a Gauss–Legendre rule in 1/√ω.
+    Beyond the grid, the lattice continues up to 1.5 times the largest index. From there to
+    infinity, the nodes along every axis are those of a Gauss–Legendre rule in 1/√ω.
     """
     columns = [dim for dims in draw.dims for dim in dims]
     spacing = draw.lattice.spacing[columns].cpu().numpy()
     grid = draw.lattice.indices[draw.position][:, columns].cpu().numpy()
-    # The lattice goes on to 1.5 of the grid's largest index; so many nodes reach from there to
-    # infinity.
     edge = np.ceil(1.5 * np.abs(grid).max(axis=0)).astype(int) + 1
-    far = {1: 32, 2: 16, 3: 8}.get(len(columns), 6)
+    far = {1: 32, 2: 16, 3: 8}.get(len(columns), 6)  # the number of nodes from there to infinity
     axes = [_axis(m, h, far) for m, h in zip(edge, spacing, strict=True)]
     volume = np.ones(())
     for _, lengths in axes:
         volume = np.multiply.outer(volume, lengths)
     for half in (grid, -grid):
         volume[tuple((half + edge + far).T)] = 0.0
-    # the flat array is symmetric: −ω, the same wave, is in the second half, ω = 0 in the middle
+    # The flat array is symmetric: −ω is in the second half, and ω = 0 is in the middle.
     beyond = np.flatnonzero(volume.reshape(-1)[: volume.size // 2])
     places = np.unravel_index(beyond, volume.shape)
     omega = {i: axis[at] for i, (axis, _), at in zip(columns, axes, places, strict=True)}
@@ -648,9 +763,10 @@ def _cells(draw: LatticeDraw) -> tuple[list[Float[Tensor, "m k"]], Float[Tensor,
 
 
 def _axis(edge: int, spacing: float, far: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes between −∞ and ∞ and the lengths of their cells.
+    """Return nodes between −∞ and ∞ and the lengths of their cells.
 
-    Up to the index `edge` nodes are multiples of the spacing; `far` nodes lie on each side beyond.
+    Up to the index `edge`, nodes are multiples of the spacing. Beyond it are `far` nodes on each
+    side.
     """
     x, weights = gauss_legendre(far)
     x, end = 0.5 * (1 + x[::-1]), (edge + 0.5) * spacing
@@ -660,3 +776,66 @@ def _axis(edge: int, spacing: float, far: int) -> tuple[np.ndarray, np.ndarray]:
         np.concatenate([-beyond[::-1], inner, beyond]),
         np.concatenate([lengths[::-1], np.full(len(inner), spacing), lengths]),
     )
+
+
+# The frequencies of a sum of several families: a lattice, harmonic waves, and lines.
+
+
+class SharedFrequencies(nn.Module):
+    """The frequencies of several families, for example a lattice, harmonic waves and lines."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def columns(self) -> Columns:
+        """Return the columns of all parts, one part after the other."""
+        return side_by_side([part.columns() for part in self.parts])[0]
+
+    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
+        """Return for each of the points x whether it is outside the domain of any part."""
+        return torch.stack([part.outside(x) for part in self.parts]).any(0)
+
+    def check(self, x: Float[Tensor, "*b n d"]) -> None:
+        """Raise a `ValueError` if a point of x is outside the domain of any part."""
+        for part in self.parts:
+            part.check(x)
+
+    @property
+    def tolerance(self) -> Float[Tensor, ""]:
+        """The largest fraction of the variance that a part may omit."""
+        return torch.stack([part.tolerance for part in self.parts]).max()
+
+    @property
+    def constant(self) -> Bool[Tensor, "d"]:
+        """Whether each input is constant, (d,); frequencies are summed along constant inputs."""
+        return torch.stack([part.constant for part in self.parts]).any(0)
+
+
+def joined(
+    grid: Rule,
+    terms: Sequence[TermSpectrum],
+    family: Sequence[Draw],
+    in_family: Callable[[TermSpectrum], bool],
+    most: int,
+) -> list[Draw]:
+    """Return the draws of all terms, in the order of the terms.
+
+    Args:
+        grid: a `Grid`, which draws the terms outside the family.
+        terms: the spectra of all terms.
+        family: the draws of the terms in the family, in order.
+        in_family: a function that returns whether a term is in the family.
+        most: the largest number of features. The family uses its features first; the other terms
+            have the rest.
+    """
+    others, rest = [term for term in terms if not in_family(term)], []
+    if others:
+        left = max(most - sum(draw.num_columns for draw in family), 1)
+        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
+    ours, remaining = iter(family), iter(rest)
+    draws = [next(ours if in_family(term) else remaining) for term in terms]
+    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
+    for draw in draws:
+        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
+    return draws

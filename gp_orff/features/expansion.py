@@ -1,4 +1,4 @@
-"""Feature expansions f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as values."""
+"""Feature expansions f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,29 +13,42 @@ from gp_orff.features import chunked
 from gp_orff.features.columns import Columns, TrigColumns, side_by_side, stack_rows
 from gp_orff.symbols.base import Symbol
 
-# The feature expansion f(x) = Σ_f θ_f φ_f(x) m_f with weights θ ~ N(0, I_F), as a value.
+# An expansion f(x) = Σ_f θ_f φ_f(x) m_f has weights θ ~ N(0, I_F) and is an immutable value.
 #
-# A feature is one column φ_f(x) times one direction m_f ∈ R^p, which is a column of √w_k B(ω_k).
-# With a complex direction the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the wave
-# ψ_f.
+# A feature is one column φ_f(x) times one direction m_f ∈ R^p. The direction is a column of
+# √w_k B(ω_k). If m_f is complex, the feature is Re(m_f ψ_f(x)), where φ_f is the real part of the
+# wave ψ_f.
 #
-# Columns and features are separate because several features may share a column, as the directions
-# of a divergence-free field in three dimensions do, and because symbols change directions only: Q
-# acts on a wave by the matrix Q(ω), and columns and the sums over the data remain. `gather` and
-# `scatter` convert between the two, `column_weights` and `feature_values` do so with directions.
-# The classes differ in structure that makes algebra cheaper: features listed one by one, Kronecker
-# products of separable kernels, gradients by fast projections, and fixed fields times scales.
+# Columns and features are separate for two reasons. First, several features may share a column, for
+# example in divergence-free fields in three dimensions. Second, a symbol Q multiplies a wave by the
+# matrix Q(ω). It therefore changes directions only, and the columns and their sums over the data
+# remain valid.
+#
+# `gather` and `scatter` convert between columns and features. `column_weights` and `feature_values`
+# do the same and multiply by directions. Each class of expansions has a structure that makes the
+# algebra cheaper: a list of features, Kronecker products of separable kernels, gradients by fast
+# projections, or fixed fields times scales.
 
 
 class Expansion(ABC):
-    """F features on the M columns φ(x); an immutable value."""
+    """F features on the M columns φ(x); an immutable value.
+
+    Attributes:
+        phi: the columns.
+        num_features: F.
+        num_outputs: p, the number of outputs.
+        tensors: the differentiable tensors, (*b, m, n) each.
+        is_complex: whether the directions are complex.
+        is_kronecker: whether column c has the directions scales_c · L for all c.
+    """
 
     phi: Columns
     num_features: int
     num_outputs: int
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-    is_complex = False  # whether directions are
-    is_kronecker = False  # whether each column has the directions scales_c · L
+    tensors: tuple[Tensor, ...]
+    is_complex = False
+    is_kronecker = False
+    is_scaled = False
 
     @property
     def num_columns(self) -> int:
@@ -43,58 +56,58 @@ class Expansion(ABC):
 
     @property
     def cholesky_cost(self) -> int:
-        """Of the Cholesky factor of the weights' precision: F³ for a full matrix."""
+        """The cost of factorising the precision matrix of the weights: F³ for a full matrix."""
         return self.num_features**3
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Expansion":
-        """F features with these in place of `tensors`."""
+        """Return this expansion with these tensors in place of `self.tensors`."""
 
     @abstractmethod
     def scaled(self, variance: Float[Tensor, "*b"]) -> "Expansion":
-        """The features of the kernel `variance` · K."""
+        """Return the features of the kernel `variance` · K."""
 
     @abstractmethod
     def general(self) -> "FeatureExpansion":
-        """These features, listed one by one."""
+        """Return the same features as a list of columns and directions."""
 
     def column_weights(self, theta: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M p*k"]:
-        """w with Φ(x)θ = φ(x)w."""
+        """Return w such that Φ(x)θ = φ(x)w."""
         return self.general().column_weights(theta)
 
     def feature_values(self, z: Float[Tensor, "*b M p*k"]) -> Float[Tensor, "*b F k"]:
-        """Φᵀv from z = φᵀv: the adjoint of `column_weights`."""
+        """Return Φᵀv from z = φᵀv; this is the adjoint of `column_weights`."""
         return self.general().feature_values(z)
 
     def apply(self, x: Float[Tensor, "*b N d"], theta: Float[Tensor, "*b F k"]) -> Tensor:
-        """Φ(x)θ, (*b, N, p·k): the k values of an output are next to each other."""
+        """Return Φ(x)θ, (*b, N, p·k); column i·k + j is output i of the weights in column j."""
         return self.phi.apply(x, self.column_weights(theta))
 
     def adjoint(self, x: Float[Tensor, "*b N d"], values: Float[Tensor, "*b N p*k"]) -> Tensor:
-        """Φ(x)ᵀv, (*b, F, k), of values in the order of `apply`."""
+        """Return Φ(x)ᵀv, (*b, F, k); the columns of `values` have the order of `apply`."""
         return self.feature_values(self.phi.adjoint(x, values))
 
     @abstractmethod
     def select(self, columns: Int[Tensor, "k"], variance: Float[Tensor, "k"]) -> "Expansion":
-        """The features of some columns, with their variances multiplied by `variance`."""
+        """Return the features of some columns, each with `variance` times its variance."""
 
     def double(self) -> "Expansion":
-        """These features in float64, or complex128."""
+        """Return these features in float64 or complex128."""
         dtypes = (torch.promote_types(t.dtype, torch.float64) for t in self.tensors)
         return self.rebuild(*(t.to(dtype) for t, dtype in zip(self.tensors, dtypes, strict=True)))
 
     def features(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N*p F"]:
-        """Φ(x) as a dense matrix; for few points."""
+        """Return Φ(x) as a dense matrix; the number of points N must be small."""
         return self.general().features(x)
 
     def mean_variance(self) -> Float[Tensor, "*b p p"]:
-        """The mean of K(x, x) over all of space; K(0) for a stationary kernel."""
+        """Return the mean of K(x, x) over all of space, which is K(0) for a stationary kernel."""
         full = self.general()
         squares = full.gather(full.phi.mean_squares()).to(full.directions)
         return ((squares * full.directions).mT @ full.directions.conj()).real
 
     def variance(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N p"]:
-        """diag K(x, x)."""
+        """Return the diagonal of K(x, x) at each point."""
         full = self.general()
         if full.is_complex:
             return chunked.by_chunks(full._squares, x, full.num_features * full.num_outputs)
@@ -106,17 +119,25 @@ class Expansion(ABC):
 
 @dataclass(frozen=True)
 class FeatureExpansion(Expansion):
-    """Features listed one by one: feature f is column `columns[f]` times direction `directions[f]`.
+    """A list of features: feature f is column `columns[f]` times direction `directions[f]`.
 
-    Harmonic kernels have complex directions, others real ones, which a symbol with a real and an
-    imaginary part turns into complex ones.
+    Harmonic kernels have complex directions. All other kernels have real directions, which become
+    complex under a symbol with a real and an imaginary part.
+
+    Attributes:
+        phi: the columns.
+        directions: the direction m_f of each feature, (*b, F, p).
+        columns: the index of the column of each feature, (F,).
+        axes: the input along which ω tends to zero, (F,), and −1 if ω does not tend to zero; None
+            if no frequency does.
+        constants: ‖ω‖⁻¹ m for the last C features, (*b, C, p); None if C = 0. See `tilted`.
     """
 
     phi: Columns
     directions: Float[Tensor, "*b F p"] | Complex[Tensor, "*b F p"]
     columns: Int[Tensor, "F"]
-    axes: Int[Tensor, "F"] | None = None  # input along which ω tends to zero; −1 where it does not
-    constants: Float[Tensor, "*b C p"] | None = None  # ‖ω‖⁻¹ m of the last features, see `tilted`
+    axes: Int[Tensor, "F"] | None = None
+    constants: Float[Tensor, "*b C p"] | None = None
 
     @property
     def num_features(self) -> int:
@@ -143,14 +164,19 @@ class FeatureExpansion(Expansion):
 
     @property
     def num_constants(self) -> int:
-        """C, the number of features that only potentials have."""
+        """C, the number of features that are zero in the field and constant in potentials."""
         return 0 if self.constants is None else self.constants.shape[-2]
 
     def followed_by_constants(
         self, constants: Float[Tensor, "*b C p"], axes: Sequence[int]
     ) -> "FeatureExpansion":
-        """The features, followed by some that are zero in the field and constant in potentials."""
-        columns = self.columns.new_zeros(len(axes))  # any
+        """Return these features and C more, which are zero in the field and constant in potentials.
+
+        Args:
+            constants: ‖ω‖⁻¹ m of the C features, (*b, C, p).
+            axes: the input, from 0, along which ω tends to zero, one for each of the C features.
+        """
+        columns = self.columns.new_zeros(len(axes))  # any column will do
         known = torch.full_like(self.columns, -1) if self.axes is None else self.axes
         return FeatureExpansion(
             self.phi,
@@ -162,7 +188,7 @@ class FeatureExpansion(Expansion):
 
     @cached_property
     def one_to_one(self) -> bool:
-        """Whether every feature f uses column f; `gather` and `scatter` then change nothing."""
+        """Whether each feature f uses column f, so that `gather` and `scatter` are the identity."""
         return torch.equal(self.columns, torch.arange(self.num_columns, device=self.columns.device))
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "FeatureExpansion":
@@ -175,9 +201,9 @@ class FeatureExpansion(Expansion):
 
     @property
     def layers(self) -> list["FeatureExpansion"]:
-        """Expansions with real directions, whose sum these features are.
+        """Expansions with real directions that add up to these features.
 
-        Re(m ψ) = Re m · φ − Im m · Im ψ, where Im ψ is another column.
+        The formula is Re(m ψ) = Re m · φ − Im m · Im ψ, where Im ψ is another column.
         """
         if not self.is_complex:
             return [self]
@@ -200,14 +226,11 @@ class FeatureExpansion(Expansion):
         return FeatureExpansion(self.phi.select(columns), directions, new[selected], axes)
 
     def gather(self, values: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b F k"]:
-        """A value for each column → for each feature the value of its column."""
+        """Return for each feature the values of its column."""
         return values if self.one_to_one else values.index_select(-2, self.columns)
 
     def scatter(self, values: Float[Tensor, "*b F k"]) -> Float[Tensor, "*b M k"]:
-        """A value for each feature → for each column the sum over its features.
-
-        It is the adjoint of `gather`.
-        """
+        """Return for each column the sum of the values of its features; the adjoint of `gather`."""
         if self.one_to_one:
             return values
         zeros = values.new_zeros(*values.shape[:-2], self.num_columns, values.shape[-1])
@@ -230,10 +253,11 @@ class FeatureExpansion(Expansion):
         return self.directions.is_complex()
 
     def tilted(self) -> "FeatureExpansion":
-        """These features, with a tiny ω along its axis instead of zero.
+        """Return these features with a tiny ω along the axis instead of ω = 0.
 
-        Symbols act on these. The potential of a constant cos⟨ω, x⟩ m is linear in x. That of the
-        tiny field sin⟨ω, x⟩ m, with m in proportion to ω, is constant.
+        Symbols act on the features in this form. The potential of a constant field cos⟨ω, x⟩ m is
+        linear in x. The potential of the tiny field sin⟨ω, x⟩ m, where m is proportional to ω, is
+        constant.
         """
         if self.axes is None:
             return self
@@ -254,14 +278,20 @@ class FeatureExpansion(Expansion):
         return self.features(x).square().sum(-1).unflatten(-1, (-1, self.num_outputs))
 
     def _waves(self, values: Float[Tensor, "*b M k"]) -> Tensor:
-        """What the directions multiply: φᵀv = `values`, or ψᵀv for complex directions."""
+        """Return `values` = φᵀv for real directions and ψᵀv for complex directions."""
         return self.phi.waves(values) if self.is_complex else values
 
 
 def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> FeatureExpansion:
-    """The features of Q f, whose directions are Q m; `space` are the input columns Q acts on.
+    """Return the features of Q f, whose directions are Q m.
 
-    Directions stay real where Q m is real or imaginary: Re(i a ψ) = −a Im ψ, another column.
+    Directions remain real if Q m is real or imaginary, because Re(i a ψ) = −a Im ψ and Im ψ is
+    another column.
+
+    Args:
+        symbol: the symbol Q.
+        expansion: the features of f.
+        space: the input columns on which Q acts, from 0.
     """
     full = expansion.general().tilted()
     multiplier = full.phi.multiplier(symbol, full.num_outputs, space)[full.columns]
@@ -275,7 +305,7 @@ def apply_symbol(symbol: Symbol, expansion: Expansion, space: Sequence[int]) -> 
 
 
 class _ScaledColumns(Expansion):
-    """Features on columns that have a scale each."""
+    """Features on columns with one scale for each column."""
 
     scales: Float[Tensor, "*b M 1"]
 
@@ -289,7 +319,7 @@ class _ScaledColumns(Expansion):
 
 @dataclass(frozen=True)
 class KroneckerExpansion(_ScaledColumns):
-    """Features of a separable kernel: column c has the r directions scales_c · L.
+    """Features of a separable kernel: column c has the r columns of scales_c · L as directions.
 
     Feature c·r + j is column c of φ times column j of scales_c · L.
     """
@@ -334,16 +364,16 @@ class KroneckerExpansion(_ScaledColumns):
         return (self.mixing.mT.unsqueeze(-3) @ z).flatten(-3, -2)
 
 
-# Features of gradients, whose directions are frequencies that are not written out.
+# Features of gradients. Their directions are frequencies, which are not stored as a matrix.
 
 
 @dataclass(frozen=True)
 class GradientExpansion(_ScaledColumns):
-    """Features of a curl-free kernel: column c has the direction scales_c ω_c, p = d.
+    """Features of a curl-free kernel: column c has the direction scales_c ω_c, so p = d.
 
-    With the frequencies V (D, d) of the phases, f(x) = Vᵀ(φ(x) ∘ Θ), Θ = scales ∘ θ, and
-    Φᵀv = scales ∘ Σ_n φ(x_n) ∘ V v_n, of cosines and of sines. Fast projections multiply by V and
-    by Vᵀ in O(D log d) (Brault et al. 2016, Table 1; Le et al. 2013, eq. 33).
+    Let V (D, d) be the frequencies of the phases and Θ = scales ∘ θ. Cosines and sines satisfy
+    f(x) = Vᵀ(φ(x) ∘ Θ) and Φᵀv = scales ∘ Σ_n φ(x_n) ∘ V v_n each. Fast projections multiply by V
+    and by Vᵀ in O(D log d) operations (Brault et al. 2016, Table 1; Le et al. 2013, eq. 33).
     """
 
     phi: TrigColumns
@@ -393,18 +423,19 @@ class GradientExpansion(_ScaledColumns):
         return self.scales * total
 
 
-# Features that are fixed fields times scales, of which only the scales have hyperparameters.
+# Features that are fixed fields times scales. Only the scales depend on hyperparameters.
 
 
 @dataclass(frozen=True)
 class ScaledExpansion(FeatureExpansion):
-    """Features f with the fixed directions `units[f]` on the columns `columns[f]`, times a scale.
+    """Features with the fixed directions `units[f]` on the columns `columns[f]`, times `scales[f]`.
 
-    Sums over data of products of the fixed fields serve all hyperparameters.
+    Sums over the data of products of the fixed fields are valid for all hyperparameters.
     """
 
     scales: Float[Tensor, "*b F"] = None
     units: Complex[Tensor, "F p"] = None
+    is_scaled = True
 
     @classmethod
     def of(
@@ -426,7 +457,7 @@ class ScaledExpansion(FeatureExpansion):
 
     @property
     def fixed(self) -> FeatureExpansion:
-        """The features without their scales."""
+        """The features without scales."""
         return FeatureExpansion(self.phi, self.units, self.columns)
 
     def scaled(self, variance: Float[Tensor, "*b"]) -> "ScaledExpansion":
@@ -440,7 +471,10 @@ class ScaledExpansion(FeatureExpansion):
 def side_by_side_scaled(
     parts: Sequence[ScaledExpansion], phi: Columns, places: Sequence[Int[Tensor, "k"]]
 ) -> ScaledExpansion:
-    """The features of a sum, sorted by their columns, which are at `places` among those of phi."""
+    """Return the features of a sum of kernels, sorted by column.
+
+    Column c of part i is column `places[i][c]` of `phi`.
+    """
     columns = torch.cat([place[part.columns] for place, part in zip(places, parts, strict=True)])
     columns, order = columns.sort(stable=True)
     scales = torch.cat([part.scales for part in parts], dim=-1)

@@ -1,12 +1,14 @@
 """Columns whose frequencies lie on a lattice, ω_k = h ∘ k with integer k and spacing h.
 
-C = φᵀφ is then the sum of a Toeplitz and a Hankel matrix. With one non-uniform Fourier transform of
-the points x_n, relative to an origin x₀, T(q) = Σ_n exp(i⟨h∘q, x_n − x₀⟩),
+C = φᵀφ is then the sum of a Toeplitz and a Hankel matrix. Let x_n be the points, x₀ an origin, and
+T(q) = Σ_n exp(i⟨h∘q, x_n − x₀⟩) one non-uniform Fourier transform of the points. The elements of C
+for the frequencies k and l are
 
     cos·cos = ½ Re(T(k−l) + T(k+l)) ,   sin·sin = ½ Re(T(k−l) − T(k+l)) ,
-    cos·sin = ½ Im(T(k+l) − T(k−l)) ,
+    cos·sin = ½ Im(T(k+l) − T(k−l)) .
 
-and φᵀy and φw take one transform each (Greengard, Rachh & Barnett 2022, for scalar kernels).
+The products φᵀy and φw need one transform each. Source, for scalar kernels: Greengard, Rachh &
+Barnett 2022.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,28 +27,28 @@ from gp_orff.features.columns import TrigColumns
 from gp_orff.features.phases import LinearPhases
 from gp_orff.kernels.base import is_traced
 
-# How sums over N points avoid the N×M matrix φ(x), M = 2D:
+# Sums over N points do not need the N×M matrix φ(x), where M = 2D:
 #
-# 1. Phases θ = h∘(x − x₀) turn frequencies into integers k.
-# 2. One non-uniform FFT of type 1 gives T(q) for all |q_i| ≤ 2m_i. These contain every k − l and k
-#    + l, thus all M² elements of C, from (4m+1)^d numbers: T is the sufficient statistic, and
-#    `gram` expands it by indexing when a dense C is needed.
-# 3. φᵀy is a transform of type 1 up to m, φw one of type 2. They are adjoint, hence each is the
-#    derivative of the other (`_Sums`).
-# 4. diag(φ P φᵀ) uses the adjoint of `gram`: the elements of P are added to the coefficient of
-#    their k − l and k + l, and one transform of type 2 evaluates the result at all points
+# 1. In terms of the phases θ = h∘(x − x₀), frequencies are integer vectors k.
+# 2. One non-uniform FFT of type 1 computes T(q) for all |q_i| ≤ 2m_i. These q include every k − l
+#    and k + l, so the (4m+1)^d numbers T determine all M² elements of C. T is the sufficient
+#    statistic. `gram` computes a dense C from it by indexing.
+# 3. φᵀy is a transform of type 1 up to m, and φw is a transform of type 2. They are adjoint, so
+#    each is the derivative of the other (`_Sums`).
+# 4. diag(φ P φᵀ) uses the adjoint of `gram`: each element of P is added to the coefficients of
+#    k − l and k + l. One transform of type 2 then evaluates the result at all points
 #    (`quadratic`).
 #
-# Sums T are stored as flat arrays over a box of indices. The flat position of q is linear in q, so
-# that differences and sums of indices are those of their positions (`_positions`). Points that are
-# differentiated, and few points, take the dense φ(x).
+# Sums T are stored as flat arrays over a box of indices. The flat position of q is linear in q.
+# Differences and sums of indices therefore become differences and sums of positions
+# (`_positions`). The dense φ(x) is used if there are few points, or if points are differentiated.
 
 
-_FEW = 2**21  # entries of φ(x) up to which a dense φ(x) is quicker than a transform
+_FEW = 2**21  # the largest number of elements for which a dense φ(x) is faster than a transform
 
 
 class GramCache:
-    """C = φᵀφ and s = φᵀ1 of the last points; copies and pickles of it start empty."""
+    """A cache of C = φᵀφ and s = φᵀ1 for the last points; its copies and pickles are empty."""
 
     def __init__(self):
         self.x: Tensor | None = None
@@ -55,7 +57,7 @@ class GramCache:
     def of(
         self, x: Tensor, compute: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """C and s of the points x, computed if x are not the last points."""
+        """Return C and s of the points x, from `compute(x)` if x differ from the last points."""
         if self.x is None or self.x.shape != x.shape or not torch.equal(self.x, x):
             self.moments, self.x = compute(x), x.detach().clone()
         return self.moments
@@ -66,14 +68,23 @@ class GramCache:
 
 @dataclass(frozen=True)
 class LatticeColumns(TrigColumns):
-    """Columns cos⟨h∘k, x − x₀⟩ and sin⟨h∘k, x − x₀⟩; of each pair ±k, one is present."""
+    """The columns cos⟨h∘k, x − x₀⟩ and sin⟨h∘k, x − x₀⟩ for one of each pair ±k.
 
-    indices: Int[Tensor, "D d"] = None  # k
-    spacing: Float[Tensor, "d"] = None  # h, in radians per unit of the inputs
-    origin: Float[Tensor, "d"] = None  # x₀
+    The frequencies depend on no hyperparameter, so `tensors` is empty.
+
+    Attributes:
+        indices: the integer vectors k, (D, d).
+        spacing: h, (d,), in radians per unit of the inputs.
+        origin: x₀, (d,), in the unit of the inputs.
+        cache: C = φᵀφ and s = φᵀ1 for the last points.
+    """
+
+    indices: Int[Tensor, "D d"] = None
+    spacing: Float[Tensor, "d"] = None
+    origin: Float[Tensor, "d"] = None
     cache: GramCache = field(default_factory=GramCache, compare=False)
     on_lattice = True
-    tensors = ()  # these frequencies depend on no hyperparameter
+    tensors = ()
 
     @classmethod
     def of(
@@ -83,24 +94,33 @@ class LatticeColumns(TrigColumns):
         origin: Float[Tensor, "d"],
         cache: GramCache | None = None,
     ) -> "LatticeColumns":
-        """The columns of the frequencies h∘k; `cache` may be shared with equal columns."""
+        """Return the columns of the frequencies h∘k; equal columns may share a `cache`."""
         omega = indices.to(spacing) * spacing
         return cls(LinearPhases(omega), False, indices, spacing, origin, cache or GramCache())
 
     def tilted(
         self, columns: Int[Tensor, "k"], axes: Int[Tensor, "k"], count: int
     ) -> tuple["LatticeColumns", Int[Tensor, "k"], Float[Tensor, "k"]]:
-        """Columns whose frequencies differ a little from those of `columns`, along some `axes`.
+        """Return columns with slightly different frequencies, on a finer lattice.
 
-        From the index `count` on they are sines of frequencies close to zero. The second value are
-        their indices, the third the differences. The frequencies lie on a finer lattice.
+        The frequency of each column in `columns` changes by a small step along its axis. From
+        number `count` on, the columns become sines of frequencies close to zero.
+
+        Args:
+            columns: the indices of k columns.
+            axes: the axis of the step of each column, from 0.
+            count: the number of columns that remain cosines or sines as they are.
+
+        Returns:
+            The new columns; the indices of the k columns among them; and the k steps, in radians
+            per unit of the inputs.
         """
         row = torch.arange(len(columns), device=columns.device)
         known = row < count
         frequency, sine = columns % len(self.indices), (columns >= len(self.indices)) | ~known
         finer = torch.zeros_like(self.indices[0]).index_fill(0, axes, 1) > 0
         indices = self.indices[frequency] * known.unsqueeze(-1)
-        steps = torch.where(finer, 2**13, 1)  # a frequency of one step acts as zero
+        steps = torch.where(finer, 2**13, 1)  # a frequency of one step is practically zero
         indices = indices * steps
         indices[row, axes] += 1
         spacing = self.spacing / steps
@@ -108,10 +128,11 @@ class LatticeColumns(TrigColumns):
         return phi, row + sine * len(columns), spacing[axes]
 
     def full_box(self) -> "LatticeColumns":
-        """The columns of the whole box |k_i| ≤ m_i, m_i being the largest |k_i| of these."""
+        """Return the columns of the whole box |k_i| ≤ m_i, where m_i is the largest |k_i| here."""
         ranges = [torch.arange(-m, m + 1) for m in self.modes]
         points = torch.cartesian_prod(*ranges).reshape(-1, len(ranges))
-        # The box is symmetric and ordered: its second half has one of each pair ±k, from k = 0 on.
+        # The box is symmetric and ordered. Its second half starts at k = 0 and contains one of each
+        # pair ±k.
         half = points[len(points) // 2 :].to(self.indices.device)
         return LatticeColumns.of(half, self.spacing, self.origin)
 
@@ -153,9 +174,10 @@ class LatticeColumns(TrigColumns):
     def exponential_sums(
         self, x: Float[Tensor, "N d"], weights: Float[Tensor, "N k"] | None = None
     ) -> Complex[Tensor, "k q"]:
-        """T(q) = Σ_n a_n exp(i⟨h∘q, x_n − x₀⟩) for |q_i| ≤ 2 m_i: all k − l and k + l.
+        """Return T(q) = Σ_n a_n exp(i⟨h∘q, x_n − x₀⟩) for all |q_i| ≤ 2 m_i.
 
-        One flat array for each column a of `weights`; without weights, a_n = 1.
+        These q include all k − l and k + l. The result has one flat array for each column a of
+        `weights`; without weights, a_n = 1.
         """
         modes = tuple(2 * m for m in self.modes)
         if weights is None:
@@ -163,25 +185,28 @@ class LatticeColumns(TrigColumns):
         return nufft.type1(self._phases(x), weights, modes).flatten(1)
 
     def sums(self, x, y, weights):
-        """T for every column a of `weights`; φᵀy; φᵀa, which T contains."""
+        """Return T for every column a of `weights`; φᵀy; φᵀa for every column a, from T."""
         x = x.detach()
         sums = self.exponential_sums(x, weights)
         return sums.unbind(0), self._type1(x, y), [self.column_sum(t) for t in sums]
 
     def column_sum(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D"]:
-        """φᵀa from T: the real and imaginary parts of T(k)."""
+        """Return φᵀa from T: the real parts of all T(k), then the imaginary parts."""
         flat, centre = self._positions(2)
         values = sums[centre + flat]
         return torch.cat([values.real, values.imag])
 
     def gram_diagonal(self, sums: Complex[Tensor, "q"]) -> Float[Tensor, "2*D"]:
-        """The diagonal of C from T: ½ Re(T(0) ± T(2k))."""
+        """Return the diagonal of C from T: ½ Re(T(0) ± T(2k))."""
         flat, centre = self._positions(2)
         twice, zero = sums[centre + 2 * flat].real, sums[centre].real
         return 0.5 * torch.cat([zero + twice, zero - twice])
 
     def gram(self, sums: Tensor) -> Float[Tensor, "2*D 2*D"]:
-        """C from T, by the equations at the top of this module; a real argument is C itself."""
+        """Return C from T by the formulas in the docstring of this module.
+
+        A real argument is C and is returned.
+        """
         if not sums.is_complex():
             return sums
         flat, centre = self._positions(2)
@@ -199,7 +224,7 @@ class LatticeColumns(TrigColumns):
         return c
 
     def crop(self, sums: Complex[Tensor, "q"], to: "LatticeColumns") -> Complex[Tensor, "q2"]:
-        """T of a smaller lattice `to`: the middle of T of this lattice."""
+        """Return T of a smaller lattice `to`, which is the middle of T of this lattice."""
         if self.modes == to.modes:
             return sums
         large, small = ([2 * m for m in phi.modes] for phi in (self, to))
@@ -208,14 +233,16 @@ class LatticeColumns(TrigColumns):
         return box[middle].flatten()
 
     def pick(self, values: Float[Tensor, "2*D k"], to: "LatticeColumns") -> Tensor:
-        """Values of the columns of a smaller lattice `to`; k and −k are the same frequency.
+        """Return the values of the columns of a smaller lattice `to`.
+
+        The frequencies k and −k are the same.
 
         Raises:
-            ValueError: a frequency of `to` that this lattice does not have.
+            ValueError: this lattice omits a frequency of `to`.
         """
         flat, centre = self._positions(1)
-        # A table from positions of k and −k to the row of the frequency, with the sign of its sine;
-        # at k = 0 both are the same row.
+        # A table maps the positions of k and of −k to the row of the frequency and to the sign of
+        # its sine.
         row = torch.zeros(2 * centre + 1, dtype=torch.long, device=flat.device)
         sign = torch.zeros(2 * centre + 1, dtype=values.dtype, device=flat.device)
         index = torch.arange(len(flat), device=flat.device)
@@ -236,7 +263,7 @@ class LatticeColumns(TrigColumns):
     def quadratic(
         self, x: Float[Tensor, "N d"], form: Float[Tensor, "2*D 2*D"]
     ) -> Float[Tensor, "N"]:
-        """diag(φ P φᵀ) for a symmetric P = `form`: the adjoint of `gram`, then one transform."""
+        """Return diag(φ P φᵀ) for a symmetric P = `form`, by the adjoint of `gram`."""
         flat, centre = self._positions(2)
         d = len(flat)
         values = torch.zeros(2 * centre + 1, dtype=torch.complex128, device=form.device)
@@ -244,9 +271,9 @@ class LatticeColumns(TrigColumns):
             cc, ss, cs = form[:d, :d][rows], form[d:, d:][rows], form[:d, d:][rows]
             difference = (centre + flat[rows, None]) - flat  # k − l
             total = (centre + flat[rows, None]) + flat  # k + l
-            # Real parts are as in `gram`. The sign of cs: type 2 sums values · exp(i⟨q, θ⟩), whose
-            # real part has −Im(values) sin, and cos(k) sin(l) has −sin(k − l). P is symmetric, so
-            # cs counts twice.
+            # The real parts are as in `gram`. The sign of cs follows from two signs: a transform of
+            # type 2 sums values · exp(i⟨q, θ⟩), whose real part contains −Im(values) sin, and
+            # cos(k) sin(l) contains −sin(k − l). P is symmetric, so cs counts twice.
             values.index_add_(0, difference.flatten(), torch.complex(0.5 * (cc + ss), cs).flatten())
             values.index_add_(0, total.flatten(), torch.complex(0.5 * (cc - ss), -cs).flatten())
         sizes = [4 * m + 1 for m in self.modes]
@@ -258,15 +285,15 @@ class LatticeColumns(TrigColumns):
         return tuple(self.indices.abs().amax(0).tolist())
 
     def _positions(self, multiple: int) -> tuple[Int[Tensor, "D"], int]:
-        """Offsets of the indices k from the centre of a flat array over |q_i| ≤ multiple · m_i.
+        """Return the offsets of k in a flat array over |q_i| ≤ multiple · m_i, and its centre.
 
-        The second value is the position of the centre, q = 0.
+        Offsets count from the position of q = 0, which is the second value.
         """
         sizes = [2 * multiple * m + 1 for m in self.modes]
         return self._offsets(self.indices, sizes), prod(sizes) // 2
 
     def _offsets(self, indices: Int[Tensor, "m d"], sizes: Sequence[int]) -> Int[Tensor, "m"]:
-        """Those of any indices in a flat array of these sizes."""
+        """Return the offsets of `indices` from the centre of a flat array of these sizes."""
         strides = torch.empty(sizes, device="meta").stride()
         return (indices * torch.tensor(strides, device=indices.device)).sum(-1)
 
@@ -274,17 +301,17 @@ class LatticeColumns(TrigColumns):
         return x.double() - self.origin
 
     def _phases(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "N d"]:
-        """θ = h∘(x − x₀), so that ⟨h∘q, x − x₀⟩ = ⟨q, θ⟩."""
+        """Return θ = h∘(x − x₀), so that ⟨h∘q, x − x₀⟩ = ⟨q, θ⟩."""
         return self._centre(x.detach()) * self.spacing
 
     def _is_small(self, x: Tensor) -> bool:
-        """Whether a dense φ(x) is quicker than a transform."""
+        """Return whether a dense φ(x) is faster than a transform."""
         return x.shape[:-1].numel() * self.num_columns <= _FEW
 
     def _gram_and_sum(
         self, x: Float[Tensor, "*b N d"]
     ) -> tuple[Float[Tensor, "*b 2*D 2*D"], Float[Tensor, "*b 2*D"]]:
-        """C = φᵀφ and s = φᵀ1."""
+        """Return C = φᵀφ and s = φᵀ1."""
         if self._is_small(x):
             phi = self.values(x.detach())
             return phi.mT @ phi, phi.sum(-2)
@@ -297,13 +324,13 @@ class LatticeColumns(TrigColumns):
         return result[..., 1:].contiguous(), result[..., 0]
 
     def _type1(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N k"]) -> Float[Tensor, "2*D k"]:
-        """φᵀy."""
+        """Return φᵀy."""
         flat, centre = self._positions(1)
         sums = nufft.type1(self._phases(x), y, self.modes).flatten(1)[:, centre + flat]
         return torch.cat([sums.real, sums.imag], dim=-1).mT
 
     def _type2(self, x: Float[Tensor, "N d"], w: Float[Tensor, "2*D k"]) -> Float[Tensor, "N k"]:
-        """φw."""
+        """Return φw."""
         flat, centre = self._positions(1)
         sizes = [2 * m + 1 for m in self.modes]
         cos, sin = w.chunk(2, dim=0)
@@ -314,7 +341,7 @@ class LatticeColumns(TrigColumns):
 
 
 def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A function of matrices applied to every matrix of a batch."""
+    """Apply a function of matrices to every matrix of a batch."""
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in tensors))
     if not batch:
         return function(*tensors)
@@ -323,7 +350,10 @@ def _over_batch(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class _Sums(Function):
-    """φᵀy by a transform of type 1, or φw by one of type 2: each is the derivative of the other."""
+    """φᵀy by a transform of type 1, or φw by a transform of type 2.
+
+    Each transform is the derivative of the other.
+    """
 
     @staticmethod
     def forward(ctx, columns: LatticeColumns, applies: bool, x: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Columns of kernels with spectra of lines: those of a lattice, times cosines and sines."""
+"""Features of kernels with line spectra: columns of a lattice times cosines and sines."""
 
 import math
 import warnings
@@ -23,36 +23,37 @@ from gp_orff.features.draws import (
     LeafSpectrum,
     Rule,
     TermSpectrum,
+    joined,
 )
 from gp_orff.features.expansion import Expansion, FeatureExpansion, KroneckerExpansion
 from gp_orff.features.grid_design import GridBudgetError
 from gp_orff.features.lattice import LatticeColumns
-from gp_orff.features.rings import joined
 from gp_orff.features.truncation import (
     GridAccuracy,
     grid_accuracy,
     image_variance,
     truncated_variance_of,
 )
-from gp_orff.kernels.lines import LineSpectrum, has_lines, is_line
+from gp_orff.kernels.lines import LineSpectrum, has_lines
 from gp_orff.kernels.tree import Term, spectra_of
 from gp_orff.symbols.base import Symbol
 
-# A kernel of lines times a kernel on a lattice:
+# A kernel with a line spectrum is multiplied by a kernel K on a lattice:
 #
 #     K(x, z) Σ_j w_j cos⟨ν_j, x − z⟩ ,
 #     cos⟨ν, x − z⟩ = cos⟨ν, x⟩ cos⟨ν, z⟩ + sin⟨ν, x⟩ sin⟨ν, z⟩ .
 #
-# Features of K times √w_j cos⟨ν_j, x⟩ and √w_j sin⟨ν_j, x⟩ are therefore its features; ν = 0 has no
-# sine. Symbols act on the field in space, where these factors m(x) are constant.
+# The features of the product are therefore the features of K times √w_j cos⟨ν_j, x⟩ and
+# √w_j sin⟨ν_j, x⟩; ν = 0 has no sine. Symbols act along the inputs in space. Along these inputs the
+# factors m(x) are constant.
 #
-# 1. `draw_with_lines` removes the lines from their terms. A grid of what remains is one lattice,
-#    which all terms with lines share. Terms without lines have a separate lattice: one that
-#    resolves time would multiply the number of columns.
-# 2. The lines of a product of kernels of lines are at the sums and differences of theirs.
-# 3. `LineColumns` has the columns of the lattice times every factor m. Sums over the data are those
-#    of the lattice: φᵀ diag(m m′) φ for every pair of factors is one transform with weights m m′.
-# 4. Lines have the frequencies of the draw, and follow no later change of a period.
+# 1. `draw_with_lines` removes the line spectra from the terms and draws a grid for the remaining
+#    kernels. All terms with lines share this lattice. Terms without lines have a separate lattice,
+#    because a lattice that resolves time would multiply the number of columns.
+# 2. A product of several line spectra has lines at the sums and differences of their frequencies.
+# 3. `LineColumns` has the columns of the lattice times every factor m. Its sums over the data are
+#    sums of the lattice: φᵀ diag(m m′) φ for two factors is one transform with the weights m m′.
+# 4. Lines have the frequencies of the draw. A later change of a period does not change them.
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class LineColumns(PointwiseColumns):
     """The columns φ(x) of a lattice times each of K factors cos⟨ν, x − x₀⟩ and sin⟨ν, x − x₀⟩.
 
     Column k·M + c is factor k times column c of the M columns of the lattice.
+
+    Attributes:
+        lattice: the columns of the lattice.
+        nu: the frequencies ν of the lines, (J, d), in radians per unit of the inputs.
     """
 
     lattice: LatticeColumns
@@ -71,7 +76,7 @@ class LineColumns(PointwiseColumns):
 
     @property
     def num_factors(self) -> int:
-        """K: a cosine of every line, and a sine except of ν = 0."""
+        """K, the number of factors: a cosine for every line, and a sine for every line ν ≠ 0."""
         return len(self.nu) + int(self.nu.any(-1).sum())
 
     @property
@@ -83,14 +88,17 @@ class LineColumns(PointwiseColumns):
 
     def select(self, columns: Int[Tensor, "k"]) -> "LineColumns":
         if len(columns) != self.num_columns:
-            raise NotImplementedError("expected all columns of a kernel of lines, got some of them")
+            raise NotImplementedError(
+                f"expected all {self.num_columns} columns of a kernel with a line spectrum, got "
+                f"{len(columns)}; use a random rule such as gp_orff.QuasiMonteCarlo"
+            )
         return self
 
     def plain(self) -> dict[str, object]:
         return {"lattice": self.lattice.plain(), "nu": self.nu.cpu()}
 
     def factors(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N K"]:
-        """m(x): the cosines of all lines, then the sines."""
+        """Return m(x): the cosines of all lines, then the sines."""
         phase = (x.double() - self.lattice.origin) @ self.nu.mT
         return torch.cat([phase.cos(), phase[..., self.nu.any(-1)].sin()], dim=-1)
 
@@ -117,7 +125,7 @@ class LineColumns(PointwiseColumns):
             gram = m.new_empty(self.num_factors, size, self.num_factors, size)
             for (i, j), part in zip(pairs, compact, strict=True):
                 gram[i, :, j] = self.lattice.gram(part)
-                gram[j, :, i] = gram[i, :, j]  # which is symmetric
+                gram[j, :, i] = gram[i, :, j]  # each block is symmetric
             grams.append(gram.reshape(self.num_columns, self.num_columns))
         sums = self.adjoint(x, torch.cat([y, weights], dim=-1))
         cross, sums = sums.split([y.shape[-1], weights.shape[-1]], dim=-1)
@@ -136,8 +144,8 @@ class LineColumns(PointwiseColumns):
     def multiplier(self, symbol, num_outputs, space):
         if self.nu[:, list(space)].any():
             raise NotImplementedError(
-                f"{type(symbol).__name__} of a kernel that is periodic in space is not known on a "
-                "grid: expected periods of time; use a random rule such as gp_orff.QuasiMonteCarlo"
+                f"{type(symbol).__name__} on a grid expects periodic kernels of time, got a kernel "
+                "that is periodic in space; use a random rule such as gp_orff.QuasiMonteCarlo"
             )
         return self.lattice.multiplier(symbol, num_outputs, space).repeat(self.num_factors, 1, 1)
 
@@ -149,13 +157,14 @@ class LineColumns(PointwiseColumns):
 
 
 class LineFrequencies(FixedBuffers):
-    """The lattice and the lines ν that the terms with lines share.
+    """The lattice and the lines ν that all terms with lines share.
 
     Args:
-        lattice: of what remains of the terms without their lines.
-        nu: all lines, one of each pair ±ν.
-        unbounded: the inputs that no lattice depends on; the domain does not bound them.
-        omitted: the share of the variance that lines beyond these may have.
+        lattice: the lattice of the terms without their lines.
+        nu: the frequencies of all lines, one of each pair ±ν, (J, d), in radians per unit.
+        unbounded: whether the lattice does not depend on an input, (d,). The domain does not bound
+            such inputs.
+        omitted: the fraction of the variance that the omitted lines may have.
     """
 
     def __init__(
@@ -172,15 +181,15 @@ class LineFrequencies(FixedBuffers):
         self.register_buffer("unbounded", torch.from_numpy(unbounded))
 
     def columns(self) -> LineColumns:
-        """The columns of the lattice times the factors of all lines."""
+        """Return the columns of the lattice times the factors of all lines."""
         return LineColumns(self.lattice.columns(), self.nu)
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Which of the points x are outside the domain."""
+        """Return for each of the points x whether it is outside the domain."""
         return self.lattice.outside(self._bounded(x))
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Check that all points x are inside the domain; raises a ValueError otherwise."""
+        """Raise a `ValueError` if a point of x is outside the domain."""
         self.lattice.check(self._bounded(x))
 
     def _bounded(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
@@ -188,12 +197,12 @@ class LineFrequencies(FixedBuffers):
 
     @property
     def tolerance(self) -> Float[Tensor, ""]:
-        """The share of the variance for which the lattice, and the number of lines, were made."""
+        """The fraction of the variance that the lattice or the lines may omit."""
         return torch.maximum(self.lattice.tolerance, self.omitted)
 
     @property
     def constant(self) -> Bool[Tensor, "d"]:
-        """The inputs that are constant, along which frequencies are summed."""
+        """Whether each input is constant, (d,); frequencies are summed along constant inputs."""
         return self.lattice.constant
 
 
@@ -201,18 +210,20 @@ class LineDraw(GridDraw):
     """The frequencies of one term with lines.
 
     Args:
-        rest: those of the term without its lines.
-        lattice: the lattice and all lines, shared by the terms with lines.
-        numbers: for every line of the term, the number of the line of each kernel of lines.
-        halvings: how often each is one of a sum and a difference, with half of the weight.
-        place: which of the shared lines each is.
-        spectra: of the kernels of lines, as they are now.
+        rest: the frequencies of the term without its lines.
+        lattice: the lattice and all lines, which all terms with lines share.
+        numbers: for each line of the term, the index of the line of each of its L line spectra,
+            (J, L).
+        halvings: the number of times that the weight of each line is halved, (J,). A product of two
+            cosines halves the weight, because it has a sum and a difference of frequencies.
+        place: the index of each line among the shared lines, (J,).
+        spectra: the line spectra of the term, at the current hyperparameters.
     """
 
     expands = True
     without_nodes = (
-        "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
-        "PeriodicKernel, on a grid; use a random rule such as gp_orff.QuasiMonteCarlo"
+        "expected a kernel with a spectral density, got a grid for a kernel with a line spectrum, "
+        "such as PeriodicKernel; use a random rule such as gp_orff.QuasiMonteCarlo"
     )
 
     def __init__(
@@ -242,22 +253,22 @@ class LineDraw(GridDraw):
 
     @property
     def _used(self) -> list[tuple[int, int]]:
-        """The line of the term, and the factor, of each of its factors."""
+        """Pairs of a line of the term and the index of a factor, for every factor of the term."""
         nonzero = self.lattice.nu.any(-1)
         sines = len(nonzero) + nonzero.cumsum(0) - 1
         lines = list(enumerate(self.place.tolist()))
         return [*lines, *((i, int(sines[j])) for i, j in lines if nonzero[j])]
 
     def weights(self, term: Term) -> Float[Tensor, "*b J"]:
-        """w_j of every line of the term."""
+        """Return the weight w_j of every line of the term."""
         weights = 0.5 ** self.halvings.double()
-        spectra = [s for s in spectra_of(term) if is_line(s)]
+        spectra = [s for s in spectra_of(term) if s.is_line]
         for density, order in zip(spectra, self.numbers.mT, strict=True):
             weights = weights * density.lines(int(order.max()) + 1)[1][..., order]
         return weights
 
     def expansion(self, members: Sequence[tuple[Term, "LineDraw"]]) -> Expansion:
-        """The features of all terms on the lattice of this one, from those of their rests."""
+        """Return the features of all terms on this lattice from the features without lines."""
         for term, draw in members:
             draw._check_lines(spectra_of(term))
         phi, lattice = self.lattice.columns(), self.lattice.lattice.columns()
@@ -278,7 +289,7 @@ class LineDraw(GridDraw):
     def _kronecker(
         self, phi: LineColumns, part: KroneckerExpansion, root: Float[Tensor, "*b J"]
     ) -> KroneckerExpansion:
-        """The features of one separable term."""
+        """Return the features of a single separable term."""
         blocks = [torch.zeros_like(part.scales * root[..., :1, None])] * phi.num_factors
         for line, factor in self._used:
             blocks[factor] = root[..., line, None, None] * part.scales
@@ -287,8 +298,9 @@ class LineDraw(GridDraw):
     def truncated_image(
         self, symbol: Symbol, term: Term, space: Sequence[int]
     ) -> Float[Tensor, "*b q q"]:
-        """Var Q f that the lattice lacks, and that of the lines that are left out."""
-        # total − (1 − c) grid = (total − grid) + c grid, where c is the share of lines left out
+        """Return the variance of Q f that the lattice omits, plus that of the omitted lines."""
+        # Let c be the fraction of the variance of the omitted lines. The formula is
+        # total − (1 − c) grid = (total − grid) + c grid.
         rest = _rest(term)
         left_out = (1 - self.weights(term).sum(-1)).clamp_min(0)[..., None, None]
         delta = truncated_variance_of(symbol, rest, self.rest, space)
@@ -296,21 +308,27 @@ class LineDraw(GridDraw):
 
     @torch.no_grad()
     def accuracy(self, term: Term) -> GridAccuracy:
-        """The errors of the lattice, and the share of the lines that are left out."""
+        """Return the errors of the lattice; `truncated` includes the omitted lines."""
         of_rest = grid_accuracy(_rest(term), self.rest)
         included = self.weights(term).sum(-1).min().item()
         return replace(of_rest, truncated=1 - included * (1 - of_rest.truncated))
 
     def ratio_outside_range(self, spectra) -> float | None:
-        """The ratio of a period to that of the draw, if it has changed, or that of lengthscales."""
-        others = [density for density in spectra if not is_line(density)]
-        # A relative change of a period above 1e-9 is more than rounding.
+        """Return the ratio of a period to the period of the draw, if a period has changed.
+
+        Otherwise return the ratio of lengthscales if it is outside its range, or None.
+        """
+        others = [density for density in spectra if not density.is_line]
+        # Rounding changes a period by less than 1e-9.
         return self._ratio_of_lines(spectra, 1e-9) or self.rest.ratio_outside_range(others)
 
     def _ratio_of_lines(self, spectra, least: float) -> float | None:
-        """The ratio of a period to that of the draw, or of the number of lines to that needed,
-        if it differs by more than the `least`."""
-        lines = [density for density in spectra if is_line(density)]
+        """Return the ratio of a period to its value at the draw if it changed by more than `least`.
+
+        Otherwise return the ratio of the number of lines to the necessary number if there are too
+        few lines, or None.
+        """
+        lines = [density for density in spectra if density.is_line]
         counts = (self.numbers.amax(0) + 1).tolist()
         for density, count, built in zip(lines, counts, self.built, strict=True):
             present = density.lines(count)[0].detach().flatten()[-1].double()
@@ -322,54 +340,54 @@ class LineDraw(GridDraw):
         return None
 
     def _check_lines(self, spectra) -> None:
-        # more than a change for a difference quotient
+        # Difference quotients change a period by less than 1e-3.
         ratio = None if self.warned else self._ratio_of_lines(spectra, 1e-3)
         if ratio is not None:
             self.warned = True
             warnings.warn(
-                f"a period, or the number of its lines, is about {ratio:.4g} times what the "
-                "frequency grid was built for, which does not follow it: call redraw() of the "
-                "ORFFKernel and continue, or keep the period fixed",
+                f"a period is about {ratio:.4g} times its value when the frequency grid was built, "
+                "or the grid has only this fraction of the necessary lines; call redraw() of the "
+                "ORFFKernel and continue, or do not optimise the period",
                 GridWarning,
                 stacklevel=2,
             )
 
 
-_COARSER = 4.0  # the ratio of tolerances that are tried under a budget
+_COARSER = 4.0  # the ratio of successive tolerances if the number of features is limited
 
 
 def _rest(term: Term | TermSpectrum) -> Term | TermSpectrum:
-    """A term without its lines."""
-    leaves = tuple(leaf for leaf in term.leaves if not is_line(leaf.spectrum))
+    """Return a term without its lines."""
+    leaves = tuple(leaf for leaf in term.leaves if not leaf.spectrum.is_line)
     return replace(term, leaves=leaves)
 
 
 def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> list[Draw]:
-    """The draws of all terms by a `Grid`, in order, with shared columns.
+    """Return the draws of all terms by a `Grid`, in the order of the terms, with shared columns.
 
     Args:
-        grid: the specification.
-        terms: the spectra, of which some have lines.
-        most: the number of features allowed; terms with lines get up to half of them in a sum.
+        grid: a `Grid`.
+        terms: the spectra of all terms. At least one of them has lines.
+        most: the largest number of features. If other terms have no lines, the terms with lines
+            have at most half of it.
 
     Raises:
-        GridBudgetError: no lattice within the number of features.
-        NotImplementedError: a periodic kernel of several inputs.
+        GridBudgetError: no lattice has so few features.
+        NotImplementedError: a periodic kernel depends on several inputs.
     """
     others = [term for term in terms if not has_lines(term)]
     with_lines = [term for term in terms if has_lines(term)]
     if any(leaf.num_dims > 1 for term in with_lines for leaf in _leaves(term)):
         raise NotImplementedError(
-            "expected periodic kernels of one input, got one of several, which no grid is known "
-            "for; give active_dims=, and multiply kernels of one input each"
+            "Grid expects periodic kernels of one input, got a periodic kernel of several inputs; "
+            "multiply periodic kernels with one input column each in active_dims="
         )
     rests = [_rest(term) for term in with_lines]
     share = most // 2 if others else most
     num_inputs = 1 + max(dim for term in with_lines for leaf in term.leaves for dim in leaf.dims)
 
     def attempt(tolerance: float) -> tuple[list, list[LatticeDraw], float]:
-        """Lines of each term for a tolerance, what the budget leaves for the lattice, and the
-        larger one of both tolerances."""
+        """Return the lines of each term, the draws of the lattice, and the tolerance of both."""
         shorter = grid.lengthscale_range[0]
         lines = [_lines(term, num_inputs, tolerance, shorter) for term in with_lines]
         factors = max(2 * len(nu) - (~nu.any(axis=-1)).sum() for nu, _, _ in lines)
@@ -382,8 +400,9 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
             return lines, [], math.inf
         return lines, draws, max(tolerance, draws[0].lattice.tolerance.item())
 
-    # Under a budget fewer lines leave more features for the lattice. The tolerance of the lines
-    # rises until it is that of the lattice; of the last two, the better one is taken.
+    # If the number of features is limited, fewer lines allow more features for the lattice. The
+    # tolerance of the lines increases until it reaches the tolerance of the lattice. The best
+    # attempt is used.
     omitted, best = grid.tolerance, attempt(grid.tolerance)
     trial, tried = omitted, best
     while tried[2] > trial and _COARSER * trial < 1:
@@ -412,13 +431,13 @@ def draw_with_lines(grid: Rule, terms: Sequence[TermSpectrum], most: int) -> lis
 
 
 def _leaves(term: TermSpectrum) -> list[LeafSpectrum]:
-    return [leaf for leaf in term.leaves if is_line(leaf.spectrum)]
+    return [leaf for leaf in term.leaves if leaf.spectrum.is_line]
 
 
 def _lines(
     term: TermSpectrum, num_inputs: int, tolerance: float, shorter: float
 ) -> tuple[Float[np.ndarray, "J d"], Int[np.ndarray, "J L"], Int[np.ndarray, "J"]]:
-    """ν of every line of a product of kernels, the number of its line in each, and its halvings."""
+    """Return ν, `numbers` and `halvings` of every line of a term, see `LineDraw`."""
     leaves = _leaves(term)
     lines = [(np.zeros(num_inputs), (), 0)]
     for leaf in leaves:

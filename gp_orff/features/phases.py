@@ -1,9 +1,9 @@
-"""The phases ⟨ω_k, x⟩ of D frequencies: one class for each way to compute them."""
+"""The phases ⟨ω_k, x⟩ of D frequencies, with one class for each algorithm."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
@@ -13,50 +13,63 @@ import torch.nn.functional
 from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor
 
-# The protocol of phases θ_k(x) = ⟨ω_k, x⟩, and those of frequencies that are written out.
+from gp_orff.kernels.base import map_tensors, tensors_of
+
+# The protocol of phases θ_k(x) = ⟨ω_k, x⟩, and phases of frequencies that are stored as a matrix.
 
 
 class Phases(ABC):
-    """θ_k(x) = ⟨ω_k, x⟩ of D frequencies and its derivatives; subclasses choose the algorithm."""
+    """The phases θ_k(x) = ⟨ω_k, x⟩ of D frequencies, and their derivatives.
 
-    num_frequencies: int  # D
-    omega: Float[Tensor, "*b D d"]  # ω, written out
-    zero: Bool[Tensor, "*b D"]  # which frequencies are zero
-    tensors: tuple[Tensor, ...]  # the differentiable tensors, (*b, m, n) each
-    num_arrays = 1  # temporary arrays (*b, N, D) of one call
+    Attributes:
+        num_frequencies: D, the number of frequencies.
+        omega: the matrix of the frequencies ω, (*b, D, d), in radians per unit of the inputs.
+        zero: whether each frequency is zero, (*b, D).
+        tensors: the differentiable tensors, (*b, m, n) each.
+        num_arrays: the number of temporary arrays (*b, N, D) in one call.
+        written_out: whether the phases are `LinearPhases`.
+    """
+
+    num_frequencies: int
+    omega: Float[Tensor, "*b D d"]
+    zero: Bool[Tensor, "*b D"]
+    tensors: tuple[Tensor, ...]
+    num_arrays = 1
+    written_out = False
 
     @abstractmethod
     def rebuild(self, *tensors: Tensor) -> "Phases":
-        """These phases with other tensors."""
+        """Return these phases with these tensors in place of `self.tensors`."""
 
     @abstractmethod
     def select(self, frequencies: Int[Tensor, "k"]) -> "Phases":
-        """The phases of some frequencies."""
+        """Return the phases of the frequencies with these indices."""
 
     @abstractmethod
     def plain(self) -> dict[str, object]:
-        """Tensors and plain values from which a file can restore these phases."""
+        """Return the tensors and plain values that determine these phases."""
 
     @abstractmethod
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """θ(x)."""
+        """Return θ(x) in radians."""
 
     @abstractmethod
     def point_gradient(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
-        """∂/∂x from `grad` = ∂/∂θ."""
+        """Return the derivative by x from `grad`, the derivative by θ."""
 
     @abstractmethod
     def gradients(
         self, x: Float[Tensor, "*b N d"], grad: Float[Tensor, "*b N D"]
     ) -> Sequence[Tensor]:
-        """The derivative by each of the tensors from `grad` = ∂/∂θ."""
+        """Return the derivative by each of the tensors from `grad`, the derivative by θ."""
 
 
 @dataclass(frozen=True)
 class LinearPhases(Phases):
-    """The phases of frequencies ω that are written out, as a matrix product."""
+    """The phases x ωᵀ of frequencies that are stored as a matrix ω."""
 
     omega: Float[Tensor, "*b D d"]
+    written_out = True
 
     @property
     def num_frequencies(self) -> int:
@@ -89,25 +102,25 @@ class LinearPhases(Phases):
         return (grad.mT @ x,)
 
 
-# The fast Walsh–Hadamard transform, by products with small dense Hadamard matrices.
+# The fast Walsh–Hadamard transform, as products with small dense Hadamard matrices.
 
 
 def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-    r"""H x for every vector x, H being the Walsh–Hadamard matrix (Le et al. 2013, Section 4.2).
+    r"""Return H x for every vector x, where H is the Walsh–Hadamard matrix.
 
-    H_2d = [[H_d, H_d], [H_d, −H_d]], H_1 = 1. With d = d₁ ⋯ d_m, H is the Kronecker product of the
-    matrices H_{d_i}. Each is applied along one axis of x, which costs d (d₁ + … + d_m)
-    multiplications in m matrix products. H is symmetric, and H H = d I: the transform is its own
-    transpose. The result is a transposed view where that saves a copy.
+    The matrix satisfies H_2d = [[H_d, H_d], [H_d, −H_d]] and H_1 = 1. With d = d₁ ⋯ d_m it is the
+    Kronecker product of the matrices H_{d_i}. Each factor multiplies x along one axis, so the m
+    products need d (d₁ + … + d_m) multiplications. H is symmetric, and H H = d I. The result can be
+    a transposed view, which saves a copy. Source: Le et al. 2013, Section 4.2.
 
     Raises:
-        ValueError: d is no power of two.
+        ValueError: d is not a power of two.
     """
     num_dims = x.shape[-1]
     if num_dims < 1 or num_dims & (num_dims - 1):
         raise ValueError(
-            f"hadamard expects vectors whose length is a power of two, got {num_dims}; pad them "
-            "with zeros"
+            f"hadamard expects vectors whose length is a power of two, got {num_dims}; pad the "
+            "vectors with zeros"
         )
     shape = x.shape
     for size in _sizes(num_dims.bit_length() - 1):  # each product moves the last axis to the front
@@ -117,67 +130,77 @@ def hadamard(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
 @cache
 def _sizes(log_dims: int) -> tuple[int, ...]:
-    """The sizes of blocks, nearly equal and at most 16, whose product is 2^log_dims: larger ones
-    compute more, smaller ones copy more."""
+    """Return nearly equal sizes of at most 16 whose product is 2^log_dims.
+
+    Larger sizes need more multiplications, and smaller sizes need more copies.
+    """
     number = -(-log_dims // 4)
     return tuple(2 ** ((log_dims + i) // number) for i in range(number))
 
 
 @cache
 def _matrix(size: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "d d"]:
-    """H, dense: its entries are −1 to the number of binary digits that row and column share."""
-    with torch.inference_mode(False):  # it is kept, and used in training later
+    """Return the dense matrix H.
+
+    Element (i, j) is (−1)^n, where n is the number of binary digits that are 1 in both i and j.
+    """
+    with torch.inference_mode(False):  # the cache may use the matrix in training later
         index = torch.arange(size, device=device)
         common = index.unsqueeze(-1) & index
         parity = sum((common >> shift) & 1 for shift in range(size.bit_length())) & 1
         return (1 - 2 * parity).to(dtype)
 
 
-# Products with D random unit vectors by fast transforms, without storing the vectors.
+# Products with D random unit vectors by fast transforms. The vectors are not stored.
 #
-# A block has as many vectors as inputs; blocks are independent of each other.
+# A block has d′ vectors, as many as there are padded inputs. Blocks are independent of each other.
 
 
 def next_power_of_two(number: int) -> int:
-    """The smallest power of two that is not smaller."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Projection(ABC):
-    """D unit vectors u_k in the space of d inputs, or of d′ ≥ d, where inputs end with zeros."""
+    """D unit vectors u_k with d′ ≥ d components; inputs are padded with zeros from d to d′.
 
-    num_inputs: int  # d
-    num_vectors: int  # D
+    Attributes:
+        num_inputs: d, the number of inputs.
+        num_vectors: D, the number of vectors.
+    """
+
+    num_inputs: int
+    num_vectors: int
 
     @classmethod
     @abstractmethod
     def draw(cls, num_inputs: int, num_vectors: int, rng: np.random.Generator) -> "Projection":
-        """Random vectors."""
+        """Return D = `num_vectors` random vectors for d = `num_inputs` inputs."""
 
     @staticmethod
     @abstractmethod
     def padded(num_inputs: int) -> int:
-        """d′ for d inputs."""
+        """Return d′ for d inputs."""
 
     @abstractmethod
     def _blocks(self, x: Float[Tensor, "*b N 1 d2"]) -> Float[Tensor, "*b N m d2"]:
-        """⟨u, x⟩ for all vectors u of the m blocks."""
+        """Return ⟨u, x⟩ for all vectors u of the m blocks."""
 
     @abstractmethod
     def _transposed(self, values: Float[Tensor, "*b N m d2"]) -> Float[Tensor, "*b N d2"]:
-        """Σ_k v_k u_k over all vectors of the m blocks."""
+        """Return Σ_k v_k u_k over all vectors of the m blocks."""
 
     def __call__(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """⟨u_k, x⟩."""
+        """Return ⟨u_k, x⟩ for all k."""
         if self._dims != self.num_inputs:
             x = torch.nn.functional.pad(x, (0, self._dims - self.num_inputs))
         return self._blocks(x.unsqueeze(-2)).flatten(-2)[..., : self.num_vectors]
 
     def adjoint(self, values: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N d"]:
-        """Σ_k v_k u_k."""
+        """Return Σ_k v_k u_k."""
         dims = self._dims
-        # The last block may be incomplete: its missing vectors get zeros.
+        # The last block may be incomplete. The values of its missing vectors are zero.
         values = torch.nn.functional.pad(values, (0, -self.num_vectors % dims))
         return self._transposed(values.unflatten(-1, (-1, dims)))[..., : self.num_inputs]
 
@@ -186,30 +209,30 @@ class Projection(ABC):
         """d′."""
         return self.padded(self.num_inputs)
 
-    @property
-    def arrays(self) -> dict[str, Tensor]:
-        """The tensors that determine the vectors; none is differentiable."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
-
     def to(self, device: torch.device) -> "Projection":
-        """These vectors on another device."""
-        arrays = self.arrays
-        if all(array.device == device for array in arrays.values()):
+        """Return these vectors on another device."""
+        if all(array.device == device for array in tensors_of(self).values()):
             return self
-        return replace(self, **{name: array.to(device) for name, array in arrays.items()})
+        return map_tensors(self, lambda array: array.to(device))
 
 
 @dataclass(frozen=True)
 class FastfoodProjection(Projection):
-    """The rows of H G Π H B / (‖G‖ √d′), d′ a power of two (Le et al. 2013, eq. 33).
+    """The rows of H G Π H B / (‖G‖ √d′), where d′ is a power of two.
 
-    Each row is uniform on the sphere; rows of a block depend on each other.
+    B is a diagonal matrix of random signs, Π a random permutation, and G a diagonal matrix of
+    normal random numbers. Each row is uniform on the sphere. Rows of a block depend on each other.
+    Source: Le et al. 2013, eq. 33.
+
+    Attributes:
+        signs: the diagonal of B for each of m blocks, (m, d′).
+        order: the permutation Π for each block, (m, d′).
+        gaussians: the diagonal of G/(‖G‖ √d′) for each block, (m, d′).
     """
 
-    signs: Int8[Tensor, "m d2"]  # B
-    order: Int[Tensor, "m d2"]  # Π
-    gaussians: Float[Tensor, "m d2"]  # G/(‖G‖ √d′)
+    signs: Int8[Tensor, "m d2"]
+    order: Int[Tensor, "m d2"]
+    gaussians: Float[Tensor, "m d2"]
 
     padded = staticmethod(next_power_of_two)
 
@@ -227,20 +250,24 @@ class FastfoodProjection(Projection):
         return hadamard(mixed.mul_(self.gaussians))
 
     def _transposed(self, values):
-        # H is symmetric: the transpose has the same factors in reversed order.
+        # H is symmetric, so the transpose has the same factors in reverse order.
         mixed = _permuted_back(hadamard(values) * self.gaussians, self.order)
         return (hadamard(mixed) * self.signs).sum(-2)
 
 
 @dataclass(frozen=True)
 class OrthogonalProjection(Projection):
-    """The rows of H D₁ H D₂ H D₃ / d′^{3/2}, D_i random signs (Yu et al. 2016, Section 4).
+    """The rows of H D₁ H D₂ H D₃ / d′^{3/2}, where each D_i is a diagonal matrix of random signs.
 
-    Rows of a block are orthogonal. d′ is a power of two, and at least 32: with fewer, directions
-    have too few values to be uniform, and kernels are wrong by up to half of the variance.
+    Rows of a block are orthogonal. The size d′ is a power of two and at least 32. For a smaller d′
+    the directions have too few values to be nearly uniform, and the error of a kernel reaches half
+    of its variance. Source: Yu et al. 2016, Section 4.
+
+    Attributes:
+        signs: the diagonals of D₁, D₂ and D₃ for each of m blocks, (3, m, d′).
     """
 
-    signs: Int8[Tensor, "3 m d2"]  # D₁, D₂, D₃
+    signs: Int8[Tensor, "3 m d2"]
 
     @staticmethod
     def padded(num_inputs):
@@ -252,7 +279,7 @@ class OrthogonalProjection(Projection):
         return cls(num_inputs, num_vectors, _signs((3, -(-num_vectors // dims), dims), rng))
 
     def _blocks(self, x):
-        # D₃ acts on the inputs first.
+        # D₃ is the first factor to multiply the inputs.
         for signs in reversed(self.signs):
             x = hadamard(x * signs) * self._dims**-0.5
         return x
@@ -265,14 +292,19 @@ class OrthogonalProjection(Projection):
 
 @dataclass(frozen=True)
 class FourierProjection(Projection):
-    """The rows of Π F B, F the real Fourier matrix of Hartley, for any number of inputs.
+    """The rows of Π F B, where F is the real Fourier matrix of Hartley, for any number of inputs.
 
-    F is orthonormal, with the entries (cos t + sin t)/√d, t = 2πjk/d (Le et al. 2013, Section 6.1,
-    where F is complex).
+    F is orthonormal. Its element (j, k) is (cos t + sin t)/√d with t = 2πjk/d. B is a diagonal
+    matrix of random signs, and Π a random permutation. Source: Le et al. 2013, Section 6.1, where F
+    is complex.
+
+    Attributes:
+        signs: the diagonal of B for each of m blocks, (m, d).
+        order: the permutation Π for each block, (m, d).
     """
 
-    signs: Int8[Tensor, "m d"]  # B
-    order: Int[Tensor, "m d"]  # Π
+    signs: Int8[Tensor, "m d"]
+    order: Int[Tensor, "m d"]
 
     @staticmethod
     def padded(num_inputs):
@@ -295,52 +327,61 @@ def _signs(shape: tuple[int, ...], rng: np.random.Generator) -> Int8[Tensor, "..
 
 
 def _orders(shape: tuple[int, int], rng: np.random.Generator) -> Int[Tensor, "m d"]:
-    """A random permutation for each block."""
+    """Return a random permutation for each block."""
     order = np.broadcast_to(np.arange(shape[-1], dtype=np.int64), shape)
     return torch.from_numpy(rng.permuted(order, axis=-1))
 
 
 def _permuted(x: Float[Tensor, "*b m d"], order: Int[Tensor, "m d"]) -> Float[Tensor, "*b m d"]:
-    """Π x, as a new tensor; `gather` takes half the time of `index_select`."""
+    """Return Π x as a new tensor; `gather` needs half the time of `index_select`."""
     return x.gather(-1, order.expand_as(x))
 
 
 def _permuted_back(
     x: Float[Tensor, "*b m d"], order: Int[Tensor, "m d"]
 ) -> Float[Tensor, "*b m d"]:
-    """Πᵀ x."""
+    """Return Πᵀ x."""
     return torch.zeros_like(x).scatter(-1, order.expand_as(x), x)
 
 
 def _hartley(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
-    """F x; F is symmetric and its own inverse."""
-    # The transform has e^{−it}, so that its imaginary part is −Σ x sin t.
+    """Return F x, where F is symmetric and its own inverse."""
+    # The transform uses e^{−it}, so its imaginary part is −Σ x sin t.
     waves = torch.fft.fft(x, norm="ortho")
     return waves.real - waves.imag
 
 
-# Phases by fast projections: ω_k = r_k u_k / ℓ, u_k a unit vector that is not stored.
+# Phases by fast projections, with ω_k = r_k u_k / ℓ. The unit vector u_k is not stored.
 
 
-# The phases of a structured rule and their derivatives, all by fast transforms.
+# Fast transforms compute the phases of a structured rule and their derivatives.
 #
-# 1. `_inputs` selects the input columns, and the lengthscales divide them.
-# 2. The projection multiplies blocks of d′ vectors by signs, permutations and transforms. The
-#    products with vectors beyond D in the last block are dropped.
-# 3. `chosen` selects vectors, since blocks are always complete; the radii r_k scale the results.
-# 4. Derivatives take the same steps backwards, by the transposed transforms. `_adjoint` is the
-#    derivative by x/ℓ, from which those by points and by lengthscales follow.
+# 1. `_inputs` selects the input columns and divides them by the lengthscales.
+# 2. The projection multiplies the inputs by signs, permutations and transforms. It computes whole
+#    blocks of d′ products and discards the products beyond D in the last block.
+# 3. `chosen` selects some of the vectors. The radii r_k multiply the results.
+# 4. Derivatives use the transposed transforms in reverse order. `_adjoint` returns the derivative
+#    by x/ℓ. The derivatives by points and by lengthscales follow from it.
 @dataclass(frozen=True)
 class ProjectedPhases(Phases):
-    """⟨ω_k, x⟩ = r_k ⟨u_k, x/ℓ⟩ of the input columns `dims`."""
+    """The phases ⟨ω_k, x⟩ = r_k ⟨u_k, x/ℓ⟩, where x/ℓ has the input columns `dims`.
 
-    projection: Projection  # u
-    radius: Float[Tensor, "*b D 1"]  # r
-    inverse_lengthscale: Float[Tensor, "*b 1 k"]  # 1/ℓ
-    dims: Sequence[int]  # the k inputs that ω is not zero in; a range, if all
-    num_inputs: int  # d
-    chosen: Int[Tensor, "D"] | None = None  # which u_k, if not all
-    num_arrays = 8  # longer ones take new pages of memory, which costs more than the products
+    Attributes:
+        projection: the unit vectors u_k.
+        radius: the radii r_k, (*b, D, 1).
+        inverse_lengthscale: 1/ℓ of each input column in `dims`, (*b, 1, k).
+        dims: the k input columns in which ω is not zero; a range if these are all columns.
+        num_inputs: d, the number of inputs.
+        chosen: the indices of the vectors u_k, (D,); None means all vectors.
+    """
+
+    projection: Projection
+    radius: Float[Tensor, "*b D 1"]
+    inverse_lengthscale: Float[Tensor, "*b 1 k"]
+    dims: Sequence[int]
+    num_inputs: int
+    chosen: Int[Tensor, "D"] | None = None
+    num_arrays = 8  # longer arrays need new pages of memory, which take longer than the products
 
     @property
     def num_frequencies(self) -> int:
@@ -377,7 +418,7 @@ class ProjectedPhases(Phases):
     def plain(self) -> dict[str, object]:
         projection = self.projection
         sizes = {"num_inputs": projection.num_inputs, "num_vectors": projection.num_vectors}
-        arrays = {name: array.cpu() for name, array in projection.arrays.items()}
+        arrays = {name: array.cpu() for name, array in tensors_of(projection).items()}
         return {
             "projection": {"class": type(projection).__name__, **sizes, **arrays},
             "radius": self.radius.detach().cpu(),
@@ -391,7 +432,7 @@ class ProjectedPhases(Phases):
         return self._project(x) * self.radius.mT
 
     def _project(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
-        """⟨u_k, x/ℓ⟩."""
+        """Return ⟨u_k, x/ℓ⟩."""
         values = self.projection(self._inputs(x) * self.inverse_lengthscale)
         return values if self.chosen is None else values.index_select(-1, self.chosen)
 
@@ -403,11 +444,11 @@ class ProjectedPhases(Phases):
         return self.dims == range(self.num_inputs)
 
     def _adjoint(self, grad: Float[Tensor, "*b N D"]) -> Float[Tensor, "*b N k"]:
-        """∂/∂(x/ℓ)."""
+        """Return the derivative by x/ℓ."""
         values = grad * self.radius.mT
         if self.chosen is not None:
             every = values.new_zeros(*values.shape[:-1], self.projection.num_vectors)
-            # A vector may be chosen more than once, and the derivatives of its copies add up.
+            # A vector may be chosen several times. The derivatives of its copies add up.
             values = every.index_add(-1, self.chosen, values)
         return self.projection.adjoint(values)
 
@@ -425,14 +466,14 @@ class ProjectedPhases(Phases):
 
 
 def as_range(dims: Sequence[int]) -> Sequence[int]:
-    """These columns; 0, 1, 2, … as a range, which compares without going through them."""
+    """Return `dims`; the columns 0, 1, 2, … become a range, which is faster to compare."""
     first = range(len(dims))
     return first if tuple(dims) == tuple(first) else dims
 
 
 @dataclass(frozen=True)
 class SumOfPhases(Phases):
-    """Phases of the frequencies Σ_i ω_ki, as of products of kernels."""
+    """The phases of the frequencies Σ_i ω_ki, as in products of kernels."""
 
     parts: tuple[Phases, ...]
 

@@ -1,4 +1,4 @@
-"""Random rules, structured ones among them, and the densities that frequencies are drawn from."""
+"""Rules for random frequencies, and the densities from which they draw."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -31,8 +31,13 @@ from gp_orff.features.phases import (
     as_range,
 )
 from gp_orff.features.zoo import DotProductDraw, DrawnHarmonics, lifted_leaf
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, name_constructor
-from gp_orff.kernels.spectra import Radial, Spectrum
+from gp_orff.kernels.base import (
+    as_real_tensor,
+    check_positive_integer,
+    name_constructor,
+    tensors_of,
+)
+from gp_orff.kernels.spectra import KernelSpectrum, Radial, Spectrum
 from gp_orff.kernels.spectral_matrix import TraceSampler, check_frozen
 from gp_orff.kernels.tree import Sampler, Term, spectra_of
 
@@ -44,16 +49,16 @@ def _normalise(vectors: np.ndarray) -> np.ndarray:
 
 
 def rotations(number: int, num_dims: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows of independent orthogonal matrices, uniform over the orthogonal group."""
+    """Return rows of independent random matrices, uniform over the orthogonal group."""
     blocks = rng.standard_normal((-(-number // num_dims), num_dims, num_dims))
     q, r = np.linalg.qr(blocks)
-    # QR is unique only up to signs; with a positive diagonal of R, Q is uniform (Mezzadri 2007).
+    # QR is unique only up to signs. If the diagonal of R is positive, Q is uniform (Mezzadri 2007).
     q = q * np.sign(np.diagonal(r, axis1=-2, axis2=-1))[:, None, :]
     return q.reshape(-1, num_dims)[:number]
 
 
 def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
-    """Unit vectors, uniform on the sphere if u is uniform in the cube."""
+    """Map points u of the unit cube to unit vectors; uniform points become uniform vectors."""
     if num_dims == 1:
         return np.where(u < 0.5, -1.0, 1.0)
     if num_dims == 2:
@@ -66,15 +71,15 @@ def directions(u: np.ndarray, num_dims: int) -> np.ndarray:
     return _normalise(scipy.special.ndtri(u))
 
 
-# Frequencies drawn from a density of the user's own, with importance weights.
+# Frequencies from a density that the user defines, with importance weights.
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """The part of a spectrum that random rules use, for frequencies of a density ρ.
+class Proposal(KernelSpectrum):
+    """A spectrum S whose frequencies random rules draw from another density ρ.
 
-    Base variables are ω and log ρ(ω): the frequencies depend on no hyperparameter, their weights
-    S(ω)/ρ(ω) do.
+    The base variables of a frequency are ω and log ρ(ω). Hyperparameters do not change ω. They
+    change only the weights S(ω)/ρ(ω).
     """
 
     spectrum: Spectrum
@@ -82,7 +87,7 @@ class Proposal:
 
     @property
     def draw(self) -> type[Draw]:
-        """The frequencies of a term whose first leaf has a `Proposal`."""
+        """The class of the frequencies of a term whose first leaf has a `Proposal`."""
         return TraceDraw if isinstance(self.sampler, TraceSampler) else ProposedDraw
 
     def num_coordinates(self, num_dims: int) -> int:
@@ -92,8 +97,8 @@ class Proposal:
         pair = self.sampler(torch.from_numpy(u))
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(
-                "sampler expects to return two tensors, frequencies (D, d) and their log density "
-                f"(D,), got {type(pair).__name__}"
+                "expected a sampler that returns two tensors, frequencies (D, d) and their log "
+                f"density (D,), got {type(pair).__name__}; return a tuple (omega, log_density)"
             )
         omega, log_density = (
             np.asarray(
@@ -103,13 +108,14 @@ class Proposal:
         )
         if omega.shape != u.shape or log_density.shape != u.shape[:1]:
             raise ValueError(
-                f"sampler expects to return frequencies {u.shape} and their log density "
-                f"{u.shape[:1]}, got {omega.shape} and {log_density.shape}"
+                f"expected a sampler that returns frequencies {u.shape} and their log density "
+                f"{u.shape[:1]}, got {omega.shape} and {log_density.shape}; return one row for "
+                "each row of u"
             )
         if not (np.isfinite(omega).all() and np.isfinite(log_density).all()):
             raise ValueError(
-                "sampler expects to return finite frequencies and log densities, got NaN or "
-                "infinity; it has to work for every u in (0, 1)"
+                "expected a sampler that returns finite frequencies and log densities, got NaN or "
+                "infinity; make it finite for every u in (0, 1)"
             )
         return np.concatenate([omega, log_density[:, None]], axis=-1)
 
@@ -121,16 +127,17 @@ class Proposal:
 
 
 class ProposedDraw(Draw):
-    """The frequencies of a term whose first leaf has a `Proposal`."""
+    """The drawn frequencies of a term whose first leaf has a `Proposal`."""
 
     def nodes(self, spectra: Sequence[Spectrum]):
         return super().nodes([Proposal(spectra[0]), *spectra[1:]])
 
 
 class TraceDraw(ProposedDraw):
-    """The frequencies of a kernel that is given by its signature.
+    """The drawn frequencies of a kernel by `SpectralMatrixKernel.from_signature`.
 
-    Older files have frequencies of its base kernel, and no mark of their density.
+    Files of earlier versions contain frequencies from the density of the base kernel. They have no
+    buffer `proposed`, which is then set to False.
     """
 
     def __init__(self, *arguments):
@@ -153,24 +160,47 @@ class TraceDraw(ProposedDraw):
 
 
 class Measure(ABC):
-    """The density that frequencies are drawn from: ∝ ‖z‖^{2t} p(z), p being the spectral density.
+    """The density ∝ ‖z‖^{2t} p(z) from which D frequencies are drawn.
 
-    Frequencies then have the weights E‖z‖^{2t}/(D‖z‖^{2t}).
+    Here p is the spectral density of z = ℓω. The frequencies have the weights
+    E‖z‖^{2t}/(D‖z‖^{2t}). Subclasses are `Trace` and `Base`.
     """
 
     @abstractmethod
     def order(self, leaf: LeafSpectrum) -> int:
-        """t for the frequencies of this leaf."""
+        """Return the exponent t for the frequencies of one scalar kernel.
+
+        Args:
+            leaf: the spectrum of the scalar kernel.
+        """
 
     def source(self, leaf: LeafSpectrum) -> Spectrum | Proposal:
-        """What the base variables of this leaf are drawn from; with a class `draw`, if frequencies
-        are not those of its spectrum."""
+        """Return the object that draws the base variables of one scalar kernel.
+
+        It is the spectral density of the kernel, or a `Proposal` if a `sampler` draws the
+        frequencies.
+
+        Args:
+            leaf: the spectrum of the scalar kernel.
+        """
         return leaf.spectrum
 
 
 @dataclass(frozen=True)
 class Trace(Measure):
-    """The density ∝ tr A(ω), A = B Bᵀ; features are bounded (Minh 2016, Corollary 10)."""
+    """The density ∝ tr A(ω) p(ω) with A = B Bᵀ, for which features are bounded.
+
+    Here p is the spectral density of the scalar kernel, and A(ω) p(ω) is the spectral density of
+    the matrix-valued kernel. This is the default of the random rules.
+
+    Source: Minh 2016, Corollary 10.
+
+    Example:
+        >>> import gp_orff
+        >>> rule = gp_orff.MonteCarlo(64, measure=gp_orff.features.Trace())
+        >>> rule == gp_orff.MonteCarlo(64, measure="trace")
+        True
+    """
 
     def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree
@@ -181,7 +211,16 @@ class Trace(Measure):
 
 @dataclass(frozen=True)
 class Base(Measure):
-    """The density p; features are unbounded (Brault et al. 2016, Section 2.3)."""
+    """The spectral density p of the scalar kernel, for which features of fields are unbounded.
+
+    Source: Brault et al. 2016, Section 2.3.
+
+    Example:
+        >>> import gp_orff
+        >>> rule = gp_orff.MonteCarlo(64, measure=gp_orff.features.Base())
+        >>> rule == gp_orff.MonteCarlo(64, measure="base")
+        True
+    """
 
     def order(self, leaf: LeafSpectrum) -> int:
         return 0
@@ -192,10 +231,14 @@ NAMES = {measure: name for name, measure in _MEASURES.items()}
 
 
 def as_measure(measure: str | Measure, owner: str) -> Measure:
-    """The measure of this name; errors say that `owner` expects it.
+    """Return the measure with this name, or the measure itself.
+
+    Args:
+        measure: "trace", "base" or a `Measure`.
+        owner: the name of the rule, for the error.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     if isinstance(measure, Measure):
         return measure
@@ -204,32 +247,34 @@ def as_measure(measure: str | Measure, owner: str) -> Measure:
     return _MEASURES[measure]
 
 
-# Random frequencies of which many are high, with importance weights.
+# Random frequencies with more high ones than the spectral density has, and importance weights.
 #
-# A posterior between dense observations with little noise consists of frequencies that observations
-# do not resolve, which have a small share ε of the prior's variance. Of D frequencies of the
-# prior's own density only D ε are among them, and none if ε < 1/D. Here the level u of the quantile
-# of ‖ω‖ is
+# Between dense observations with little noise, the posterior consists of frequencies that the
+# observations do not resolve. These have a small fraction ε of the prior variance. Among D
+# frequencies from the spectral density, only D ε are so high, and none if ε < 1/D. Here the
+# quantile level u of ‖ω‖ is
 #
-#     1 − u = (1 − v)³ ,    v uniform, with the weight du/dv = 3 (1 − u)^{2/3} ,
+#     1 − u = (1 − v)³ ,    v uniform, with the weight du/dv = 3 (1 − u)^{2/3} .
 #
-# so that D ε^{1/3} are, and no weight is larger than three times that of the density itself.
+# So D ε^{1/3} frequencies are so high, and no weight is larger than three times the usual weight.
 
 
 _POWER = 3.0
 
 
 class TailedDraw(Draw):
-    """The frequencies of a term whose radial leaves have long tails."""
+    """The drawn frequencies of a term whose leaves have a `TailedSpectrum`."""
 
     def nodes(self, spectra: Sequence[Spectrum]):
         return super().nodes([_tailed(spectrum) for spectrum in spectra])
 
 
 @dataclass(frozen=True)
-class TailedSpectrum:
-    """The part of a radial spectrum that random rules use. Base variables are its own, and the
-    logarithm of the weight."""
+class TailedSpectrum(KernelSpectrum):
+    """A radial spectrum from which random rules draw more high frequencies.
+
+    Base variables are those of the spectrum, followed by the logarithm of the weight.
+    """
 
     spectrum: Radial
 
@@ -253,8 +298,10 @@ class TailedSpectrum:
 
 @dataclass(frozen=True)
 class LongTails(Measure):
-    """The density ∝ tr A(ω), or p where only that can be drawn from, with more of the high
-    frequencies of radial spectra."""
+    """The density of `Trace`, but with more high frequencies of radial spectra.
+
+    If a spectrum does not support weighted densities, the density of `Base` is used instead.
+    """
 
     def order(self, leaf: LeafSpectrum) -> int:
         return leaf.degree if leaf.spectrum.is_weighted else 0
@@ -264,27 +311,27 @@ class LongTails(Measure):
 
 
 def _tailed(spectrum: Spectrum) -> Spectrum | TailedSpectrum:
-    return TailedSpectrum(spectrum) if isinstance(spectrum, Radial) else spectrum
+    return TailedSpectrum(spectrum) if spectrum.is_radial else spectrum
 
 
-# Random frequencies, independent, orthogonal or quasi-random.
+# Random frequencies: independent, orthogonal or quasi-random.
 #
-# 1. Every term gets an independent random stream. Terms that share frequencies are assigned to a
-#    mixture by the number of their first term.
-# 2. The rule gives unit vectors and uniform coordinates for each leaf. For Sobol points both come
-#    from one sequence over all leaves, whose points are even in all coordinates jointly.
-# 3. The measure replaces the spectrum by what is drawn from, if that is another density.
-# 4. The spectrum turns both into base variables, which do not depend on hyperparameters. Quantile
-#    functions are used, so that points that are even in the cube remain so.
-# 5. `Draw.nodes` computes frequencies and weights from these at the present hyperparameters.
+# 1. Every term gets an independent random stream. Terms that share frequencies form a mixture,
+#    which has the number of its first term.
+# 2. The rule draws unit vectors and uniform coordinates for each leaf. For Sobol points, one
+#    sequence has the coordinates of all leaves, so that its points are jointly even.
+# 3. If the measure draws from another density, it replaces the spectrum.
+# 4. The spectrum maps vectors and coordinates to base variables, which do not depend on
+#    hyperparameters. It uses quantile functions, which preserve the evenness of points in the cube.
+# 5. `Draw.nodes` computes frequencies and weights at the current hyperparameters.
 
 
 @dataclass(frozen=True)
 class DrawnRule(ABC):
-    """What rules that draw frequencies have in common: their number, a measure and a seed."""
+    """The base class of rules that draw frequencies, with their number, a measure and a seed."""
 
     num_frequencies: int
-    measure: str | Measure = field(default="trace", kw_only=True)  # its name, if it has one
+    measure: str | Measure = field(default="trace", kw_only=True)  # the name, if there is one
     seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self):
@@ -298,7 +345,7 @@ class DrawnRule(ABC):
 
 @dataclass(frozen=True)
 class _RandomRule(DrawnRule):
-    """A random rule: subclasses give directions and uniform coordinates, spectra the radii."""
+    """A random rule. Subclasses draw directions and uniform coordinates, and spectra draw radii."""
 
     shared: bool = field(default=False, kw_only=True)  # whether terms are drawn from one mixture
 
@@ -312,7 +359,11 @@ class _RandomRule(DrawnRule):
             raise ValueError(f"{name} expects shared to be True or False, got {self.shared!r}")
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The frequencies of each of `terms`, from independent random streams of the seed."""
+        """Draw the frequencies of each term, from independent random streams of the seed.
+
+        Args:
+            terms: the spectra of the terms of a kernel.
+        """
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         mixtures = [
             next((index for index, other in enumerate(terms) if self._shares(term, other)), None)
@@ -324,10 +375,11 @@ class _RandomRule(DrawnRule):
         ]
 
     def _number(self, term: TermSpectrum, members: Sequence[TermSpectrum]) -> int:
-        """How many frequencies of a mixture of these terms, or of none, are drawn from a term.
+        """Return the number of frequencies that are drawn from a term.
 
-        They are as many as its share of the variance (Minh 2016, eq. 58), at least one; the terms
-        of an `LCMKernel` give equally many.
+        In a mixture, it is proportional to the variance of the term (Minh 2016, eq. 58), and at
+        least one. The terms of an `LCMKernel` have equal numbers. Without a mixture, `members` is
+        empty, and the number is D.
         """
         if not members:
             return self.num_frequencies
@@ -337,9 +389,9 @@ class _RandomRule(DrawnRule):
         return max(1, round(self.num_frequencies * share))
 
     def _shares(self, term: TermSpectrum, other: TermSpectrum) -> bool:
-        """Whether two terms, of one kernel each, on the same inputs, are drawn from one mixture.
+        """Return whether two terms share the frequencies of one mixture.
 
-        Terms with a sampler of their own are drawn by themselves.
+        Each of them must have a single kernel, on the same inputs and without a sampler.
         """
         in_group = term.group is not None and term.group is other.group
         return (
@@ -347,13 +399,13 @@ class _RandomRule(DrawnRule):
             and len(term.leaves) == len(other.leaves) == 1
             and term.leaves[0].dims == other.leaves[0].dims
             and term.leaves[0].sampler is None is other.leaves[0].sampler
-            and all(isinstance(t.leaves[0].spectrum, Spectrum) for t in (term, other))
+            and all(t.leaves[0].spectrum.is_stationary for t in (term, other))
         )
 
     def _draw(
         self, term: TermSpectrum, rng: np.random.Generator, mixture: int | None, number: int
     ) -> Draw:
-        """So many frequencies of a term, which is drawn by itself or for a mixture."""
+        """Draw `number` frequencies of a term, alone or for a mixture."""
         if not term.leaves:  # a constant: ω = 0 only
             return Draw([], [])
         measure = as_measure(self.measure, type(self).__name__)
@@ -378,75 +430,78 @@ class _RandomRule(DrawnRule):
     def _directions_and_coordinates(
         self, number: int, leaves: Sequence[LeafSpectrum], rng: np.random.Generator
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """For each leaf, unit vectors (number, d) and coordinates in (0, 1) (number, c)."""
+        """Return for each leaf unit vectors (number, d) and coordinates (number, c) in (0, 1)."""
 
 
 def _members(
     terms: Sequence[TermSpectrum], mixtures: Sequence[int | None], mixture: int | None
 ) -> list[TermSpectrum]:
-    """The terms of a mixture; none if a term is drawn by itself."""
+    """Return the terms of a mixture, or an empty list without a mixture."""
     pairs = zip(terms, mixtures, strict=True)
     return [term for term, other in pairs if mixture is not None and other == mixture]
 
 
 class MonteCarlo(_RandomRule):
-    r"""Independent random frequencies, as in random Fourier features (Rahimi & Recht 2007).
+    r"""The rule for independent random frequencies, as in random Fourier features.
 
-    The matrix-valued kernel has the spectral density A(ω) p(ω). Here p is the spectral density of
-    the scalar kernel, and A(ω) is a matrix. It is ωωᵀ for curl-free kernels, ‖ω‖² I − ωωᵀ for
-    divergence-free kernels, and constant for separable and scalar kernels. `measure` is the density
-    that ω is drawn from; weights correct for the difference:
+    Source: Rahimi & Recht 2007. A matrix-valued kernel has the spectral density A(ω) p(ω), where p
+    is the spectral density of the scalar kernel. The matrix A(ω) is ωωᵀ for curl-free kernels,
+    ‖ω‖² I − ωωᵀ for divergence-free kernels, and constant for separable and scalar kernels. The
+    argument `measure` selects the density from which ω is drawn. Importance weights correct for it:
 
-    - `"trace"`: the density ∝ tr A(ω) p(ω), which is ∝ ‖ω‖² p(ω) for curl-free and divergence-free
-      kernels (‖ℓω‖² p(ω) with ARD). Features are bounded (Minh 2016, Section 3.4, Example 4).
-    - `"base"`: the density p. Features are unbounded (Brault et al. 2016, Section 2.3, Examples 2.2
-      and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and divergence-free Matérn kernels
-      their error has a finite variance only if ν > 2.
+    - With `measure="trace"`, the default, the density is proportional to tr A(ω) p(ω). For
+      curl-free and divergence-free kernels, this is ‖ω‖² p(ω), or ‖ℓω‖² p(ω) with ARD. The features
+      are bounded (Minh 2016, Section 3.4, Example 4).
+    - With `measure="base"`, the density is p. The features are unbounded (Brault et al. 2016,
+      Section 2.3, Examples 2.2 and 2.3; Minh 2016, Section 3.3, Example 2). For curl-free and
+      divergence-free Matérn kernels, their error has a finite variance only if ν > 2.
 
-    For separable and scalar kernels both are the same (Minh 2016, Section 3.4, Example 3), except
-    for dot-product kernels, see `DotProductKernel`. For a `SpectralMatrixKernel`, ω is drawn from S
-    with both measures, and from its `sampler` with "trace" if it has one.
+    For separable and scalar kernels, both densities are equal (Minh 2016, Section 3.4, Example 3).
+    Dot-product kernels are an exception, see `DotProductKernel`. For a `SpectralMatrixKernel`, both
+    measures draw from S, but "trace" draws from its `sampler` if there is one.
 
-    Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are then
-    divided by the present lengthscales, so that lengthscales have gradients. The approximate kernel
-    is unbiased over seeds, with a standard error of order D^(−1/2). Predictive variances, however,
-    are too small, above all for spectra with heavy tails and for little noise. `Grid` avoids this.
+    Frequencies are drawn once, at unit lengthscale, when the `ORFFKernel` is built. They are
+    divided by the current lengthscales in every evaluation, so that lengthscales have gradients.
+    The approximate kernel is unbiased over seeds, with a standard error of order D^(−1/2). However,
+    predictive variances are too small, especially for spectra with heavy tails and for little
+    noise. `Grid` avoids this.
 
-    **Sums.** Each term of a sum has D separate frequencies (Minh 2016, eq. 60). With `shared=True`,
-    all Q terms use the same D frequencies:
+    **Sums.** By default, each term of a sum of kernels has D separate frequencies (Minh 2016,
+    eq. 60). With `shared=True`, all Q terms use the same D frequencies:
 
-    - ω is drawn from the mixture of the Q densities (Minh 2016, Example 5). The number of
+    - They are drawn from a mixture of the Q densities (Minh 2016, Example 5). The number of
       frequencies from each term is proportional to its fraction tr K_q(0)/tr K(0) of the variance
-      (eq. 58), and at least one. The fractions are computed when the `ORFFKernel` is built, in a
-      batch from the mean variance. If training changes them much, call `ORFFKernel.redraw()`.
-    - Its features are the columns of a root of Σ_q w_q A_q(ω), at most p of them. The w_q are the
-      weights of the balance heuristic, which keep K̃ unbiased.
+      (eq. 58), and at least one. For a batch of kernels, the mean variance is used. These numbers
+      are chosen when the `ORFFKernel` is built. If training changes the fractions much, call
+      `ORFFKernel.redraw()`.
+    - The features of a frequency are the columns of a root of Σ_q w_q A_q(ω), at most p for p
+      outputs. The w_q are the weights of the balance heuristic, so that the kernel is unbiased.
     - Only terms with one scalar kernel each, on the same inputs and without a `sampler`, share
-      frequencies. Products have separate frequencies. An `LCMKernel` always shares, with D/Q of
-      each term.
+      frequencies. The terms of an `LCMKernel` always do, with D/Q frequencies from each term.
 
-    Use `shared=True` for sums of separable or of scalar kernels: for the same number of features
-    the error is smaller, or the same. Do not use it for a `HelmholtzKernel`: its terms have
-    separate columns of features, so that nothing is saved. The error is then about the same, and
-    larger with `QuasiMonteCarlo`. The posterior of one term (`field.part`) exists only if terms
-    have separate columns. This is so if all A_q differ, and their ranks sum to at most p.
+    Use `shared=True` for sums of separable kernels, or of scalar kernels. For the same number of
+    features, the error is then equal or smaller. Do not use it for a `HelmholtzKernel`, for which
+    it saves no features and may increase the error. The posterior of one term,
+    `FieldPosterior.part`, exists only if all A_q differ and their ranks sum to at most p.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
-            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D
-            features. With `shared=True`, D is the number of all terms together.
-        measure: "trace" or "base", the density to draw from; `Trace()` and `Base()` of
-            `gp_orff.features` are equivalent.
-        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies on every
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels, or of all
+            terms together with `shared=True`. Each frequency has a cosine and a sine, so that a
+            scalar or a curl-free term has 2D features.
+        measure: "trace" or "base", the density to draw from, or equivalently `Trace()` or `Base()`
+            of `gp_orff.features`.
+        seed: the seed of NumPy's `default_rng`. The same seed gives the same frequencies on every
             machine. The global random state is neither read nor changed.
-        shared: whether the terms of a sum share D frequencies, drawn from one mixture. It has no
-            effect on other kernels.
+        shared: whether the terms of a sum share D frequencies; False by default. It has no effect
+            on other kernels.
 
     Raises:
-        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
-            not a non-negative integer, or `shared` is not a bool.
+        ValueError: `num_frequencies` is not a positive integer; `measure` is unknown; `seed` is not
+            a non-negative integer; `shared` is not a bool.
 
     Example:
+        A curl-free kernel has two features for each frequency:
+
         >>> import gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
         >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(256, seed=0)).num_features
@@ -478,32 +533,32 @@ class MonteCarlo(_RandomRule):
 
 
 class Orthogonal(_RandomRule):
-    r"""Random frequencies whose directions are orthogonal in blocks of d, the number of inputs.
+    r"""The rule for random frequencies with orthogonal directions.
 
-    In each block, d frequencies at unit lengthscale have the rows of a random orthogonal matrix as
-    directions, and independent norms. Each frequency has the same distribution as with
-    `MonteCarlo`. The approximate kernel is therefore unbiased, and its error is smaller than with
-    `MonteCarlo` (Yu et al. 2016, Theorem 1). As with that rule, frequencies are drawn once, and
-    then divided by the present lengthscales.
+    Frequencies come in blocks of d, the number of inputs. At unit lengthscale, the directions of a
+    block are the rows of a random orthogonal matrix, and the norms are independent. Each frequency
+    has the same distribution as with `MonteCarlo`, so that the approximate kernel is unbiased. Its
+    error is smaller than with `MonteCarlo` (Yu et al. 2016, Theorem 1). Frequencies are drawn once,
+    and divided by the current lengthscales in every evaluation.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
-            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels, or of all
+            terms together with `shared=True`. Each frequency has a cosine and a sine, so that a
+            scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
-        seed: seed of NumPy's `default_rng`.
-        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`. D is then the
-            number of all terms together.
+        seed: the seed of NumPy's `default_rng`.
+        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`; False by
+            default.
 
     Raises:
-        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
-            not a non-negative integer, or `shared` is not a bool.
+        ValueError: `num_frequencies` is not a positive integer; `measure` is unknown; `seed` is not
+            a non-negative integer; `shared` is not a bool.
 
     Example:
         >>> import gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(num_dims=2)
-        >>> gp_orff.ORFFKernel(
-        ...     kernel, gp_orff.Orthogonal(256, measure="base")
-        ... ).num_features
+        >>> rule = gp_orff.Orthogonal(256, measure="base")
+        >>> gp_orff.ORFFKernel(kernel, rule).num_features
         512
     """
 
@@ -515,23 +570,26 @@ class Orthogonal(_RandomRule):
 
 
 class QuasiMonteCarlo(_RandomRule):
-    r"""Frequencies from a scrambled Sobol sequence, distributed as the spectral density.
+    r"""The rule for quasi-random frequencies from a scrambled Sobol sequence.
 
-    The points of the sequence fill the unit cube evenly. Quantile functions map them to the
-    directions and the lengths of ω. The approximate kernel is unbiased over seeds, and its error
-    falls faster with D than with `MonteCarlo` (Avron et al. 2016, with Owen's scrambling). Use a
-    power of two for D, for which the sequence is most even. Other numbers work too.
+    The points of the sequence fill the unit cube evenly. Quantile functions of the spectral density
+    map them to the directions and the lengths of ω. The approximate kernel is unbiased over seeds,
+    and its error falls faster with D than with `MonteCarlo` (Avron et al. 2016, here with Owen's
+    scrambling). Use a power of two for D, for which the sequence is most even. Other numbers work
+    too.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
-            frequency has a cosine and a sine, so that a scalar or a curl-free term has 2D features.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels, or of all
+            terms together with `shared=True`. Each frequency has a cosine and a sine, so that a
+            scalar or a curl-free term has 2D features.
         measure: "trace" or "base", the density to draw from, as for `MonteCarlo`.
-        seed: seed of NumPy's `default_rng`, which scrambles the sequence.
-        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`.
+        seed: the seed of NumPy's `default_rng`, which scrambles the sequence.
+        shared: whether the terms of a sum share D frequencies, as for `MonteCarlo`; False by
+            default.
 
     Raises:
-        ValueError: `num_frequencies` is not a positive integer, `measure` is unknown, `seed` is
-            not a non-negative integer, or `shared` is not a bool.
+        ValueError: `num_frequencies` is not a positive integer; `measure` is unknown; `seed` is not
+            a non-negative integer; `shared` is not a bool.
 
     Example:
         >>> import gp_orff
@@ -543,13 +601,14 @@ class QuasiMonteCarlo(_RandomRule):
     def _directions_and_coordinates(self, number, leaves, rng):
         sizes = []
         for leaf in leaves:
-            # of directions: one on a line, too, as the signs of ω matter in a product of kernels
+            # A direction on a line needs one coordinate, because the sign of ω matters in a product
+            # of kernels.
             sizes += [{1: 1, 2: 1, 3: 2}.get(leaf.num_dims, leaf.num_dims)]
             sizes += [leaf.spectrum.num_coordinates(leaf.num_dims)]
         from scipy.stats import qmc  # takes a second to import
 
         sobol = qmc.Sobol(sum(sizes), scramble=True, rng=rng)
-        # SciPy warns unless the number is a power of two; its first points are the same sequence
+        # SciPy warns unless the number is a power of two. Its first points are the same sequence.
         cube = sobol.random_base2(int(np.ceil(np.log2(number))))[:number]
         cube = np.clip(cube, 2.0**-33, 1 - 2.0**-33)  # 32-bit points may touch the faces
         parts = np.split(cube, np.cumsum(sizes)[:-1], axis=-1)
@@ -560,29 +619,32 @@ class QuasiMonteCarlo(_RandomRule):
 
 
 def _coordinates(number: int, leaf: LeafSpectrum, rng: np.random.Generator) -> np.ndarray:
-    """Independent coordinates in (0, 1), as many as the spectrum needs in addition to a
-    direction."""
+    """Draw the independent coordinates in (0, 1) that the spectrum needs besides a direction."""
     return uniform(number, leaf.spectrum.num_coordinates(leaf.num_dims), rng)
 
 
-# Frequencies that are never written out: radii and fast projections, drawn once.
+# Frequencies that are not stored as a matrix: radii and fast projections, drawn once.
 #
-# 1. When the kernel is built, `_StructuredRule` draws radii from the spectral density, and for each
-#    leaf a projection, whose rows are the unit vectors. Inputs may be padded with zeros; the radii
-#    are then those of the padded dimension, which leaves the distribution of ⟨ω, x⟩ as it is.
-# 2. In every evaluation `_phases` scales the inputs by the lengthscales, applies the fast
-#    projection, and multiplies by the radii at the present hyperparameters: ⟨ω, x⟩ without ω.
-# 3. Leaves of a product depend on different inputs, and their phases add up.
-# 4. The factor of a field is a function of ω. In the density weighted by ‖z‖², radii are those of
-#    the padded dimension too. With B(ω) = ω of a gradient, features are products with the
-#    projection, as phases are (`GradientExpansion`). Other factors write ω out; general ones are
-#    refused (`_check`).
+# 1. When the kernel is built, `_StructuredRule` draws radii from the spectral density. For each
+#    leaf, it also draws a projection, whose rows are unit vectors. Inputs may be padded with zeros.
+#    The radii then have the distribution for the padded dimension, so that the distribution of
+#    ⟨ω, x⟩ is unchanged.
+# 2. In every evaluation, `_phases` computes ⟨ω, x⟩ without ω. It scales the inputs by the
+#    lengthscales, applies the fast projection, and multiplies by the current radii.
+# 3. The leaves of a product depend on different inputs, and their phases are added.
+# 4. The factor B of a field is a function of ω. For the gradient, B(ω) = ω, and features are
+#    products with the projection, as phases are (`GradientExpansion`). Other homogeneous factors
+#    need the matrix of all ω. `_check` raises an error for factors that are not homogeneous.
 
 
 class StructuredDraw(Draw):
-    """The frequencies r_k u_k / ℓ of one term: for each leaf radii r and unit vectors u.
+    """The frequencies r_k u_k / ℓ of one term, with radii r and unit vectors u for each leaf.
 
-    `dims` are the input columns of every leaf, `orders` those of the measure.
+    Args:
+        projections: the unit vectors of each leaf.
+        bases: the base variables (D, c) of the radii of each leaf.
+        dims: the input columns of each leaf.
+        orders: the order t of the measure for each leaf; zero if None.
     """
 
     projected = True
@@ -596,9 +658,11 @@ class StructuredDraw(Draw):
     ):
         super().__init__(bases, [0] * len(bases) if orders is None else orders)
         self.dims = tuple(map(as_range, dims))
-        self._sizes = [(type(p), p.num_inputs, p.num_vectors, tuple(p.arrays)) for p in projections]
+        self._sizes = [
+            (type(p), p.num_inputs, p.num_vectors, tuple(tensors_of(p))) for p in projections
+        ]
         for index, projection in enumerate(projections):
-            for name, array in projection.arrays.items():
+            for name, array in tensors_of(projection).items():
                 self.register_buffer(f"{name}_{index}", array)
 
     @property
@@ -616,7 +680,7 @@ class StructuredDraw(Draw):
         return phi, phi.of_frequencies(self.sample_weights(spectra).unsqueeze(-1))
 
     def nodes(self, spectra: Sequence[Radial]):
-        """ω of each leaf, written out, and the weights."""
+        """Return the matrix of frequencies ω of each leaf, and the weights."""
         dims = [range(len(columns)) for columns in self.dims]
         phases = self._phases(spectra, dims, max(map(len, dims)))
         written = [one.omega[..., : len(d)] for one, d in zip(phases, dims, strict=True)]
@@ -634,7 +698,7 @@ class StructuredDraw(Draw):
     def _phases(
         self, spectra: Sequence[Radial], dims: Sequence[Sequence[int]], num_inputs: int
     ) -> list[Phases]:
-        """⟨ω, x⟩ for the frequencies of each leaf."""
+        """Return ⟨ω, x⟩ for the frequencies of each leaf."""
         parts = zip(spectra, self.projections, self.bases, dims, self.orders, strict=True)
         return [
             ProjectedPhases(
@@ -649,7 +713,7 @@ class StructuredDraw(Draw):
 
 
 class StructuredDotProductDraw(DotProductDraw):
-    """Columns of a dot-product kernel whose unit vectors are a fast projection."""
+    """The columns of a dot-product kernel whose unit vectors are the rows of a fast projection."""
 
     def __init__(
         self,
@@ -667,11 +731,11 @@ class StructuredDotProductDraw(DotProductDraw):
         return ProjectedPhases(projection, lengths, scale, range(num_lifted), num_lifted)
 
 
-# Rules for inputs of high dimension: Fastfood and its siblings.
+# Rules for inputs of high dimension: Fastfood and similar rules.
 
 
 class _StructuredRule(DrawnRule):
-    """Independent radii, and directions from a projection."""
+    """A rule that draws independent radii, and directions from a fast projection."""
 
     projection: ClassVar[type[Projection]]
 
@@ -679,7 +743,11 @@ class _StructuredRule(DrawnRule):
         name_constructor(cls)
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The frequencies of each of `terms`, from independent random streams of the seed."""
+        """Draw the frequencies of each term, from independent random streams of the seed.
+
+        Args:
+            terms: the spectra of the terms of a kernel.
+        """
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
@@ -703,7 +771,7 @@ class _StructuredRule(DrawnRule):
     def _draw_dot_product(
         self, term: TermSpectrum, lifted: LeafSpectrum, rng: np.random.Generator
     ) -> Draw:
-        """Harmonics, and directions on the sphere of the padded inputs (Le et al. 2013, 4.5)."""
+        """Draw harmonics, and directions for the padded inputs (Le et al. 2013, Section 4.5)."""
         number, num_dims = self.num_frequencies, self.projection.padded(lifted.num_dims)
         u = uniform(number, 1, rng)[:, 0]
         order = as_measure(self.measure, type(self).__name__).order(lifted)
@@ -712,10 +780,10 @@ class _StructuredRule(DrawnRule):
         return StructuredDotProductDraw(projection, harmonics, term.leaves[0].dims)
 
     def _check(self, leaf: LeafSpectrum) -> None:
-        """Check that frequencies are a radius times a direction, and B homogeneous in them.
+        """Raise an error if frequencies are not a radius times a uniform direction.
 
         Raises:
-            NotImplementedError: they are not.
+            NotImplementedError: the spectrum is not radial, or the factor B is not homogeneous.
         """
         name = type(self).__name__
         if leaf.variance is not None:
@@ -723,61 +791,67 @@ class _StructuredRule(DrawnRule):
                 f"{name} expects kernels whose spectral matrix is constant or quadratic in the "
                 "frequency, got a SpectralMatrixKernel; use gp_orff.QuasiMonteCarlo"
             )
-        if not isinstance(leaf.spectrum, Radial):
+        if not leaf.spectrum.is_radial:
             raise NotImplementedError(
                 f"{name} expects kernels of the scaled distance, such as RBFKernel, MaternKernel "
-                f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which has other "
-                "directions than a sphere; use gp_orff.QuasiMonteCarlo"
+                f"or RQKernel, got the spectrum {type(leaf.spectrum).__name__}, which is not "
+                "radial; use gp_orff.QuasiMonteCarlo"
             )
 
 
 class Fastfood(_StructuredRule):
-    r"""Random frequencies for many inputs, in O(n log d) time and O(n) memory (Le et al. 2013).
+    r"""The rule for random frequencies of many inputs, with fast transforms (Le et al. 2013).
 
-    Frequencies come in blocks V = S H G Π H B / √d′ of d′ frequencies (eq. 33). H is the
-    Walsh–Hadamard matrix and Π a random permutation. The other factors are diagonal: B has random
-    signs, G has normal random numbers, and S sets the lengths of the frequencies. The smallest
-    power of two that is not below d is d′, and inputs are padded with d′ − d zeros. Only B, Π, G
-    and S are stored, as four vectors for each block. Two fast Hadamard transforms then compute
-    ⟨ω, x⟩ instead of a product with a D × d matrix.
+    For a point x with d inputs, the products ⟨ω, x⟩ with all D frequencies cost O(D log d)
+    operations instead of O(D d). The frequencies need O(D) memory. They come in blocks
+    V = S H G Π H B / √d′ of d′ frequencies (eq. 33). Here d′ is the smallest power of two with
+    d′ ≥ d, and inputs are padded with d′ − d zeros. H is the Walsh–Hadamard matrix, and Π is a
+    random permutation. The other factors are diagonal: B has random signs, G has normal random
+    numbers, and S sets the lengths of the frequencies. For each block, B, Π, G and S are stored as
+    four vectors. Two fast Hadamard transforms compute ⟨ω, x⟩.
 
-    Each frequency has exactly the same distribution as with `MonteCarlo`: S is r/‖G‖, where r is a
-    radius of the kernel's spectral density in d′ dimensions. The approximate kernel is therefore
-    unbiased. Frequencies of a block depend on each other. At lags of 0.5 to 2 lengthscales, they
-    raise the variance of the kernel by a factor of up to 2.0, or 3 for dot-product kernels.
+    Each frequency has exactly the same distribution as with `MonteCarlo`, because S is r/‖G‖ with
+    radii r from the spectral density in d′ dimensions. The approximate kernel is therefore
+    unbiased. The frequencies of a block depend on each other. At lags of 0.5 to 2 lengthscales,
+    this increases the variance of the approximate kernel by a factor of up to 2, or up to 3 for
+    dot-product kernels.
 
-    Use it with hundreds to thousands of inputs, to save time in prediction, and memory. Training in
-    closed form gains nothing, because the N F² operations of ΦᵀΦ dominate. For few inputs
-    `QuasiMonteCarlo` is more accurate.
+    Use this rule for hundreds to thousands of inputs, to save memory and the time of predictions.
+    It does not accelerate training in closed form, which is dominated by the N F² operations of
+    ΦᵀΦ. For few inputs, `QuasiMonteCarlo` is more accurate.
 
-    A `CurlFreeKernel` of d inputs has the frequencies V as directions: f(x) = Vᵀ(φ(x) ∘ Θ). The
-    products of `ORFFKernel.feature_operator` and the predictions of `ORFFRidge` do not compute V
-    either. This is faster if d is in the hundreds, and slower if it is below a hundred.
-    Divergence-free fields gain nothing: a frequency has d − 1 features, and the sum over them takes
-    D·d operations for any V.
+    With a `CurlFreeKernel`, the frequencies are also the directions of the features. The products
+    of `ORFFKernel.feature_operator` and the predictions of `ORFFRidge` then use the transforms too.
+    This is faster for hundreds of inputs, and slower for fewer than a hundred. For divergence-free
+    kernels there is no gain, because each frequency has d − 1 features.
 
-    The kernel must be scalar or separable, with a radial spectral density: `RBFKernel`,
-    `MaternKernel`, `GeneralMaternKernel` or `RQKernel`, with or without ARD, or `BesselKernel` in
-    2^k dimensions. Their sums and products are accepted too, also in `MultitaskKernel`,
-    `SeparableKernel` and `LCMKernel`, and curl-free, divergence-free and Helmholtz kernels of them.
-    The terms of a sum are drawn separately, and the phases of a product are added. Dot-product
-    kernels also work: `LinearKernel`, `PolynomialKernel` and power series for every d, Legendre
-    series and projections if d is a power of two.
+    The spectral density must be radial. These kernels work:
+
+    - `RBFKernel`, `MaternKernel`, `GeneralMaternKernel` and `RQKernel`, with or without ARD;
+    - `BesselKernel` with 2^k inputs;
+    - sums and products of these kernels, also in `MultitaskKernel`, `SeparableKernel` and
+      `LCMKernel`;
+    - curl-free, divergence-free and Helmholtz kernels of these kernels;
+    - `LinearKernel`, `PolynomialKernel` and power series of a `DotProductKernel`, and its Legendre
+      series and projections if d is a power of two.
 
     Args:
         num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
-            frequency has a cosine and a sine, so that a scalar term has 2D features. The last block
-            may be incomplete.
-        seed: seed of NumPy's `default_rng`; the same seed gives the same frequencies.
-        measure: "trace" or "base", for fields and dot-product kernels, as for `MonteCarlo`.
+            frequency has a cosine and a sine, so that a scalar term has 2D features. D need not be
+            a multiple of d′.
+        seed: the seed of NumPy's `default_rng`. The same seed gives the same frequencies.
+        measure: "trace" or "base", the density to draw from, as for `MonteCarlo`. It matters for
+            fields and for dot-product kernels.
 
     Raises:
-        ValueError: `num_frequencies` is not a positive integer, `seed` is not a non-negative
-            integer, or `measure` is unknown.
-        NotImplementedError: when an `ORFFKernel` is built, for `SpectralMatrixKernel` and
-            `SpectralMixtureKernel`.
+        ValueError: `num_frequencies` is not a positive integer; `seed` is not a non-negative
+            integer; `measure` is unknown.
+        NotImplementedError: raised when an `ORFFKernel` is built, if the spectral density is not
+            radial, as for `SpectralMatrixKernel` and `SpectralMixtureKernel`.
 
     Example:
+        A scalar kernel of 784 inputs:
+
         >>> import gp_orff, gpytorch, torch
         >>> exact = gpytorch.kernels.RBFKernel()
         >>> exact.lengthscale = 20.0
@@ -786,18 +860,17 @@ class Fastfood(_StructuredRule):
         >>> error = kernel(x).to_dense() - exact(x).to_dense()
         >>> bool(error.abs().max() < 0.05)
         True
-        >>> kernel.phases(x).shape  # ⟨ω, x⟩, without the frequencies ω (4096, 784)
+        >>> kernel.phases(x).shape  # ⟨ω, x⟩, without a matrix of frequencies
         torch.Size([5, 4096])
 
-        A field of forces that is the gradient of an energy of 784 inputs:
+        A force field with 784 components, the gradient of an energy:
 
         >>> kernel = gp_orff.CurlFreeKernel(exact, num_dims=784)
-        >>> features = gp_orff.ORFFKernel(
-        ...     kernel, gp_orff.Fastfood(4096)
-        ... ).feature_operator(x)
+        >>> kernel = gp_orff.ORFFKernel(kernel, gp_orff.Fastfood(4096))
+        >>> phi = kernel.feature_operator(x)
         >>> (
-        ...     features @ torch.ones(features.shape[-1])
-        ... ).shape  # 784 components of 5 vectors
+        ...     phi @ torch.ones(kernel.num_features)
+        ... ).shape  # 784 components, 5 points
         torch.Size([3920])
     """
 
@@ -805,35 +878,37 @@ class Fastfood(_StructuredRule):
 
 
 class StructuredOrthogonal(_StructuredRule):
-    r"""Random frequencies whose directions are orthogonal in blocks, by fast transforms.
+    r"""The rule for random frequencies with orthogonal directions, by fast transforms.
 
-    Directions are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard matrix H and
-    random signs D₁, D₂, D₃ (Yu et al. 2016, Section 4). The d inputs are padded to d′ dimensions, a
-    power of two that is at least 32. Lengths are independent radii of the kernel's spectral density
-    in d′ dimensions. The kernels and the cost are as for `Fastfood`, with three transforms instead
-    of two.
+    The directions of a block are the rows of H D₁ H D₂ H D₃ / d′^{3/2}, with the Walsh–Hadamard
+    matrix H and diagonal matrices D₁, D₂, D₃ of random signs (Yu et al. 2016, Section 4). The d
+    inputs are padded to d′, the smallest power of two that is at least d and at least 32. Lengths
+    are independent radii from the spectral density in d′ dimensions. The rule supports the same
+    kernels as `Fastfood`, and needs three transforms instead of two.
 
-    The approximate kernel is slightly biased, because a direction has 2^{3d′} possible values and
-    is not exactly uniform. For an RBF kernel the bias is at most 0.003 of the variance, between
-    inputs that differ in few coordinates. In return its variance is smaller, as with `Orthogonal`.
-    For dot-product kernels of few inputs use `Orthogonal` or `QuasiMonteCarlo`, because vectors on
-    a sphere of 32 dimensions do not reduce their variance.
+    The approximate kernel has a smaller variance than with `Fastfood`, as with `Orthogonal`, but a
+    small bias, because the directions are not exactly uniform. For an RBF kernel, the bias is at
+    most 0.003 of the variance, for inputs that differ in few coordinates. For dot-product kernels
+    of few inputs, use `Orthogonal` or `QuasiMonteCarlo` instead, because orthogonality in 32
+    dimensions does not reduce their variance.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
-        seed: seed of NumPy's `default_rng`.
-        measure: "trace" or "base", as for `Fastfood`.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar term has 2D features.
+        seed: the seed of NumPy's `default_rng`.
+        measure: "trace" or "base", the density to draw from, as for `Fastfood`.
 
     Raises:
-        ValueError: as for `Fastfood`.
-        NotImplementedError: as for `Fastfood`.
+        ValueError: `num_frequencies` is not a positive integer; `seed` is not a non-negative
+            integer; `measure` is unknown.
+        NotImplementedError: raised when an `ORFFKernel` is built, if the spectral density is not
+            radial.
 
     Example:
         >>> import gp_orff, gpytorch
         >>> kernel = gpytorch.kernels.MaternKernel(nu=1.5, ard_num_dims=64)
-        >>> gp_orff.ORFFKernel(
-        ...     kernel, gp_orff.StructuredOrthogonal(128)
-        ... ).num_features
+        >>> rule = gp_orff.StructuredOrthogonal(128)
+        >>> gp_orff.ORFFKernel(kernel, rule).num_features
         256
     """
 
@@ -841,27 +916,31 @@ class StructuredOrthogonal(_StructuredRule):
 
 
 class FourierFastfood(_StructuredRule):
-    r"""Random frequencies from one Fourier transform, for any number of inputs, and biased.
+    r"""The rule for random frequencies by one Fourier transform, which is a biased heuristic.
 
-    Directions are the rows of Π F B, with random signs B, the real Fourier (Hartley) matrix F, and
-    a permutation Π (Le et al. 2013, Section 6.1, "FFT Fastfood", where F is complex). Lengths are
-    independent radii of the kernel's spectral density in d dimensions, without padding.
+    Use `Fastfood` or `StructuredOrthogonal` instead, except for comparisons. The directions are the
+    rows of Π F B, with a diagonal matrix B of random signs, the real Fourier (Hartley) matrix F,
+    and a random permutation Π. This is "FFT Fastfood" of Le et al. (2013, Section 6.1), where F is
+    complex. Lengths are independent radii from the spectral density. The number of inputs d can be
+    any number, without padding.
 
-    Use `Fastfood` or `StructuredOrthogonal` instead, except for comparisons: this rule is a
-    heuristic, also in the paper. All frequencies have entries of similar size, so that the kernel
-    of two inputs that differ in one coordinate is wrong. For an RBF kernel with many inputs, it is
-    about J₀(√2 r) at a distance of r lengthscales instead of exp(−r²/2). This is 0.33 too low at
-    r = 2. For a few coordinates, including the first, it is about cos r, which is 0.55 too low.
-    Between inputs that differ in many coordinates the error is small.
+    All frequencies have entries of similar size. The kernel is therefore wrong for two inputs that
+    differ in one coordinate only. For an RBF kernel with many inputs at a distance of r
+    lengthscales, it is about J₀(√2 r) instead of exp(−r²/2), with the Bessel function J₀. This is
+    0.33 too low at r = 2. For the first coordinate and a few others, it is about cos r, which is
+    0.55 too low. For inputs that differ in many coordinates, the error is small.
 
     Args:
-        num_frequencies: D, the number of frequencies of each term of a sum of kernels.
-        seed: seed of NumPy's `default_rng`.
-        measure: "trace" or "base", as for `Fastfood`.
+        num_frequencies: D, the number of frequencies of each term of a sum of kernels. Each
+            frequency has a cosine and a sine, so that a scalar term has 2D features.
+        seed: the seed of NumPy's `default_rng`.
+        measure: "trace" or "base", the density to draw from, as for `Fastfood`.
 
     Raises:
-        ValueError: as for `Fastfood`.
-        NotImplementedError: as for `Fastfood`.
+        ValueError: `num_frequencies` is not a positive integer; `seed` is not a non-negative
+            integer; `measure` is unknown.
+        NotImplementedError: raised when an `ORFFKernel` is built, if the spectral density is not
+            radial.
 
     Example:
         >>> import gp_orff, gpytorch

@@ -1,7 +1,7 @@
-"""The waves of harmonic kernels: columns that decay, their sums, and rings of frequencies."""
+"""The waves of harmonic kernels: decaying columns, their sums, and rings of frequencies."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -9,10 +9,10 @@ import numpy as np
 import scipy
 import torch
 from jaxtyping import Bool, Complex, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from gp_orff import nufft
-from gp_orff.features.columns import Columns, PointwiseColumns, exchanged_halves, side_by_side
+from gp_orff.features.columns import PointwiseColumns, exchanged_halves
 from gp_orff.features.draws import (
     Draw,
     FixedBuffers,
@@ -21,6 +21,8 @@ from gp_orff.features.draws import (
     Rule,
     TermSpectrum,
     check_domain,
+    joined,
+    sole_leaf,
 )
 from gp_orff.features.expansion import ScaledExpansion
 from gp_orff.features.grid_design import MOST_CUT, GridBudgetError, smallest_tolerance
@@ -32,79 +34,91 @@ from gp_orff.symbols.base import Composed, Symbol
 
 # Sums of products of decaying waves over points at scattered heights, by non-uniform transforms.
 #
-# The products of two waves are waves of k ± l that decay like e^{−Sz} with S = |k| + |l|. On
-# heights between z̄ − H and z̄ + H the decay is a Chebyshev series, t = (z − z̄)/H,
+# The product of two waves with the wavevectors k and l is a sum of waves with k ± l. These decay
+# like e^{−Sz} with S = |k| + |l|. Let the heights z be between z̄ − H and z̄ + H, and t = (z − z̄)/H.
+# The decay is then a Chebyshev series,
 #
 #     e^{−SHt} = Σ_p (2 − δ_p0) (−1)^p I_p(SH) T_p(t) ,
 #
-# with modified Bessel functions I_p, so that a sum over points is a few transforms of type 3.
+# with modified Bessel functions I_p. A sum over points therefore needs a few transforms of type 3.
 #
-# 1. `Heights.rank` counts the terms for the largest rate. It is small where the heights differ
+# 1. `Heights.rank` counts the terms for the largest rate. Few terms suffice if the heights differ
 #    little.
 # 2. For each term p the strengths are multiplied by T_p(t) at the points, transformed to the
 #    horizontal frequencies, and multiplied by the coefficient of each pair of waves.
-# 3. Frequencies k − l and k + l of all pairs are the targets of one plan, which sorts the points
-#    once.
-# 4. Real and imaginary parts of products of waves give the four blocks of the Gram matrix
+# 3. The frequencies k − l and k + l of all pairs are the targets of one plan, which sorts the
+#    points once.
+# 4. The real and imaginary parts of products of waves are the four blocks of the Gram matrix
 #    (`_gram`).
 #
-# Points are visited in slices, to bound the memory of a plan. Whether all this is quicker than a
-# matrix product is estimated from measured times of both (`prefers_transforms`).
+# The points are processed in slices, which limits the memory of a plan. `prefers_transforms`
+# estimates from measured times whether this is faster than a matrix product.
 
 
-_POINTS = 2**20  # of a plan
+_POINTS = 2**20  # the largest number of points in a plan
 
 
 @dataclass(frozen=True)
 class Waves:
-    """The waves e^{i⟨k, x⟩ − s|k|(z − z₀)}."""
+    """The waves e^{i⟨k, x⟩ − s|k|(z − z₀)}.
+
+    Attributes:
+        k: the horizontal wavevectors, (D, 2), in radians per unit of the inputs.
+        rates: s|k|, (D,).
+        start: z₀.
+    """
 
     k: Float[np.ndarray, "D 2"]
-    rates: Float[np.ndarray, "D"]  # s|k|
-    start: float  # z₀
+    rates: Float[np.ndarray, "D"]
+    start: float
 
     def exponents(self, middle: float) -> Float[np.ndarray, "D"]:
-        """The logarithms of the waves at x = 0 and a height."""
+        """Return the logarithms of the waves at x = 0 and the height `middle`."""
         return -self.rates * (middle - self.start)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """The middle z̄ and half the extent H of the heights of some points."""
+    """The middle z̄ and half the extent H of the heights of some points.
+
+    Attributes:
+        middle: z̄.
+        half: H.
+    """
 
     middle: float
     half: float
 
     @classmethod
     def of(cls, z: Float[Tensor, "N"]) -> "Heights":
-        """Those of all points."""
+        """Return the middle and half the extent of the heights z."""
         low, high = z.min().item(), z.max().item()
         return cls(0.5 * (low + high), 0.5 * (high - low))
 
     def rank(self, largest: float) -> int:
-        """The number of terms of the series for rates up to the largest."""
+        """Return the number of terms of the series for rates up to `largest`."""
         if not self.half * largest > 0:
             return 1
         rates = np.linspace(0, self.half * largest, 40)[1:]
         orders = np.arange(int(12 + 3 * rates[-1] + 10 * np.sqrt(rates[-1])) + 20)
-        # relative to a wave at the lowest height
+        # Values of `ive` are relative to a wave at the lowest height.
         large = scipy.special.ive(orders[:, None], rates).max(axis=1) > 1e-13
         return int(np.flatnonzero(large)[-1]) + 1
 
     def series(
         self, rates: Float[np.ndarray, "*n"], exponents: Float[np.ndarray, "*n"], rank: int
     ) -> Iterator[Float[np.ndarray, "*n"]]:
-        """The coefficients of e^{exponent − rate (z − z̄)}, term by term."""
+        """Yield the coefficients of e^{exponent − rate (z − z̄)} for each term of the series."""
         a = rates * self.half
-        # `ive` is I_p times e^{−|a|}: the exponential is multiplied into the size of the wave, so
-        # that a large Bessel function and a small wave do not overflow one by one.
+        # `ive` is I_p times e^{−|a|}. The factor e^{|a|} multiplies the small size of the wave, so
+        # that neither factor overflows.
         size = np.exp(exponents + np.abs(a))
         for p in range(rank):
             sign = np.where(a > 0, (-1.0) ** p, 1.0)
             yield (1 if p == 0 else 2) * sign * scipy.special.ive(p, np.abs(a)) * size
 
     def polynomials(self, z: Float[Tensor, "N"], rank: int) -> Iterator[Float[Tensor, "N"]]:
-        """T_p of the heights, term by term."""
+        """Yield T_p(t) at the heights z for each term p of the series."""
         t = (z - self.middle) / (self.half or 1.0)
         before, now = t, torch.ones_like(t)
         for _ in range(rank):
@@ -115,14 +129,14 @@ class Heights:
 def wave_sums(
     waves: Waves, x: Float[Tensor, "N 3"], strengths: Float[Tensor, "N k"]
 ) -> Complex[Tensor, "D k"]:
-    """Σ_n c_n ψ(x_n) for each column c of strengths; x is relative to x₀."""
+    """Return Σ_n c_n ψ(x_n) for each column c of `strengths`; x is relative to x₀."""
     heights = Heights.of(x[:, 2])
     rank = heights.rank(np.abs(waves.rates).max())
     total = np.zeros((len(waves.k), strengths.shape[1]), dtype=complex)
     targets = np.concatenate([waves.k, -waves.k])
     pairs = torch.nn.functional.pad(strengths, (0, strengths.shape[1] % 2))
-    # Two real columns are transformed as one complex one. The transforms at k and −k separate them,
-    # since that of a real column at −k is the conjugate of that at k.
+    # Two real columns are transformed as one complex column. The transform of a real column at −k
+    # is the conjugate of its transform at k, so the transforms at k and −k separate both columns.
     pairs = torch.complex(pairs[:, ::2].contiguous(), pairs[:, 1::2].contiguous())
     for rows in nufft.slices(len(x), _POINTS):
         plan = nufft.Type3(x[rows, :2], targets)
@@ -139,7 +153,10 @@ def wave_sums(
 def product_sums(
     left: Waves, right: Waves, x: Float[Tensor, "N 3"], weights: Float[Tensor, "N k"]
 ) -> list[Float[Tensor, "2*D 2*E"]]:
-    """φᵀ diag(a) φ′ of the columns [Re ψ ; Im ψ] of two families, for each column a of weights."""
+    """Return φᵀ diag(a) φ′ for each column a of `weights`.
+
+    φ and φ′ are the columns [Re ψ ; Im ψ] of the waves `left` and `right`.
+    """
     symmetric = left is right
     if symmetric:
         i, j = np.triu_indices(len(left.k))
@@ -157,8 +174,8 @@ def product_sums(
         plan = nufft.Type3(x[rows, :2], targets)
         series = heights.series(rates, exponents, rank)
         for c, t in zip(series, heights.polynomials(x[rows, 2], rank), strict=True):
-            # Waves of one ring share their rate: Bessel functions are computed for pairs of rings
-            # only.
+            # Waves of one ring have the same rate, so Bessel functions are computed once for each
+            # pair of rings.
             c = c[place]
             for total, a in zip(totals, weights[rows].mT, strict=True):
                 total += c * plan((t * a).to(torch.complex128)).reshape(2, -1)
@@ -167,7 +184,10 @@ def product_sums(
 
 
 def _distinct(waves: Waves) -> tuple[Waves, Int[np.ndarray, "D"]]:
-    """One wave for each rate: those of a ring share it; and which of them each wave has."""
+    """Return one wave for each rate, and for each wave the index of its rate.
+
+    The waves of a ring have the same rate.
+    """
     scale = np.abs(waves.rates).max()
     _, chosen, place = np.unique(
         np.round(waves.rates / scale, 13), return_index=True, return_inverse=True
@@ -183,8 +203,11 @@ def _gram(
     shape: tuple[int, int],
     symmetric: bool,
 ) -> Float[Tensor, "2*D 2*E"]:
-    """With P = Σ ψψ′ and Q = Σ ψψ̄′: cos·cos = ½ Re(Q + P), sin·sin = ½ Re(Q − P), cos·sin =
-    ½ Im(P − Q) and sin·cos = ½ Im(P + Q)."""
+    """Return the Gram matrix from `total` P = Σ ψψ′ and `difference` Q = Σ ψψ̄′ of pairs (i, j).
+
+    The four blocks are cos·cos = ½ Re(Q + P), sin·sin = ½ Re(Q − P), cos·sin = ½ Im(P − Q) and
+    sin·cos = ½ Im(P + Q).
+    """
     (d, e), out = shape, np.empty((2 * shape[0], 2 * shape[1]))
     blocks = {
         (0, 0): total.real + difference.real,
@@ -200,31 +223,37 @@ def _gram(
 
 
 def prefers_transforms(num_points: int, shape: tuple[int, int], waves: Waves, z: Tensor) -> bool:
-    """Whether transforms are quicker than products of matrices of waves, for a Gram matrix."""
+    """Return whether transforms compute a Gram matrix faster than matrix products do."""
     if z.is_cuda or not num_points:
         return False
     rank = Heights.of(z).rank(2 * np.abs(waves.rates).max())
-    # seconds for points and targets of a transform, and for products
+    # measured seconds for points and targets of a transform, and for elements of a matrix product
     transforms = (rank + 2) * (3e-7 * num_points + 8e-7 * shape[0] * shape[1])
     return transforms < 7e-11 * num_points * 4 * shape[0] * shape[1]
 
 
-# Decaying waves: the columns of harmonic fields.
+# Decaying waves are the columns of harmonic fields.
 
 
 @dataclass(frozen=True)
 class HarmonicColumns(PointwiseColumns):
-    """The real parts of the waves ψ = e^{i⟨k,x⟩ − |k|s(z − z₀)}, and of −iψ.
+    """The real parts of the waves ψ = e^{i⟨k,x⟩ − |k|s(z − z₀)}, followed by those of −iψ.
 
-    The horizontal inputs are relative to x₀, the heights z to z₀: waves are at most 1 on the side
-    of z₀ that is away from the sources. They satisfy Laplace's equation; as waves of three inputs
-    they have the complex frequency (k₁, k₂, i s|k|).
+    The horizontal inputs x are relative to x₀. The waves satisfy Laplace's equation and are at most
+    1 on the side of z₀ that faces away from the sources. In three dimensions their complex
+    frequency is (k₁, k₂, i s|k|).
+
+    Attributes:
+        omega: the horizontal wavevectors k, (D, 2), in radians per unit of the inputs.
+        side: s, which is 1 for sources below the points and −1 for sources above the points.
+        origin: (x₀, z₀), (3,), in the unit of the inputs.
+        dims: the three input columns, from 0; the last column is the height.
     """
 
-    omega: Float[Tensor, "D 2"]  # k
-    side: int  # s: 1 for sources below the points, −1 for sources above them
-    origin: Float[Tensor, "3"]  # (x₀, z₀)
-    dims: tuple[int, ...]  # the input columns, height last
+    omega: Float[Tensor, "D 2"]
+    side: int
+    origin: Float[Tensor, "3"]
+    dims: tuple[int, ...]
 
     @property
     def num_columns(self) -> int:
@@ -245,14 +274,14 @@ class HarmonicColumns(PointwiseColumns):
         return {**tensors, "side": self.side, "dims": self.dims}
 
     def mean_squares(self) -> Float[Tensor, "2*D 1"]:
-        """Raise: waves that decay have no mean over all of space.
+        """Raise an error, because decaying waves have no mean over all of space.
 
         Raises:
             NotImplementedError: always.
         """
         raise NotImplementedError(
             "expected a stationary kernel for a mean over all of space, got a HarmonicKernel, "
-            "whose variance falls with height; use the variance at points of your own"
+            "whose variance decreases with height; compute the variance at points"
         )
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N D"]:
@@ -262,7 +291,7 @@ class HarmonicColumns(PointwiseColumns):
         return x[..., list(self.dims)].double() - self.origin
 
     def decay(self, height: Float[Tensor, "*b"]) -> Float[Tensor, "*b D"]:
-        """e^{−|k|s(z − z₀)} at heights z."""
+        """Return e^{−|k|s(z − z₀)} at heights z."""
         above = self.side * (height - self.origin[2])
         return (-above.unsqueeze(-1) * self.omega.norm(dim=-1)).exp()
 
@@ -310,31 +339,35 @@ class HarmonicColumns(PointwiseColumns):
 
     @property
     def _waves(self) -> Waves:
-        """The waves of inputs relative to (x₀, z₀)."""
+        """The waves as functions of inputs relative to (x₀, z₀)."""
         omega = self.omega.cpu().numpy()
         return Waves(omega, self.side * np.hypot(*omega.T), 0.0)
 
     def frequencies(self) -> Complex[Tensor, "D 3"]:
-        """(k₁, k₂, i s|k|)."""
+        """Return the complex frequencies (k₁, k₂, i s|k|)."""
         vertical = 1j * self.side * self.omega.norm(dim=-1, keepdim=True)
         return torch.cat([self.omega.to(vertical.dtype), vertical], dim=-1)
 
     def directions(self) -> Complex[Tensor, "D 3"]:
-        """The field −∇ψ / |k|ψ = (−ik/|k|, s) of each wave as a potential."""
+        """Return −∇ψ / (|k| ψ) = (−ik/|k|, s), the direction of the field of each wave ψ."""
         return -1j * self.frequencies() / self.omega.norm(dim=-1, keepdim=True)
 
     def multiplier(self, symbol: Symbol, num_outputs: int, space) -> Complex[Tensor, "2*D q p"]:
-        """The symbol at the complex frequencies.
+        """Return the symbol at the complex frequencies, (2·D, q, p).
 
-        There is no constant part. A composition is the product of its maps.
+        The symbol of a composition is the product of its symbols.
 
         Raises:
-            NotImplementedError: other antiderivatives, parts, which a field without sources does
-                not determine, or a symbol of other inputs.
+            NotImplementedError: the symbol is an antiderivative other than `Potential`; or it is a
+                part of the field that a field without sources does not determine; or it acts on
+                other inputs.
         """
         omega = self.frequencies()
         if tuple(space) not in ((), tuple(self.dims)):
-            raise NotImplementedError(f"{type(symbol).__name__} of other inputs than {self.dims}")
+            raise NotImplementedError(
+                f"{type(symbol).__name__} of a HarmonicKernel expects space={self.dims}, the "
+                f"inputs of the kernel, got {tuple(space)}; pass space={self.dims}"
+            )
         if isinstance(symbol, Composed):
             inner = self.multiplier(symbol.inner, num_outputs, space)
             return self.multiplier(symbol.outer, inner.shape[-2], space) @ inner
@@ -342,15 +375,16 @@ class HarmonicColumns(PointwiseColumns):
         if values is None:
             if symbol.order < 0 or not self._is_analytic(symbol, num_outputs):
                 raise NotImplementedError(
-                    f"{type(symbol).__name__} of a harmonic field is not known: it is curl-free "
-                    "and divergence-free at once, and waves that decay have no Fourier transform; "
-                    "use Potential, Jacobian, Component, ReductionToPole, or line integrals"
+                    "expected a symbol that is defined for harmonic fields, got "
+                    f"{type(symbol).__name__}; a harmonic field is both curl-free and "
+                    "divergence-free, and decaying waves have no Fourier transform; use Potential, "
+                    "Jacobian, Component, ReductionToPole, or line integrals"
                 )
             values = symbol(omega, num_outputs).to(torch.complex128)
         return torch.cat([values, values], dim=-3)
 
     def _is_analytic(self, symbol: Symbol, num_outputs: int) -> bool:
-        """Whether a multiplier takes complex frequencies, and is finite there and smooth at 0."""
+        """Return whether a symbol is finite at complex frequencies and continuous at zero."""
         near = 1e-6 * self.frequencies()[:1]
         near, real = torch.cat([near, 0 * near]), near.real
         try:
@@ -363,14 +397,14 @@ class HarmonicColumns(PointwiseColumns):
 
     @property
     def quarter_turn(self) -> tuple[Int[Tensor, "2*D"], Float[Tensor, "2*D"]]:
-        """Im ψ is the real part of −iψ, and Im(−iψ) is −Re ψ."""
+        """The columns and signs of Im ψ = Re(−iψ) and Im(−iψ) = −Re ψ."""
         return exchanged_halves(len(self.omega), self.omega.double())
 
 
 def independent_columns(
     weights: Float[Tensor, "n k"],
 ) -> tuple[Float[Tensor, "n r"], Float[Tensor, "r k"]]:
-    """Weights as combinations of fewer, where they are: those along one direction are one."""
+    """Return a factorisation of `weights` into r independent columns and an r×k matrix."""
     left, values, right = torch.linalg.svd(weights.double(), full_matrices=False)
     rank = max(1, int((values > 1e-14 * values[0]).sum()))
     return left[:, :rank] * values[:rank], right[:rank]
@@ -379,48 +413,53 @@ def independent_columns(
 # A quadrature of the plane in rings, for spectra that are not smooth at k = 0.
 #
 # The spectrum |k| e^{−|k|Z} of a harmonic field has a cusp at k = 0. The sum over a lattice of
-# period P then differs from the integral by images of size P⁻³, which fall slowly. In polar
-# coordinates the integrand is analytic: Gauss–Legendre nodes on panels of |k|, each twice as long
-# as the one before, and equidistant angles on every ring converge exponentially, and need fewer
-# waves.
+# period P then differs from the integral by images of size P⁻³, which decrease slowly with P. In
+# polar coordinates the integrand is analytic. The rule has Gauss–Legendre nodes on panels of |k|
+# and equidistant angles on every ring. Its error decreases exponentially, so it needs fewer waves.
 #
-# 1. `Depths.cutoff` gives the largest |k|, from the shortest distance Z between points and images.
-# 2. The range of |k| is divided into panels whose ends double, because the longest Z needs fine
-#    nodes near zero and the shortest one reaches to the cut-off. On each panel `_panel` increases
-#    the number of nodes until the integral agrees with that of a finer rule, for several Z and
-#    lags.
-# 3. On the ring of radius |k| the integrand is a function of the angle whose Fourier coefficients
-#    are Bessel functions J_n(|k| r) of the lag r. The rule with n angles in half a ring is exact up
-#    to order 2n; `_angles` counts the orders that exceed the tolerance.
-# 4. Each wave of half a ring stands for itself and its opposite, by its weight.
+# 1. `Depths.cutoff` returns the largest |k|, which follows from the shortest distance Z between
+#    points and images.
+# 2. The ends of successive panels of |k| double, because the longest Z needs fine nodes near zero
+#    and the shortest Z needs nodes up to the cut-off. On each panel `_panel` increases the number
+#    of nodes until the integral agrees with a finer rule, for several Z and lags.
+# 3. On the ring of radius |k| the Fourier coefficients of the integrand along the angle are Bessel
+#    functions J_n(|k| r) of the lag r. The rule with n angles in half a ring is exact up to order
+#    2n. `_angles` counts the orders that exceed the tolerance.
+# 4. The weight of each wave in half a ring also includes the opposite wave.
 
 
 @dataclass(frozen=True)
 class Depths:
-    """The distances Z between heights of pairs of points and mirror images, and their variances.
+    """The distances Z between points and the mirror images of points, and their variances.
 
-    Args:
-        shortest: Z of each plane of sources, for two points at the height of largest variance.
-        variances: of the field at that height, from each plane.
+    Attributes:
+        shortest: the smallest Z for each plane of sources, (J,), in the unit of the inputs. It is
+            the distance for two points at the height of the largest variance.
+        variances: the variance of the field at this height from each plane, (J,).
     """
 
     shortest: Float[np.ndarray, "J"]
     variances: Float[np.ndarray, "J"]
 
     def tail(self, k: float) -> float:
-        """The share of the variance beyond |k|."""
+        """Return the fraction of the variance beyond |k|."""
         shares = self.variances / self.variances.sum()
         return float(shares @ scipy.special.gammaincc(3, k * self.shortest))
 
     def cutoff(self, share: float) -> float:
-        """|k| beyond which this share of the variance lies."""
+        """Return the |k| beyond which the fraction `share` of the variance lies."""
         high = scipy.special.gammainccinv(3, share) / self.shortest.min()
         return scipy.optimize.brentq(lambda k: self.tail(k) - share, 0.0, 1.01 * high, rtol=1e-6)
 
 
 @dataclass(frozen=True)
 class Rings:
-    """Waves with weights: ∫ g(k) d²k ≈ Σ weights · g(k) over half the plane, for even g."""
+    """A quadrature in half the plane: ∫ g(k) d²k ≈ Σ weights · g(wavevectors) for even g.
+
+    Attributes:
+        wavevectors: k, (D, 2), in radians per unit of the inputs.
+        weights: the weights, (D,).
+    """
 
     wavevectors: Float[np.ndarray, "D 2"]
     weights: Float[np.ndarray, "D"]
@@ -429,15 +468,14 @@ class Rings:
     def of(
         cls, cutoff: float, depths: Depths, longest: float, lag: float, tolerance: float
     ) -> "Rings":
-        """Rings up to a cut-off, for Z up to `longest` and horizontal lags up to `lag`.
+        """Return rings up to |k| = `cutoff`, for Z up to `longest` and horizontal lags up to `lag`.
 
-        Errors are relative to the variance, Σ_j of 2/Z³ at the shortest Z.
+        The tolerance is relative to the variance at the shortest Z.
         """
         shortest = float(depths.shortest.min())
         radii, lengths = _radii(cutoff, shortest, longest, lag, tolerance)
         counts = [_angles(k, shortest, lag, tolerance) for k in radii]
-        # Every second ring is turned by half a step, so that waves of neighbouring rings do not
-        # align.
+        # Every second ring is rotated by half a step, so that waves of adjacent rings do not align.
         angles = [np.pi * (np.arange(n) + 0.5 * (i % 2)) / n for i, n in enumerate(counts)]
         waves = [
             k * np.stack([np.cos(angle), np.sin(angle)], axis=-1)
@@ -451,8 +489,11 @@ class Rings:
 
 
 def _angles(k: float, shortest: float, lag: float, tolerance: float) -> int:
-    """The number of angles in half a ring: those beyond carry J_n(k·lag), and the directions, whose
-    products are of second order, move n by two."""
+    """Return the number of angles in half a ring.
+
+    The Fourier coefficients of higher order are proportional to J_n(k·lag) and are at most the
+    tolerance. The products of two directions have order two and shift n by two.
+    """
     share = max(0.5 * (k * shortest) ** 2 * np.exp(-k * shortest), 1e-300)
     orders = np.arange(2, 2 * int(k * lag) + 60)
     large = np.abs(scipy.special.jv(orders - 2, k * lag)) * share > tolerance
@@ -463,8 +504,8 @@ def _angles(k: float, shortest: float, lag: float, tolerance: float) -> int:
 def _radii(
     cutoff: float, shortest: float, longest: float, lag: float, tolerance: float
 ) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
-    """Nodes and weights of ∫ dk from 0 to the cut-off."""
-    # The first panel ends where |k|Z is 4 for the longest Z.
+    """Return nodes and weights of ∫ dk from 0 to the cut-off."""
+    # The first panel ends at or before |k|Z = 4 for the longest Z.
     panels = max(0, int(np.ceil(np.log2(cutoff * longest / 4))))
     edges = cutoff * 2.0 ** np.arange(-panels, 1)
     edges = np.concatenate([[0.0], edges])
@@ -475,13 +516,16 @@ def _radii(
 def _panel(
     low: float, high: float, shortest: float, longest: float, lag: float, tolerance: float
 ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-    """The Gauss–Legendre rule with the fewest nodes that is exact to the tolerance for
-    k² e^{−kZ + ikr}, relative to ∫ k² e^{−kZ}, Z and r at their ends and between."""
+    """Return nodes and weights of the smallest sufficient Gauss–Legendre rule on a panel.
+
+    Its error for k² e^{−kZ + ikr} is below the tolerance relative to ∫ k² e^{−kZ} dk, for five
+    distances Z from `shortest` to `longest` and three lags r from 0 to `lag`.
+    """
     z = np.geomspace(shortest, longest, 5)[:, None, None]
     r = np.array([0.0, 0.5, 1.0])[:, None] * lag
     exact = None
     for n in range(2, 400):
-        # The finer rule is renewed every 12 nodes, not for every n, to save evaluations.
+        # The finer rule is computed only for every 12th n, which saves evaluations.
         value = _integral(low, high, z, r, n)
         if exact is None or n % 12 == 0:
             exact = _integral(low, high, z, r, n + 24)
@@ -504,20 +548,21 @@ def _gauss(low: float, high: float, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 # The waves of one harmonic term, in rings, with the weights of the quadrature.
 #
-# Hyperparameters, the depths and amplitudes of sources, change the variances of the waves but not
-# the waves, as on a lattice. Waves are normalised at the height of the origin, the end of the
-# domain nearest to the sources: above it they decay, and no exponential exceeds one.
+# As on a lattice, hyperparameters change the variances of the waves but not the waves. The
+# hyperparameters are the depths and amplitudes of sources. Waves are 1 at the height of the origin,
+# which is the end of the domain nearest to the sources. They decay away from it, so no exponential
+# exceeds one.
 
 
 class HarmonicWaves(FixedBuffers):
-    """The waves that serve a harmonic term in a domain; what a lattice is for other kernels.
+    """The waves that represent a harmonic term in a domain, as a lattice does for other kernels.
 
     Args:
         rings: the wavevectors and weights.
-        domain: the lowest and highest value of every input.
-        dims: the three inputs of the kernel, height last.
-        side: 1 for sources below the points, −1 for sources above them.
-        tolerance: the share of the variance for which the waves were made.
+        domain: the lowest and the highest value of every input, (2, d).
+        dims: the three inputs of the kernel, from 0; the last input is the height.
+        side: 1 for sources below the points, −1 for sources above the points.
+        tolerance: the fraction of the variance that the waves may omit.
     """
 
     def __init__(
@@ -537,14 +582,17 @@ class HarmonicWaves(FixedBuffers):
         self.register_buffer("tolerance", torch.tensor(tolerance, dtype=torch.float64))
 
     def columns(self) -> HarmonicColumns:
-        """The waves that decay with the distance from the sources."""
+        """Return the waves, which decay with the distance from the sources."""
         low, high = self.domain[:, list(self.dims)]
         origin = 0.5 * (low + high)
         origin[2] = low[2] if self.side > 0 else high[2]
         return HarmonicColumns(self.wavevectors, self.side, origin, self.dims)
 
     def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Which of the points x are outside the domain; it has no end away from the sources."""
+        """Return for each of the points x whether it is outside the domain.
+
+        The domain has no limit in the direction away from the sources.
+        """
         low, high = self.domain.clone()
         slack = 1e-6 * (high - low)
         x = x.detach()[..., : len(low)]
@@ -553,31 +601,33 @@ class HarmonicWaves(FixedBuffers):
         return (below | above).any(-1)
 
     def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Check that all points x are inside the domain.
+        """Raise an error if a point of x is outside the domain.
 
         Raises:
-            ValueError: points outside.
+            ValueError: a point is outside the domain.
         """
         check_domain(x, self.outside(x), self.domain)
 
 
 class HarmonicDraw(GridDraw):
-    """The waves of one harmonic term, which depend on no hyperparameter, and their variances.
+    """The waves of one harmonic term and their variances; the waves depend on no hyperparameter.
 
     Args:
-        waves: the wavevectors, and the domain that they serve.
-        cutoff: |k| beyond which the share of its variance lies, at the present depths.
-        share: of the variance of this term, beyond the last wave.
-        lengthscale_range: the shortest and longest depth that the waves serve, relative to the
-            present ones.
-        diagonal_correction: whether inference adds the truncated variance.
+        waves: the wavevectors and their domain.
+        cutoff: the |k| beyond which the fraction `share` of the variance lies, at the depths of the
+            draw, in radians per unit of the inputs.
+        share: the fraction of the variance of this term beyond the last wave.
+        lengthscale_range: the smallest and the largest depth for which the waves are accurate,
+            divided by the depth of the draw.
+        diagonal_correction: whether inference adds the truncated variance to the noise.
     """
 
     decays, expands = True, True
     length = "a depth"
     without_nodes = (
         "expected a stationary kernel, whose features have real frequencies, got a "
-        "HarmonicKernel, whose waves decay with height; this quantity is not known for it"
+        "HarmonicKernel, whose waves decay with height; use a stationary kernel, such as "
+        "gp_orff.CurlFreeKernel"
     )
 
     def __init__(
@@ -597,8 +647,10 @@ class HarmonicDraw(GridDraw):
         return len(self.lattice.wavevectors)
 
     def expansion(self, members: Sequence[tuple[Term, "HarmonicDraw"]]) -> ScaledExpansion:
-        """The features −∇ of a potential of decaying waves with independent weights; no other term
-        has these waves."""
+        """Return the features: the negative gradients of decaying waves, with independent weights.
+
+        `members` has one term, because no other term has the same waves.
+        """
         ((term, _),) = members
         (spectrum,) = spectra_of(term)
         self.check_range([spectrum])
@@ -610,7 +662,7 @@ class HarmonicDraw(GridDraw):
         return ScaledExpansion.of(phi, scales, torch.cat([units, units]), columns)
 
     def truncated_variance(self, term: Term) -> Float[Tensor, "*b 3 3"]:
-        """The variance at the mean height that the waves lack."""
+        """Return the variance that the waves omit at the mean height."""
         (spectrum,) = spectra_of(term)
         phi = self.lattice.columns()
         decay = phi.decay(spectrum.mean_height.double()).square()
@@ -621,23 +673,26 @@ class HarmonicDraw(GridDraw):
         parts = (torch.einsum("...k,kp,kq->...pq", weights, v, v) for v in (d.real, d.imag))
         total = term.factor.variance(spectrum).double() - sum(parts)
         share = total.diagonal(dim1=-1, dim2=-2).mean(-1).clamp_min(0.0)
-        # A gradient without divergence: the vertical component has the variance of both horizontal
-        # ones together. The shares have the mean one.
+        # In a gradient without divergence, the variance of the vertical component is the sum of the
+        # variances of both horizontal components. The mean of the three factors is 1.
         shape = total.new_tensor([0.75, 0.75, 1.5])
         return term.outputscale[..., None, None] * torch.diag_embed(share.unsqueeze(-1) * shape)
 
     def truncated_image(
         self, symbol: Symbol, term: Term, space: Sequence[int]
     ) -> Float[Tensor, "q q"]:
-        """The variance of Q f at the mean height that the waves lack: that of waves beyond the
-        last, in proportion to what they lack of the field."""
+        """Return the variance of Q f that the waves omit at the mean height.
+
+        It is the variance of Q f from waves beyond the last wave, scaled such that the same scale
+        gives `truncated_variance` for the field.
+        """
         if symbol.is_identity:
             return self.truncated_variance(term)
         (spectrum,) = spectra_of(term)
         phi, height = self.lattice.columns(), spectrum.mean_height.double()
         nearest = spectrum.sources.distances(height.unsqueeze(-1)).detach().min().item()
-        # A symbol weights the omitted waves by |Q(ω)|², so the share of the field does not apply to
-        # Q f.
+        # A symbol multiplies the variances of the omitted waves by |Q(ω)|². The omitted fraction of
+        # the variance therefore differs between f and Q f.
         omega, weights = _beyond(phi.omega.norm(dim=-1).amax().item(), nearest)
         phi = replace(phi, omega=omega.to(phi.omega))
         weights = _density(spectrum.sources, phi) * weights.to(phi.omega)
@@ -650,7 +705,10 @@ class HarmonicDraw(GridDraw):
         return moment.real * (lacking / field if field > 0 else 0.0)
 
     def ratio_outside_range(self, spectra: Sequence[HarmonicSpectrum]) -> float | None:
-        """The ratio of the depth that decides the cut-off to that for which it was made."""
+        """Return the ratio of the depth that determines the cut-off to its value at the draw.
+
+        Return None if the ratio is in `lengthscale_range`.
+        """
         low, high = self.lengthscale_range
         lengths = depths_of(spectra[0], self.lattice.domain[:, self.lattice.dims[2]].cpu().numpy())
         ratio = self.cutoff.item() / lengths.cutoff(self.share.item())
@@ -658,7 +716,7 @@ class HarmonicDraw(GridDraw):
 
 
 def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
-    """Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π."""
+    """Return Σ_j a_j |k| e^{−2|k||z₀ − p_j|} / 2π for the planes p_j with the amplitudes a_j."""
     k = phi.omega.norm(dim=-1)
     distances = sources.distances(phi.origin[2:]).double()  # (*b, J, 1)
     decay = torch.exp(-2 * distances * k)
@@ -666,9 +724,11 @@ def _density(sources: Sources, phi: HarmonicColumns) -> Float[Tensor, "*b D"]:
 
 
 def _beyond(cutoff: float, distance: float) -> tuple[Float[Tensor, "m 2"], Float[Tensor, "m"]]:
-    """Wavevectors and weights of a quadrature over |k| > `cutoff`, by Gauss and Laguerre for waves
-    that decay as e^{−2|k| distance}."""
-    count = 24  # of radii and of angles: exact for some derivatives
+    """Return wavevectors and weights of a Gauss–Laguerre quadrature over |k| > `cutoff`.
+
+    The waves decay like e^{−2|k| distance}.
+    """
+    count = 24  # the number of radii and of angles, sufficient for several derivatives
     t, weights = np.polynomial.laguerre.laggauss(count)
     k = cutoff + t / (2 * distance)
     weights = weights * np.exp(t) / (2 * distance) * k * 2 * math.pi / count
@@ -682,9 +742,13 @@ def _beyond(cutoff: float, distance: float) -> tuple[Float[Tensor, "m 2"], Float
 def depths_of(
     spectrum: HarmonicSpectrum, heights: Float[np.ndarray, "2"], shallower: float = 1.0
 ) -> Depths:
-    """Z of two points at the end of the heights that is nearest to the sources.
+    """Return Z for two points at the end of the range of heights nearest to the sources.
 
-    `shallower` multiplies the depths; a batch counts as more planes.
+    Args:
+        spectrum: the spectrum of a harmonic kernel. The planes of all members of a batch are
+            treated as planes of one kernel.
+        heights: the lowest and the highest height, (2,).
+        shallower: a factor of the depths.
     """
     sources = spectrum.sources
     nearest = heights[0] if sources.side > 0 else heights[1]
@@ -697,24 +761,25 @@ def depths_of(
 
 # The waves that a harmonic term needs in a domain, for a tolerance and a number of features.
 #
-# As for a lattice: try the tolerance that was asked for, else the smallest one that the budget
-# allows. Terms take their waves from the budget in order. The cut-off serves the shallowest depth
-# of the range, the panels near zero the deepest.
+# As for a lattice, the tolerance is that of the rule if the number of features suffices. Otherwise
+# it is the smallest tolerance for which they suffice. Terms receive waves in order until the number
+# of features is used. The cut-off follows from the smallest depth of the range, and the panels near
+# zero follow from the largest depth.
 
 
 def is_harmonic(term: TermSpectrum) -> bool:
-    """Whether a term is that of a `HarmonicKernel`.
+    """Return whether a term is a `HarmonicKernel`.
 
     Raises:
-        NotImplementedError: a product with another kernel.
+        NotImplementedError: the term is a product of a `HarmonicKernel` and another kernel.
     """
-    kinds = [isinstance(leaf.spectrum, HarmonicSpectrum) for leaf in term.leaves]
-    if any(kinds) and len(kinds) > 1:
-        raise NotImplementedError(
-            "features of a HarmonicKernel expect a term without products, got a product with "
-            "another kernel; use a sum, or the exact kernel"
-        )
-    return any(kinds)
+    leaf = sole_leaf(
+        term,
+        HarmonicSpectrum,
+        "features of a HarmonicKernel expect a term without products, got a product with "
+        "another kernel; use a sum, or the exact kernel",
+    )
+    return leaf is not None
 
 
 def harmonic_draws(
@@ -724,8 +789,11 @@ def harmonic_draws(
     lag: Float[np.ndarray, "d"],
     most: int,
 ) -> list[HarmonicDraw] | None:
-    """The draws with the smallest tolerance, from that of the grid on, that `most` features allow
-    for all terms; None if there are none."""
+    """Return the draws of harmonic terms with at most `most` features in total.
+
+    Their tolerance is the smallest possible one that is not below the tolerance of `grid`. The
+    result is None if there is no such tolerance.
+    """
 
     def attempt(tolerance: float) -> list[tuple[Rings, float, float]] | None:
         found, left = [], most
@@ -760,7 +828,10 @@ def _rings(
     most: int,
     lengthscale_range: tuple[float, float],
 ) -> tuple[Rings, float] | None:
-    """The rings for a tolerance, and the cut-off at the present depths; None if too many."""
+    """Return the rings for a tolerance, and the cut-off at the current depths.
+
+    The result is None if the rings need more than `most` features.
+    """
     shallow, deep = lengthscale_range
     heights = domain[:, leaf.dims[2]]
     present = depths_of(leaf.spectrum, heights)
@@ -769,46 +840,12 @@ def _rings(
     height = float(heights[1] - heights[0])
     longest = deep * present.shortest.max() + 2 * (height + horizontal)
     cutoff = shallowest.cutoff(tolerance)
-    # A rough count first: the rings of a hopeless tolerance take long to compute.
-    waves = (cutoff * horizontal) ** 2 / 16  # about
+    # Computing rings for a tolerance that is too small takes long, so a rough count comes first.
+    waves = (cutoff * horizontal) ** 2 / 16
     if 2 * waves > 4 * most + 1000:
         return None
     rings = Rings.of(cutoff, shallowest, longest, horizontal, tolerance)
     return (rings, present.cutoff(tolerance)) if 2 * len(rings.weights) <= most else None
-
-
-# The frequencies of sums of kernels of which some are harmonic.
-
-
-class SharedFrequencies(nn.Module):
-    """The lattice of the stationary terms of a sum and the waves of its harmonic terms."""
-
-    def __init__(self, parts: Sequence[nn.Module]):
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-    def columns(self) -> Columns:
-        """The columns of all parts, one part after the other."""
-        return side_by_side([part.columns() for part in self.parts])[0]
-
-    def outside(self, x: Float[Tensor, "*b n d"]) -> Bool[Tensor, "*b n"]:
-        """Which of the points x are outside the domain of any part."""
-        return torch.stack([part.outside(x) for part in self.parts]).any(0)
-
-    def check(self, x: Float[Tensor, "*b n d"]) -> None:
-        """Check that all points x are inside the domains; raises a ValueError otherwise."""
-        for part in self.parts:
-            part.check(x)
-
-    @property
-    def tolerance(self) -> Float[Tensor, ""]:
-        """The share of the variance for which the frequencies were made."""
-        return torch.stack([part.tolerance for part in self.parts]).max()
-
-    @property
-    def constant(self) -> Bool[Tensor, "d"]:
-        """The inputs that are constant, along which frequencies are summed."""
-        return torch.stack([part.constant for part in self.parts]).any(0)
 
 
 def draw_with_harmonic(
@@ -818,22 +855,24 @@ def draw_with_harmonic(
     lag: Float[np.ndarray, "d"],
     most: int,
 ) -> list[Draw]:
-    """The draws of all terms by a `Grid`, in order, with shared columns.
+    """Return the draws of all terms by a `Grid`, in the order of the terms, with shared columns.
 
     Args:
-        grid: the specification.
-        terms: the spectra, of which some are harmonic.
-        domain: the lowest and highest value of every input, with margins where it is chosen.
-        lag: the longest lag from a datum along every input.
-        most: the number of features allowed; harmonic terms get up to half of them in a sum.
+        grid: a `Grid`.
+        terms: the spectra of all terms. At least one of them is harmonic.
+        domain: the lowest and the highest value of every input, (2, d), including the margins that
+            the grid adds to the data.
+        lag: the longest lag between a datum and a point of the domain along every input, (d,).
+        most: the largest number of features. If other terms have features, the harmonic terms have
+            at most half of it.
 
     Raises:
-        GridBudgetError: no waves within the number of features.
-        ValueError: neither data nor a domain, or a domain that contains sources.
+        GridBudgetError: no waves have so few features.
+        ValueError: the grid has neither data nor a domain; or the domain contains sources.
     """
     if not np.isfinite(domain).all():
         raise ValueError(
-            "Grid expects the extent of the data for a HarmonicKernel, got only a spacing; use "
+            "Grid expects data or a domain for a HarmonicKernel, got only a spacing; use "
             "Grid.for_data(x)"
         )
     others = [term for term in terms if not is_harmonic(term)]
@@ -844,38 +883,20 @@ def draw_with_harmonic(
     if draws is None:
         raise GridBudgetError(
             f"expected a HarmonicKernel for which {share} features suffice, got sources so close "
-            "to the observations that they represent almost nothing of the variance; give a larger "
-            "max_features, a smaller domain, or a larger depth"
+            "to the observations that the features represent almost none of the variance; pass a "
+            "larger max_features, a smaller domain, or a larger depth"
         )
     return joined(grid, terms, draws, is_harmonic, most)
-
-
-def joined(
-    grid: Rule,
-    terms: Sequence[TermSpectrum],
-    family: Sequence[Draw],
-    in_family: Callable[[TermSpectrum], bool],
-    most: int,
-) -> list[Draw]:
-    """The draws of all terms, in order: those of a family, and of other terms those by a `Grid`,
-    with what is left of `most` features. Draws of several families share their frequencies."""
-    others, rest = [term for term in terms if not in_family(term)], []
-    if others:
-        left = max(most - sum(draw.num_columns for draw in family), 1)
-        rest = replace(grid, max_features=None if grid.max_features is None else left).draw(others)
-    ours, remaining = iter(family), iter(rest)
-    draws = [next(ours if in_family(term) else remaining) for term in terms]
-    parts = dict.fromkeys(draw.lattice for draw in sorted(draws, key=lambda d: d.expands))
-    for draw in draws:
-        draw.joint = SharedFrequencies(list(parts)) if len(parts) > 1 else None
-    return draws
 
 
 def _above_sources(
     grid: Rule, term: TermSpectrum, domain: Float[np.ndarray, "2 d"]
 ) -> Float[np.ndarray, "2 d"]:
-    """The domain with heights on the side of the points: those of the data without a margin, and
-    at most half the way to the sources where a wider domain is asked for."""
+    """Return the domain with heights on the same side of the sources as the points.
+
+    Without a domain in `grid`, the heights are those of the data, without a margin. A domain in
+    `grid` may extend from the data to half the distance to the sources.
+    """
     domain, (leaf,) = domain.copy(), term.leaves
     vertical = leaf.dims[2]
     data = None if grid.data is None else np.array(grid.data).T[:, vertical]
@@ -887,8 +908,8 @@ def _above_sources(
     distance = sources.distances(torch.from_numpy(domain[end, vertical, None])).min().item()
     if data is None and distance <= 0:
         raise ValueError(
-            "Grid expects a domain on the side of the sources where the points are, got one "
-            f"that reaches {-distance:.6g} beyond the nearest sources; give a smaller domain"
+            "Grid expects a domain on the same side of the sources as the points, got a domain "
+            f"that extends {-distance:.6g} beyond the nearest sources; pass a smaller domain"
         )
     if data is not None:
         limit = sources.distances(torch.from_numpy(data[end, None])).min().item()

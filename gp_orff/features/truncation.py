@@ -1,4 +1,4 @@
-"""The variance that frequencies omit, and how accurately they represent each term."""
+"""The variance that a frequency grid omits, and the accuracy of frequencies for each term."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,20 +33,20 @@ from gp_orff.kernels.tree import (
 )
 from gp_orff.symbols.base import Symbol
 
-# The truncated variance δ: the variance of a field, or of Q f, that a frequency grid omits.
+# The truncated variance δ is the variance of a field f, or of Q f, that a frequency grid omits.
 #
 # For the field itself:
 #
-# 1. The total is not K(0) but the variance Σ_j K(jP) of the kernel made periodic, since this is
-#    what all points of the lattice represent together. `periodised_variance` computes it in closed
-#    form.
-# 2. The variance on the grid is Σ w B Bᵀ over its points.
-# 3. δ is the difference. Its eigenvalues are raised above rounding (`clamp_eigenvalues`), because δ
-#    is added to a noise covariance, and with a gradient that is exact for the clamped function.
+# 1. The total is the variance Σ_j K(jP) of the kernel made periodic, not K(0), because all points
+#    of the infinite lattice together represent the periodic kernel. `periodised_variance` computes
+#    it in closed form.
+# 2. The variance on the grid is Σ w B Bᵀ over the points of the grid.
+# 3. δ is the difference of 1 and 2. Because δ is added to a noise covariance, `clamp_eigenvalues`
+#    raises its eigenvalues above rounding errors. The gradient is exact for the clamped function.
 #
-# For Q f the total has no closed form in general: δ is a quadrature over the frequencies beyond the
-# grid (`remainder`), weighted with |Q(ω)|². Where Q A Q* does not vanish at ω = 0, frequencies too
-# low for the grid contribute a variance that all points have in common.
+# For Q f the total has no closed form in general. Then δ is a quadrature over the frequencies
+# beyond the grid (`remainder`), weighted with |Q(ω)|². If Q A Q* does not vanish at ω = 0,
+# frequencies too low for the grid contribute a variance that all points have in common.
 
 
 def truncated_variance(
@@ -56,26 +56,27 @@ def truncated_variance(
     space: Sequence[int],
     expansion: Expansion | None = None,
 ) -> tuple[Float[Tensor, "*b q q"], Float[Tensor, "*b q q"]] | None:
-    """Var Q f(x) minus its value on a frequency grid, differentiable; None for other rules.
+    """Return the variance of Q f(x) that a frequency grid omits, in two parts.
 
-    It has two parts. Frequencies beyond the grid give δ, which acts as noise that is independent
-    between points. Frequencies too low for the grid give a variance common to all points, such as
-    that of the constant of a potential. If the symbol subtracts its value at a reference point,
-    the constant cancels, and the δ of the reference value is common to all points.
+    Rules without a grid have no such variance; the result is then None. The first part is δ, the
+    variance of frequencies beyond the grid. It acts as noise that is independent between points.
+    The second part is common to all points. It is the variance of frequencies too low for the grid,
+    for example of the constant of a potential. If the symbol subtracts its value at a reference
+    point, this constant cancels, and the second part is the δ of the reference value.
 
     For the field itself, Q = 1, δ has a closed form. For other symbols it is a quadrature over the
-    frequencies beyond the grid.
+    frequencies beyond the grid. Both parts are differentiable.
 
     Args:
-        symbol: Q, with q outputs.
+        symbol: the symbol Q, with q outputs.
         kernel: the kernel tree of f.
-        draws: the frequencies of its terms.
-        space: the input columns that Q acts on.
-        expansion: the features of f on the grid, if they are already computed.
+        draws: the frequencies of each term of the kernel.
+        space: the input columns on which Q acts, from 0.
+        expansion: the features of f on the grid; None means that they are computed here.
 
     Raises:
-        NotImplementedError: Q needs frequencies near zero, as a potential of a field does whose
-            kernel is no derivative.
+        NotImplementedError: Q needs frequencies near zero, for example a potential of a field
+            whose kernel is not a derivative.
     """
     if not all(draw.on_lattice or draw.expands for draw in draws):
         return None
@@ -85,9 +86,9 @@ def truncated_variance(
     on_lattice = [term for term, draw in every if not draw.decays]
     if any(t.factor.degree + symbol.order < 0 and varies_in_space(t, space) for t in on_lattice):
         raise NotImplementedError(
-            f"{type(symbol).__name__} of a field that is not itself a derivative needs frequencies "
-            "near zero: expected random frequencies, such as gp_orff.QuasiMonteCarlo(1024), got a "
-            "frequency grid, which has none near zero"
+            f"{type(symbol).__name__} needs frequencies near zero because the kernel of the field "
+            "is not a derivative: expected random frequencies, such as "
+            "gp_orff.QuasiMonteCarlo(1024), got a frequency grid, which omits frequencies near zero"
         )
     if not all(draw.diagonal_correction for draw in draws):
         return None
@@ -108,7 +109,10 @@ def truncated_variance(
 def _truncated_field(
     pairs: Sequence[tuple[Term, LatticeDraw]], expansion: Expansion | None
 ) -> Float[Tensor, "*b p p"]:
-    """δ of the field itself: Σ_j K(jP) minus the variance on the grid; both contain the cells."""
+    """Return δ of the field: Σ_j K(jP) minus the variance on the grid.
+
+    Both include the cells around ω = 0.
+    """
     total = sum(periodised_variance(*pair) for pair in pairs)
     grid = (
         sum(grid_variance(*pair) for pair in pairs)
@@ -119,7 +123,7 @@ def _truncated_field(
 
 
 def grid_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
-    """K(0) of one term on its grid: Σ w B Bᵀ."""
+    """Return the variance Σ w B Bᵀ of one term on its grid."""
     if not term.leaves:  # a constant
         return at_zero(term)
     omegas, weights = draw.nodes(spectra_of(term))
@@ -129,9 +133,10 @@ def grid_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
 def clamp_eigenvalues(
     part: Float[Tensor, "*b p p"], total: Float[Tensor, "*b p p"]
 ) -> Float[Tensor, "*b p p"]:
-    """A part of a total variance, with its eigenvalues raised to at least 1e-14 of the total.
+    """Return a part of a total variance, with eigenvalues raised to at least 1e-14 of the total.
 
-    Rounding, or images of the kernel that have no closed form, can make them slightly negative.
+    Eigenvalues can be slightly negative because of rounding, or because images of the kernel have
+    no closed form.
     """
     part = 0.5 * (part + part.mT)
     total = total.diagonal(dim1=-1, dim2=-2)
@@ -140,11 +145,10 @@ def clamp_eigenvalues(
     scaled = part / units
     values, vectors = torch.linalg.eigh(scaled.detach())
     floor = 1e-14 * (1 + values.abs().amax(-1, keepdim=True))
-    # Where no eigenvalue is below the floor, the function is the identity, and so is its gradient.
+    # If no eigenvalue is below the floor, the function and its gradient are the identity.
     lift = (floor - values).clamp_min(0)
-    # a function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
-    # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j)
-    # Equal eigenvalues take the derivative f′ instead of the divided difference.
+    # A function f(S) of a symmetric matrix S = V Λ Vᵀ has the derivative V (F ∘ VᵀdSV) Vᵀ, where
+    # F_ij = (f(λ_i) − f(λ_j)) / (λ_i − λ_j). For equal eigenvalues, F_ij is the derivative f′.
     steps = values.unsqueeze(-1) - values.unsqueeze(-2)
     slopes = torch.where(
         steps.abs() > floor.unsqueeze(-1),
@@ -156,10 +160,10 @@ def clamp_eigenvalues(
 
 
 def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"]:
-    """Σ_j K(jP) of one term, the variance of the kernel made periodic with period P = 2π/h.
+    """Return Σ_j K(jP) of one term, the variance of the kernel made periodic with P = 2π/h.
 
-    It is a product over the leaves of the term, which depend on different inputs. Without a closed
-    form, a quadrature over the frequencies beyond the grid takes its place.
+    The value is a product over the leaves of the term, which depend on different inputs. If it has
+    no closed form, it is the variance on the grid plus a quadrature over the frequencies beyond.
     """
     scale, factor = term.outputscale[..., None, None], term.factor
     if not factor.closed_form:
@@ -181,7 +185,7 @@ def periodised_variance(term: Term, draw: LatticeDraw) -> Float[Tensor, "*b p p"
 def _curvature(
     leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
-    """Minus the Hessian of Σ_j k(τ + jP) at τ = 0, without images along `constant` inputs."""
+    """Return minus the Hessian of Σ_j k(τ + jP) at τ = 0, with j = 0 along `constant` inputs."""
     zero = torch.diag_embed(spectrum.second_moments(len(spacing)))
     if constant.all():
         return zero
@@ -198,7 +202,7 @@ def _curvature(
 def _lattice_moments(
     spectrum: ScaleMixture, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b d d"]:
-    """Σ_k w_k ω_k ω_kᵀ over the whole lattice, with the weights of the grid."""
+    """Return Σ_k w_k ω_k ω_kᵀ over the infinite lattice, with the weights of the grid."""
     if not constant.any():
         return second_moments(spectrum, spacing)
     d, varying = len(spacing), (~constant).nonzero().squeeze(-1).tolist()
@@ -211,14 +215,14 @@ def _lattice_moments(
 def _sum_over_images(
     leaf: Leaf, spectrum: Spectrum, spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]
 ) -> Float[Tensor, "*b"]:
-    """Σ_j k(jP) / k(0), without images along `constant` inputs."""
+    """Return Σ_j k(jP) / k(0), with j = 0 along `constant` inputs."""
     if constant.all():
         return spacing.new_ones(())
     if spectrum.is_mixture:
         if constant.any():
             varying = (~constant).nonzero().squeeze(-1).tolist()
             spectrum, spacing = spectrum.marginal(varying), spacing[varying]
-        return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 makes up the rest of k(0) = 1
+        return nonzero_sum(spectrum, spacing).clamp_min(1)  # ω = 0 adds the rest to k(0) = 1
     lags = _nearest(spacing, constant)
     zero, kernel = torch.zeros_like(lags), leaf.kernel
     try:
@@ -229,7 +233,10 @@ def _sum_over_images(
 
 
 def _nearest(spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]) -> Float[Tensor, "n d"]:
-    """The lags jP of the nearest images, j ∈ {−1, 0, 1}^d without 0; j = 0 where `constant`."""
+    """Return the lags jP of the nearest images, j ∈ {−1, 0, 1}^d except 0.
+
+    Along `constant` inputs j is 0.
+    """
     steps = [(0,) if flat else (-1, 0, 1) for flat in constant.tolist()]
     shifts = [shift for shift in product(*steps) if any(shift)]
     return spacing.new_tensor(shifts) * (2 * torch.pi / spacing)
@@ -238,16 +245,16 @@ def _nearest(spacing: Float[Tensor, "d"], constant: Bool[Tensor, "d"]) -> Float[
 def second_moment(
     term: Term, images: Float[Tensor, "*b m q r"], weights: Float[Tensor, "*b m"]
 ) -> Float[Tensor, "*b q q"]:
-    """The outputscale of a term times Σ w C Cᴴ, where the C are `images` Q B of its factor B."""
+    """Return s Σ w C Cᴴ, where C = Q B are the `images` and s is the outputscale of the term."""
     weighted = weights[..., None, None] * images
-    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj())
+    outer = torch.einsum("...mqr,...msr->...qs", weighted, images.conj().to(weighted))
     return term.outputscale[..., None, None] * outer.real
 
 
 def _truncated_term(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]]:
-    """`truncated_variance` of one term."""
+    """Return both parts of `truncated_variance` for one term."""
     if not term.leaves:  # a constant
         q = symbol.num_outputs(term.num_outputs)
         return (term.outputscale.new_zeros(q, q).double(),) * 2
@@ -263,7 +270,7 @@ def _truncated_term(
 def truncated_variance_of(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "*b q q"]:
-    """The variance of Q f, for one term, that a grid omits beyond its largest frequency."""
+    """Return the variance of Q f, for one term, at frequencies beyond the grid."""
     if symbol.is_identity:
         return _truncated_field(list(zip(*with_cells([term], [draw]), strict=True)), None)
     return _truncated_term(symbol, term, draw, space)[0]
@@ -272,7 +279,7 @@ def truncated_variance_of(
 def image_variance(
     symbol: Symbol, term: Term, draw: LatticeDraw, space: Sequence[int]
 ) -> Float[Tensor, "*b q q"]:
-    """Var Q f of one term on its grid: Σ w Q A Q*."""
+    """Return the variance Σ w Q A Q* of Q f, for one term, on its grid."""
     if symbol.is_identity:
         return sum(grid_variance(*pair) for pair in zip(*with_cells([term], [draw]), strict=True))
     if term.leaves:
@@ -290,10 +297,11 @@ def _low_frequency_variance(
     space: Sequence[int],
     delta: Float[Tensor, "q q"],
 ) -> Float[Tensor, "q q"]:
-    """Var Q f(x) of one term from frequencies near zero: the total minus the grid's share and δ.
+    """Return the variance of Q f(x), for one term, from frequencies near zero.
 
-    For a smooth density it is S(0) h^d; the difference is finite where S(0) is infinite, too. The
-    integral of S over the cell around zero would be smaller, by a relative O(h²).
+    It is the total minus the variance on the grid and δ. For a smooth density this is S(0) h^d. The
+    difference is also finite if S(0) is infinite. The integral of S over the cell around zero is
+    smaller by a relative O(h²).
     """
     spectrum, spacing = spectra_of(term)[0], draw.lattice.spacing[list(draw.dims[0])]
     if term.factor.closed_form and spectrum.isotropic_lengthscale is not None:
@@ -305,7 +313,7 @@ def _low_frequency_variance(
     origin = torch.zeros_like(spacing).unsqueeze(0)
     cell = weight_at_zero(spectrum, spacing)
     grid = _second_moment(symbol, term, draw, [origin], spacing.new_ones(1), space)
-    # A(ω) is A(0) at a millionth of the spacing.
+    # At a millionth of the spacing, A(ω) equals A(0).
     around = _mean_over_directions(symbol, term, draw, space, 1 / (1e-6 * spacing.amin()))
     return cell * (around - grid)
 
@@ -317,7 +325,7 @@ def _mean_over_directions(
     space: Sequence[int],
     lengthscale: Float[Tensor, "1 d"] | Float[Tensor, ""],
 ) -> Float[Tensor, "q q"]:
-    """The mean of Q A Q* over the sphere ‖ℓω‖ = 1, ℓ being `lengthscale`."""
+    """Return the mean of Q A Q* over the sphere ‖ℓω‖ = 1, where ℓ is `lengthscale`."""
     points, weights = unit_sphere(len(draw.dims[0]), draw.lattice.spacing.device)
     return _second_moment(symbol, term, draw, [points / lengthscale], weights, space)
 
@@ -330,7 +338,7 @@ def _second_moment(
     weights: Float[Tensor, "m"],
     space: Sequence[int],
 ) -> Float[Tensor, "q q"]:
-    """Σ w Q A Q* over the frequencies `omegas` of the leaves, times the outputscale."""
+    """Return s Σ w Q A Q* over the frequencies `omegas` of the leaves; s is the outputscale."""
     num_inputs = len(draw.lattice.spacing)
     omega = sum(embedded(*pair, num_inputs) for pair in zip(omegas, draw.dims, strict=True))
     images = symbol(omega[:, list(space)], term.num_outputs).to(torch.complex128)
@@ -338,22 +346,43 @@ def _second_moment(
     return second_moment(term, images, weights)
 
 
-# How accurately the frequencies represent each term of a kernel.
+# The accuracy with which frequencies represent each term of a kernel.
 #
-# Truncation is computed exactly, as above. Aliasing is the error of the covariance at lags between
-# a datum and a point of the domain. For scale mixtures it is computed at a few lags by theta
-# functions; for other spectra it is bounded by correlations at the nearest images. Random
-# frequencies have no such errors, but a variance: the effective sample size says how evenly they
-# share the variance.
+# The truncated variance is computed as above. Aliasing is the error of the covariance at lags
+# between a datum and a point of the domain. For scale mixtures it is computed at a few lags by
+# theta functions. For other spectra, correlations at the nearest images bound it. Random
+# frequencies have neither error, but their estimate of the kernel varies. The effective sample size
+# measures how evenly they divide the variance of the term.
 
 
 @dataclass(frozen=True)
 class GridAccuracy:
-    """The errors of one term of a kernel tree on a grid, at its present hyperparameters."""
+    """The errors of a frequency grid for one term of a kernel, at the current hyperparameters.
 
-    truncated: float  # the share of the variance beyond the grid
-    aliasing: float  # about |Σ_{j≠0} K(τ + jP)| / |K(0)|, at lags τ between a point and a datum
-    tolerance: float  # the tolerance of the grid, which a budget of features may have raised
+    All values are fractions without a unit. `ORFFKernel.accuracy()` returns these objects.
+
+    Attributes:
+        truncated: the fraction of the variance of the term at frequencies beyond the grid.
+        aliasing: an estimate of |Σ_{j≠0} K(τ + jP)| / |K(0)|, the relative error of the covariance
+            from the period P of the grid. It is the largest value over lags τ between a datum and
+            a point of the domain.
+        tolerance: the tolerance of the grid. It exceeds the tolerance of the rule if the number of
+            features is limited.
+
+    Example:
+        >>> from gpytorch.kernels import RBFKernel
+        >>> import gp_orff
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     RBFKernel(), gp_orff.Grid(((0.0, 1.0),), tolerance=1e-4), num_dims=1
+        ... )
+        >>> [errors] = kernel.accuracy()
+        >>> errors.truncated <= errors.tolerance
+        True
+    """
+
+    truncated: float
+    aliasing: float
+    tolerance: float
 
     def __str__(self) -> str:
         return (
@@ -364,14 +393,30 @@ class GridAccuracy:
 
 @dataclass(frozen=True)
 class SampleAccuracy:
-    """How evenly the variance of one term is distributed over its random frequencies.
+    """The effective number of random frequencies for one term of a kernel.
 
-    With D frequencies of variances v_k = w_k tr A(ω_k), the effective sample size is
-    (Σ v_k)² / Σ v_k². It is D if all are equal, as with the trace measure, and small if few of them
-    carry most of the variance.
+    Frequency k of the D frequencies has the variance v_k = w_k tr A(ω_k), where w_k is its weight
+    and A(ω_k) the spectral matrix. The effective sample size is (Σ v_k)² / Σ v_k². It is D if all
+    v_k are equal, as for the measure `gp_orff.Trace`. It is small if few frequencies have most of
+    the variance. `ORFFKernel.accuracy()` returns these objects.
+
+    Attributes:
+        num_frequencies: D, the number of frequencies.
+        effective_sample_size: (Σ v_k)² / Σ v_k², between 1 and D.
+
+    Example:
+        >>> import gp_orff
+        >>> kernel = gp_orff.ORFFKernel(
+        ...     gp_orff.CurlFreeKernel(num_dims=2),
+        ...     gp_orff.QuasiMonteCarlo(64),
+        ...     num_dims=2,
+        ... )
+        >>> [sample] = kernel.accuracy()
+        >>> 1 <= sample.effective_sample_size <= sample.num_frequencies
+        True
     """
 
-    num_frequencies: int  # D
+    num_frequencies: int
     effective_sample_size: float
 
     def __str__(self) -> str:
@@ -382,7 +427,10 @@ class SampleAccuracy:
 
 
 def accuracy(kernel: Kernel, draws: Sequence[Draw]) -> list[GridAccuracy | SampleAccuracy]:
-    """The accuracy of each term of a kernel tree, in order; an empty list for a quadrature."""
+    """Return the accuracy of each term of a kernel tree, in the order of the terms.
+
+    The list is empty for a quadrature.
+    """
     pairs = list(zip(terms(kernel), draws, strict=True))
     if all(draw.sampled for draw in draws):
         return [_sample_accuracy(term, draw) for term, draw in pairs]
@@ -409,7 +457,7 @@ def _sample_accuracy(term: Term, draw: Draw) -> SampleAccuracy:
 
 @torch.no_grad()
 def grid_accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
-    """The errors of one term on its lattice."""
+    """Return the errors of one term on its lattice."""
     lattice = draw.lattice
     if not term.leaves:
         return GridAccuracy(0.0, 0.0, lattice.tolerance.item())
@@ -422,7 +470,7 @@ def grid_accuracy(term: Term, draw: LatticeDraw) -> GridAccuracy:
 
 
 def _aliasing(term: Term, draw: LatticeDraw) -> float:
-    """The sum of the errors of the leaves, which bounds the error of their product."""
+    """Return the sum of the errors of the leaves, a bound of the error of their product."""
     total = 0.0
     for leaf in leaf_spectra(term, draw.dims):
         if leaf.spectrum.is_mixture and leaf.variance is None:
@@ -436,12 +484,12 @@ def _aliasing(term: Term, draw: LatticeDraw) -> float:
 def _largest_error(
     spectrum: ScaleMixture, factor: Factor | None, draw: LatticeDraw, dims: tuple[int, ...]
 ) -> float:
-    """The largest error of K(τ) relative to K(0), at lags τ up to the longest from a datum."""
+    """Return the largest error of K(τ) relative to K(0), at a few lags τ up to the longest lag."""
     spacing, lag = draw.lattice.spacing[list(dims)], draw.lattice.lag[list(dims)]
     shares = torch.linspace(0, 1, 4).to(lag)
     lags = torch.cartesian_prod(*[shares] * len(dims)).reshape(-1, len(dims)) * lag
     if factor is None:
-        # weights may add up to more than k(0) = 1, since the weight of ω = 0 is never negative
+        # The weight of ω = 0 is never negative, so the weights may add up to more than k(0) = 1.
         excess = (nonzero_sum(spectrum, spacing) - 1).clamp_min(0)
         return max((aliased(spectrum, spacing, tau) + excess).abs().max().item() for tau in lags)
     variance = factor.variance(spectrum)
@@ -452,16 +500,17 @@ def _largest_error(
 
 
 def _sum_of_images(leaf: LeafSpectrum, lattice: Lattice) -> float:
-    """A bound from correlations: the image at P − L along every axis, and shells of images at jP.
+    """Return a bound of the aliasing error from correlations at images of the kernel.
 
-    P is the period and L the longest lag from a datum.
+    The bound adds the image at the lag P − L along every axis and 20 shells of images at jP, where
+    P is the period and L the longest lag between a datum and a point of the domain.
     """
     period, lag, d = lattice.period.tolist(), lattice.lag.tolist(), leaf.num_dims
 
     def largest(j: int, share: float) -> float:
-        """The largest correlation over the axes at the lag j P − share · L."""
+        """Return the largest correlation over the axes at the lag j P − share · L."""
         lags = [max(j * period[dim] - share * lag[dim], 0.0) for dim in leaf.dims]
         return max(float(leaf.correlation(r, axis)) for axis, r in enumerate(lags))
 
-    counts = {j: (2 * j + 1) ** d - (2 * j - 1) ** d for j in range(1, 21)}  # of 20 shells
+    counts = {j: (2 * j + 1) ** d - (2 * j - 1) ** d for j in range(1, 21)}  # images in each shell
     return d * largest(1, 1.0) + sum(n * largest(j, 0.0) for j, n in counts.items())

@@ -1,11 +1,11 @@
-"""The columns of dot-product kernels, and local columns around templates."""
+"""Features of dot-product kernels, local features around templates, and Gauss–Hermite nodes."""
 
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
-from numbers import Real
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from gp_orff.features.columns import Columns, PointwiseColumns
-from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, uniform
+from gp_orff.features.draws import Draw, LeafSpectrum, TermSpectrum, check_seed, sole_leaf, uniform
 from gp_orff.features.phases import LinearPhases, Phases
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_integer
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, is_number
 from gp_orff.kernels.dot_product import DotProductSpectrum, Polynomials
 from gp_orff.kernels.spectra import Gaussian
 from gp_orff.kernels.tree import Term, spectra_of
@@ -27,9 +27,9 @@ from gp_orff.kernels.tree import Term, spectra_of
 class DotProductColumns(PointwiseColumns):
     """φ_k(x) = ‖x̃‖^{n_k − m_k} P_{m_k}(⟨x̃, z_k⟩, ‖x̃‖²) with unit vectors z_k.
 
-    x̃ = (scale · x, offset) are the lifted inputs. The columns are sorted by their orders m_k,
-    highest first, so that each step of the recurrence is for those that need it
-    (Le et al. 2013, Section 4.5).
+    The lifted inputs are x̃ = (scale · x, offset). The columns are sorted by their orders m_k,
+    highest first, so that each step of the recurrence concerns the first columns only (Le et al.
+    2013, Section 4.5).
     """
 
     phases: Phases  # ⟨x̃, z_k⟩
@@ -72,9 +72,9 @@ class DotProductColumns(PointwiseColumns):
         )
 
     def halves(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """Every second column of an order m > 0; both halves contain those of m = 0.
+        """Return two halves of the columns with orders m > 0, as a sample of z.
 
-        These do not depend on z.
+        Both halves also contain the columns with m = 0, which do not depend on z.
         """
         sampled, constant = self.orders.nonzero().flatten(), (self.orders == 0).nonzero().flatten()
         halves = []
@@ -95,14 +95,14 @@ class DotProductColumns(PointwiseColumns):
         }
 
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
-        """Raise: the mean of a polynomial's square over all of space is infinite.
+        """Raise an error, because the mean square of a polynomial over all of space is infinite.
 
         Raises:
             NotImplementedError: always.
         """
         raise NotImplementedError(
             "expected a stationary kernel for a mean over all of space, got a dot-product kernel, "
-            "whose variance grows without bound; use the variance at points of your own"
+            "whose variance grows without bound; pass points"
         )
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
@@ -128,7 +128,7 @@ class DotProductColumns(PointwiseColumns):
     def _by_order(
         self, t: Float[Tensor, "*b N M"], s: Float[Tensor, "*b N 1"]
     ) -> Iterator[Float[Tensor, "*b N k"]]:
-        """P_m of the columns of order m, for m = 0, 1, …"""
+        """Yield P_m of the columns of order m, for m = 0, 1, …"""
         previous, current = t, torch.ones_like(t)
         for m, count in enumerate(self._counts):
             yield current[..., count:]
@@ -138,12 +138,12 @@ class DotProductColumns(PointwiseColumns):
 
     @cached_property
     def _counts(self) -> list[int]:
-        """The number of columns of a higher order than m, for m = 0, 1, …"""
+        """The number of columns with a higher order than m, for m = 0, 1, …"""
         numbers = torch.bincount(self.orders).tolist()
         return [sum(numbers[m + 1 :]) for m in range(len(numbers))]
 
 
-# Local columns: functions of templates z, such as positive bumps around them.
+# Local columns: functions of templates z, such as positive bumps around templates.
 
 
 Profile = Callable[[Float[Tensor, "*b N M"], Float[Tensor, "*b N 1"], Float[Tensor, "M"]], Tensor]
@@ -151,7 +151,7 @@ Profile = Callable[[Float[Tensor, "*b N M"], Float[Tensor, "*b N 1"], Float[Tens
 
 @dataclass(frozen=True)
 class TemplateColumns(PointwiseColumns):
-    """φ_k(x) = κ(⟨x̃, z_k⟩, ‖x̃‖, ‖z_k‖), x̃ = (x − center)/ℓ (Le et al. 2013, eq. 19)."""
+    """φ_k(x) = κ(⟨x̃, z_k⟩, ‖x̃‖, ‖z_k‖) with x̃ = (x − center)/ℓ (Le et al. 2013, eq. 19)."""
 
     templates: Float[Tensor, "M k"]  # z
     inverse_lengthscale: Float[Tensor, "*b 1 k"]
@@ -185,7 +185,7 @@ class TemplateColumns(PointwiseColumns):
         return replace(self, templates=self.templates[columns])
 
     def halves(self) -> list[tuple[Int[Tensor, "k"], Float[Tensor, "k"]]]:
-        """Every second template."""
+        """Return two halves of the templates, every second one."""
         index = torch.arange(self.num_columns, device=self.device)
         halves = (index[::2], index[1::2])
         return [(h, self.templates.new_full(h.shape, len(index) / max(len(h), 1))) for h in halves]
@@ -198,7 +198,7 @@ class TemplateColumns(PointwiseColumns):
         return {**tensors, **function, "dims": list(self.dims)}
 
     def inner_products(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
-        """⟨x, z_k/ℓ⟩."""
+        """Return ⟨x, z_k/ℓ⟩."""
         return (x[..., list(self.dims)].double() * self.inverse_lengthscale) @ self.templates.mT
 
     def values(self, x: Float[Tensor, "*b N d"]) -> Float[Tensor, "*b N M"]:
@@ -207,10 +207,10 @@ class TemplateColumns(PointwiseColumns):
         return self.function(scaled @ self.templates.mT, lengths, self.templates.norm(dim=-1))
 
     def mean_squares(self) -> Float[Tensor, "*b M 1"]:
-        """The mean of φ² at the center over draws of the template.
+        """Return the mean of φ² at the center, over random templates.
 
-        It takes the place of the mean over space, which is 0: with it, the variance of the features
-        is that of the kernel, if that is the same everywhere.
+        It replaces the mean over space, which is 0. The variance of the features is then the
+        variance of the kernel, if this variance is the same everywhere.
         """
         if isinstance(self.function, Bump):
             mean = (1 - 2 / self.function.a) ** (0.5 * len(self.dims))  # z ~ N(0, I/(a² − 2a))
@@ -222,9 +222,9 @@ class TemplateColumns(PointwiseColumns):
 
 @dataclass(frozen=True)
 class Bump:
-    """κ(s, r, t) = exp(a s − (p/2) r² − (a/2) t²).
+    """The function κ(s, r, t) = exp(a s − (p/2) r² − (a/2) t²), a bump around x̃ = (a/p) z.
 
-    It is a bump of width 1/√p around x̃ = (a/p) z (Le et al. 2013, eqs. 24 and 26).
+    The standard deviation of the bump is 1/√p (Le et al. 2013, eqs. 24 and 26).
     """
 
     a: float
@@ -235,7 +235,7 @@ class Bump:
 
 
 def at_center(function: Profile, templates: Float[Tensor, "M k"]) -> Float[Tensor, "1 M"]:
-    """κ(0, 0, ‖z‖) of every template."""
+    """Return κ(0, 0, ‖z‖) for every template."""
     norms = templates.norm(dim=-1)
     return function(norms.new_zeros(1, len(norms)), norms.new_zeros(1, 1), norms)
 
@@ -243,15 +243,16 @@ def at_center(function: Profile, templates: Float[Tensor, "M k"]) -> Float[Tenso
 # Rules for dot-product kernels, for templates, and Gauss–Hermite quadrature.
 
 
-# The draw of a dot-product kernel: for each column a harmonic and a unit vector z.
+# The draw of a dot-product kernel, which has a harmonic and a unit vector z for each column.
 
 
 class DotProductDraw(Draw):
     """D columns of one term, each with a harmonic (n, m) and a unit vector of the lifted inputs.
 
-    The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. If M_k columns with the harmonic k are
-    expected, each has the variance λ_k C_k / M_k. In Corollary 4 of Le et al. 2013, M_k is
-    proportional to λ_k C_k; here half of M_k is, see `DrawnHarmonics`.
+    The kernel is Σ_k λ_k C_k E_z[Q_k(x, z) Q_k(x′, z)]. Let M_k be the expected number of columns
+    with the harmonic k. Then each of these columns has the variance λ_k C_k / M_k. In Corollary 4
+    of Le et al. 2013, M_k is proportional to λ_k C_k. Here this is so for half of the columns, see
+    `DrawnHarmonics`.
     """
 
     without_nodes = (
@@ -278,7 +279,7 @@ class DotProductDraw(Draw):
         u: Float[np.ndarray, "D 1"],
         order: int,
     ) -> "DotProductDraw":
-        """The draw from unit vectors and uniform coordinates, as `DrawnHarmonics` reads them."""
+        """Return the draw for unit vectors (D, c) and uniform numbers (D, 1)."""
         (leaf,) = term.leaves
         drawn = DrawnHarmonics.of(leaf.spectrum, directions.shape[-1], order, u[:, 0])
         return cls(torch.from_numpy(directions[drawn.rank]), drawn, leaf.dims)
@@ -303,38 +304,37 @@ class DotProductDraw(Draw):
         return phi, variances.unsqueeze(-1)
 
     def unit_phases(self, num_lifted: int) -> Phases:
-        """⟨z, x̃⟩ of `num_lifted` lifted inputs x̃."""
+        """Return ⟨z, x̃⟩ for `num_lifted` lifted inputs x̃."""
         return LinearPhases(self.bases[0])
 
     def sample_weights(self, spectra: Sequence[DotProductSpectrum]) -> Float[Tensor, "*b D"]:
-        """The variance that each column has on average over directions, for unit inputs."""
+        """Return the variance of each column for unit inputs, averaged over their directions."""
         eigenvalues = spectra[0].harmonics(self.num_sphere_dims).eigenvalues
         return eigenvalues[..., self.harmonics] / self.expected_numbers
 
 
 def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
-    """The leaf of a term that is a dot-product kernel, on its lifted inputs; None if none is.
+    """Return the dot-product kernel of a term on its lifted inputs, or None if there is none.
 
-    Its degree is 1, which makes the columns of the trace measure bounded.
+    The degree of the leaf is 1, so that the columns of the trace measure are bounded.
 
     Raises:
-        NotImplementedError: a product with another kernel, or a field kernel.
+        NotImplementedError: the term is a product with another kernel, or a field kernel.
     """
-    kinds = [isinstance(leaf.spectrum, DotProductSpectrum) for leaf in term.leaves]
-    if not any(kinds):
+    leaf = sole_leaf(
+        term,
+        DotProductSpectrum,
+        "features of dot-product kernels expect a term without products, got a product of a "
+        "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
+        "ScaleKernel, or a PolynomialKernel of a higher power",
+    )
+    if leaf is None:
         return None
-    if len(kinds) > 1:
-        raise NotImplementedError(
-            "features of dot-product kernels expect a term without products, got a product of a "
-            "LinearKernel, PolynomialKernel or DotProductKernel with another kernel; use a sum, a "
-            "ScaleKernel, or a PolynomialKernel of a higher power"
-        )
-    (leaf,) = term.leaves
     if leaf.degree or leaf.variance is not None:
         raise NotImplementedError(
             "features of dot-product kernels expect scalar or separable kernels, such as "
             "MultitaskKernel, got a kernel whose spectral matrix depends on the frequency; use a "
-            "stationary kernel inside it"
+            "stationary base kernel"
         )
     dims = tuple(range(leaf.spectrum.num_lifted(leaf.num_dims)))
     return replace(leaf, dims=dims, degree=1)
@@ -342,23 +342,31 @@ def lifted_leaf(term: TermSpectrum) -> LeafSpectrum | None:
 
 @dataclass(frozen=True)
 class DrawnHarmonics:
-    """A harmonic for each of D columns, those of the highest order m first."""
+    """A harmonic for each of D columns, with the highest order m first.
 
-    index: Int[Tensor, "D"]  # among `Harmonics`
-    expected_numbers: Float[Tensor, "D"]  # M_k of columns with this harmonic
-    rank: Int[np.ndarray, "D"]  # which of the uniform numbers each column is drawn from
-    num_dims: int  # of the sphere
+    Attributes:
+        index: (D,), the index of the harmonic in `Harmonics`.
+        expected_numbers: M_k, (D,), the expected number of columns with the same harmonic.
+        rank: (D,), the index of the uniform number from which the column was drawn.
+        num_dims: the dimension of the vectors on the sphere.
+    """
+
+    index: Int[Tensor, "D"]
+    expected_numbers: Float[Tensor, "D"]
+    rank: Int[np.ndarray, "D"]
+    num_dims: int
 
     @classmethod
     def of(
         cls, spectrum: DotProductSpectrum, num_dims: int, order: int, u: Float[np.ndarray, "D"]
     ) -> "DrawnHarmonics":
-        """One harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
+        """Draw one harmonic for each uniform number u, with the probabilities ½p_k + ½q_k.
 
-        p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders that carry much of
-        the variance are barely ever drawn, since C_k grows like d^m; with half of each, the
-        variance of the approximate kernel is at most twice that with either. Those of order m = 0
-        do not depend on z: they have one column each, if D is large enough.
+        Here p_k ∝ λ_k C_k^order and q_k ∝ λ_k. With p_k of order 1 alone, low orders would barely
+        ever be drawn although they have much of the variance, because C_k grows like d^m. With the
+        mixture, the variance of the approximate kernel is at most twice the variance with p or with
+        q alone. A harmonic of order m = 0 does not depend on z, and gets one column if D is large
+        enough.
         """
         every = spectrum.harmonics(num_dims)
         logs = every.eigenvalues.log().detach().cpu()
@@ -368,7 +376,7 @@ class DrawnHarmonics:
         number, kinds = len(u) - constant, logs.shape[-1] - constant
         laws = torch.stack([logs, logs + order * counts])[..., :kinds].softmax(-1)
         share = laws.reshape(-1, kinds).mean(0)  # over both, and over the batch
-        # Sorted uniform numbers give sorted harmonics: columns of one order lie next to each other.
+        # Sorted uniform numbers give sorted harmonics, so that equal orders are adjacent.
         rank = u[:number].argsort()
         drawn = torch.from_numpy(share.cumsum(0)[:-1].numpy().searchsorted(u[rank]))
         return cls(
@@ -382,39 +390,41 @@ class DrawnHarmonics:
 # Gauss–Hermite quadrature of Gaussian spectra.
 
 
-_ERROR = 1e-3  # the largest error of the kernel, relative to its variance, that is accepted
+_ERROR = 1e-3  # the largest accepted error of the kernel, as a fraction of its variance
 
 
 @dataclass(frozen=True)
 class GaussHermite:
-    r"""Gauss–Hermite quadrature of the spectral density of RBF kernels, with n^d nodes.
+    r"""The rule for Gauss–Hermite quadrature of the spectral density of RBF kernels.
 
-    For d inputs, E g(ω) ≈ Σ_k w_k g(z_k/ℓ). The nodes z_k lie on a tensor grid, n along each axis.
-    The rule is exact for polynomials g up to degree 2n − 1 in each coordinate (Mutný & Krause 2018,
-    quadrature Fourier features). The nodes z and −z have the same cosine and sine, up to sign, and
-    are stored as one frequency. Frequencies follow the lengthscales in training.
+    For d inputs, E g(ω) ≈ Σ_k w_k g(z_k/ℓ), with n^d nodes z_k on a tensor grid and their weights
+    w_k. The rule is exact for polynomials g of degree up to 2n − 1 in each coordinate. It gives the
+    quadrature Fourier features of Mutný & Krause (2018). The nodes z and −z are stored as one
+    frequency. Frequencies are divided by the current lengthscales in every evaluation.
 
-    The approximation is valid up to a longest lag, at which the error of the kernel reaches 1e-3 of
-    its variance. For curl-free and divergence-free kernels the longest lag along each axis is 4
-    lengthscales with n = 16, 7 with n = 32 and 15 with n = 100. Points at larger distances raise an
-    error. Delays between outputs in a `SpectralMatrixKernel` are added to the lags, with their
-    values when the `ORFFKernel` is built. `Grid` has no such limit.
+    The error of the kernel is below 1e-3 of its variance up to a longest lag along each input. For
+    curl-free and divergence-free kernels, this lag is 4 lengthscales with n = 16, 7 with n = 32 and
+    15 with n = 100. Points at larger distances raise an error. In a `SpectralMatrixKernel`, delays
+    between outputs are added to the lags, with their values when the `ORFFKernel` is built. `Grid`
+    has no such limit.
 
     Args:
-        nodes_per_dim: n, from 2 to 200.
+        nodes_per_dim: n, an integer from 2 to 200.
 
     Raises:
-        ValueError: `nodes_per_dim` is not an integer from 2 to 200. When an `ORFFKernel` is built:
-            there are more than 4 million nodes. When it is evaluated: points are too far from each
-            other.
-        NotImplementedError: when an `ORFFKernel` is built, the kernel is not an RBF kernel.
+        ValueError: `nodes_per_dim` is not an integer from 2 to 200. An `ORFFKernel` also raises
+            this error when it is built, if there are more than 4 million nodes, and when it is
+            evaluated, if points are too far from each other.
+        NotImplementedError: raised when an `ORFFKernel` is built, if the kernel is not an RBF
+            kernel.
 
     Example:
+        Two inputs have 16² nodes, which are 128 frequencies with two features each:
+
         >>> import gpytorch, gp_orff
         >>> kernel = gp_orff.CurlFreeKernel(
         ...     gpytorch.kernels.RBFKernel(), num_dims=2
         ... )
-        >>> # 16² / 2 pairs · 2
         >>> gp_orff.ORFFKernel(kernel, gp_orff.GaussHermite(16)).num_features
         256
     """
@@ -422,14 +432,18 @@ class GaussHermite:
     nodes_per_dim: int
 
     def __post_init__(self):
-        if not is_integer(self.nodes_per_dim) or not 2 <= self.nodes_per_dim <= 200:
+        if not is_number(self.nodes_per_dim, Integral) or not 2 <= self.nodes_per_dim <= 200:
             raise ValueError(
                 "GaussHermite expects an integer nodes_per_dim from 2 to 200, got "
                 f"{self.nodes_per_dim!r}"
             )
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """Return the nodes and weights of each of `terms`."""
+        """Return the nodes and weights of each term.
+
+        Args:
+            terms: the spectra of the terms of a kernel.
+        """
         return [
             HermiteDraw(self.nodes_per_dim, term) if term.leaves else Draw([], [])  # a constant
             for term in terms
@@ -437,13 +451,13 @@ class GaussHermite:
 
 
 class HermiteDraw(Draw):
-    """The nodes of one term in base units, and their weights."""
+    """The nodes of one term at unit lengthscale, and their weights."""
 
     sampled = False
 
     def __init__(self, nodes_per_dim: int, term: TermSpectrum):
         for leaf in term.leaves:
-            if not isinstance(leaf.spectrum, Gaussian):
+            if not leaf.spectrum.is_gaussian:
                 raise NotImplementedError(
                     "GaussHermite expects RBF kernels, got the spectrum "
                     f"{type(leaf.spectrum).__name__}; use gp_orff.Grid.for_data(x), or a random "
@@ -452,7 +466,7 @@ class HermiteDraw(Draw):
         sizes = [leaf.num_dims for leaf in term.leaves]
         if nodes_per_dim ** sum(sizes) > 2**22:
             raise ValueError(
-                "GaussHermite expects at most 4 million nodes in all, got "
+                "GaussHermite expects at most 4 million nodes in total, got "
                 f"{nodes_per_dim} along each of {sum(sizes)} inputs; use a smaller nodes_per_dim, "
                 "or gp_orff.QuasiMonteCarlo"
             )
@@ -489,13 +503,13 @@ class HermiteDraw(Draw):
                 delays = ", with the delays of its outputs" if shifts[axis] else ""
                 raise ValueError(
                     f"GaussHermite({self.nodes_per_dim}) expects lags up to {longest:.1f} "
-                    f"lengthscales, got points {lags[axis]:.1f} lengthscales apart along column "
+                    f"lengthscales, got a lag of {lags[axis]:.1f} lengthscales along column "
                     f"{dims[axis]}{delays}; use a larger nodes_per_dim, or gp_orff.Grid.for_data(x)"
                 )
 
 
 def _longest_shift(leaf: LeafSpectrum) -> Float[np.ndarray, "d"]:
-    """How much farther a general B(ω) moves correlations along every axis, as delays do."""
+    """Return how much a general B(ω) extends correlations along every axis, as delays do."""
     if leaf.variance is None:
         return np.zeros(leaf.num_dims)
     without = math.sqrt(-2 * math.log(_ERROR)) / leaf.variance.scales
@@ -504,7 +518,7 @@ def _longest_shift(leaf: LeafSpectrum) -> Float[np.ndarray, "d"]:
 
 
 def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[np.ndarray, "D"]]:
-    """The nodes of N(0, I) on a tensor grid, one of each pair ±z, and their weights."""
+    """Return the nodes of N(0, I) on a tensor grid, one of each pair ±z, and their weights."""
     roots, weights = np.polynomial.hermite_e.hermegauss(n)
     weights = weights / weights.sum()
     # The middle node of an odd rule is zero only up to rounding.
@@ -523,7 +537,7 @@ def _half_space(n: int, num_dims: int) -> tuple[Float[np.ndarray, "D d"], Float[
 
 @lru_cache
 def longest_lag(n: int, degree: int) -> float:
-    """The longest lag along an axis, in lengthscales, up to which the kernel is accurate."""
+    """Return the longest lag along an axis, in lengthscales, for which the kernel is accurate."""
     roots, weights = np.polynomial.hermite_e.hermegauss(n)
     weights = weights / weights.sum()
     lags = np.linspace(0, 4 * np.sqrt(n), 4000)
@@ -537,11 +551,11 @@ def longest_lag(n: int, degree: int) -> float:
     return float(lags[above[0] - 1]) if len(above) and above[0] else float(lags[-1])
 
 
-# Draws of templates, of any function, and of the bumps of an RBF kernel.
+# Random templates of any function, and of the bumps of an RBF kernel.
 
 
 class FunctionDraw(Draw):
-    """Templates z_k of a function κ, in the lengthscales of one term."""
+    """Random templates z_k of a function κ, in lengthscales from the center."""
 
     without_nodes = (
         "expected features with frequencies, got Templates, whose features are local; use "
@@ -565,12 +579,12 @@ class FunctionDraw(Draw):
 
     @property
     def templates(self) -> Float[Tensor, "M k"]:
-        """z."""
+        """The templates z (M, k), in lengthscales from the center."""
         return self.bases[0].double()
 
     @property
     def variance(self) -> float:
-        """By which the mean of φ_z(x) φ_z(x′) is multiplied."""
+        """The factor of the mean of φ_z(x) φ_z(x′) in the kernel."""
         return 1.0
 
     def columns(self, term: Term, num_inputs: int) -> tuple[Columns, Float[Tensor, "*b M 1"]]:
@@ -590,10 +604,11 @@ class FunctionDraw(Draw):
 
 
 class TemplateDraw(FunctionDraw):
-    """Templates z_k = w_k/√b of one RBF kernel, from standard normal w_k.
+    """Random templates z_k = w_k/√b of an RBF kernel, from standard normal w_k.
 
-    `reach` is the distance from the center, in lengthscales, within which the standard error of
-    k̃(x, x) stays below k(x, x).
+    Attributes:
+        reach: the distance from the center, in lengthscales, up to which the standard error of the
+            approximate variance is below the variance k(x, x).
     """
 
     def __init__(
@@ -617,9 +632,10 @@ class TemplateDraw(FunctionDraw):
         return (1 - 2 / self.a) ** (-0.5 * len(self.dims))
 
     def check_domain(self, spectra: Sequence[Gaussian], *points: Float[Tensor, "*b n d"]) -> None:
-        """Warn if the middle of the points, or half of them, are out of reach.
+        """Warn if the mean of the points, or half of the points, are farther away than `reach`.
 
-        Two points may be the corners of a box, most of which is closer: only their middle counts.
+        For two points, only their mean is compared. They may be the corners of a box, most of which
+        is closer to the center.
         """
         every = torch.cat([x.detach().reshape(-1, x.shape[-1]) for x in points])
         every = torch.cat([every.mean(0, keepdim=True), every])[:, list(self.dims)]
@@ -630,18 +646,19 @@ class TemplateDraw(FunctionDraw):
         far = middle if corners else torch.maximum(middle, half)
         if (far > self.reach).any():
             warnings.warn(
-                f"Templates(a={self.a:g}) with {self.num_frequencies} features expects inputs "
-                f"around its center, at most {self.reach:.2g} lengthscales from it, got inputs "
-                "of which the mean, or half, are farther away, where features are nearly zero; "
-                "pass their mean as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
+                f"Templates(a={self.a:g}) with {self.num_frequencies} features expects inputs at "
+                f"most {self.reach:.2g} lengthscales from its center, but the mean of the inputs "
+                "or half of the inputs are farther away, so that features are nearly zero; pass "
+                "the mean of the inputs as center=, a smaller a, or use gp_orff.QuasiMonteCarlo",
                 stacklevel=2,
             )
 
 
 def reach(a: float, num_dims: int, num_features: int) -> float:
-    """The distance r at which the standard error of k̃(x, x) is k(x, x); 0 if it is larger at 0.
+    """Return the distance r at which the standard error of the approximate variance is k(x, x).
 
-    E φ⁴ = (a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) for features with E φ² = 1.
+    It is 0 if the standard error is larger everywhere. For features with E φ² = 1, E φ⁴ =
+    (a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)).
     """
     excess = math.log1p(num_features) - 0.5 * num_dims * math.log(a**2 / (a**2 - 4))
     return math.sqrt(max(excess, 0.0) * (a + 2) / (4 * (a - 2)))
@@ -652,65 +669,64 @@ def reach(a: float, num_dims: int, num_features: int) -> float:
 
 @dataclass(frozen=True)
 class Templates:
-    r"""Positive, local features of an RBF kernel: bumps around random templates z.
+    r"""The rule for positive, local features of an RBF kernel, which are bumps around templates.
 
-    For each template z ~ N(0, I/b) there is one feature, with x̃ = (x − center)/ℓ,
+    Each random template z ~ N(0, I/b) gives one feature. With x̃ = (x − center)/ℓ,
 
         φ_z(x) = (a/(a − 2))^{d/4} exp(−½[2‖x̃‖² − 2a⟨x̃, z⟩ + a‖z‖²]) ,    b = a² − 2a .
 
-    It is a Gaussian bump around x̃ = (a/2) z. With n templates, the mean of φ_z(x) φ_z(x′)
-    estimates the RBF kernel exp(−½‖x̃ − x̃′‖²) without bias. Unlike waves, bumps vanish at distant
-    inputs and are never negative.
+    This is a Gaussian bump around x̃ = (a/2) z. The mean of φ_z(x) φ_z(x′) over n templates is an
+    unbiased estimate of the RBF kernel exp(−½‖x̃ − x̃′‖²). Unlike waves, bumps vanish at distant
+    inputs and are never negative (Le et al. 2013, eqs. 26 and 27).
 
-    Their variance grows exponentially with d and with the distance from the center. At x = x′ with
-    ‖x̃‖ = r the variance of the kernel, which is 1, is
+    The variance of the estimate grows exponentially with d and with the distance from the center.
+    At x = x′ with ‖x̃‖ = r, the variance of the estimate of k(x, x) = 1 is
 
         (1/n) [(a²/(a² − 4))^{d/2} exp(4r²(a − 2)/(a + 2)) − 1] .
 
-    At r = √d, a = 2.45 is the best, and the square bracket is 2.6^d − 1: 16 for d = 3, 14 000 for
-    d = 10. The pair of waves of a frequency has ½ at most, for every d and everywhere. Templates
-    lie around the center with a standard deviation of ½√(a/(a − 2)) lengthscales: 1.2 for a = 2.45,
-    2.5 for a = 2.08. Take a smaller a for wider data. Far from the center, features vanish, and
-    with them the variance of the prior.
+    At r = √d, the best a is 2.45. The bracket is then 2.6^d − 1, which is 16 for d = 3, and 14 000
+    for d = 10. For comparison, random waves have at most ½ instead, for every d and r. The bumps
+    are centred around `center`, with a standard deviation of ½√(a/(a − 2)) lengthscales. This is
+    1.2 for a = 2.45, and 2.5 for a = 2.08. Use a smaller a for wider data. Far from the center, all
+    features vanish, and so does the variance of the prior.
 
-    Any other function and any law of templates define another kernel:
+    A `function` κ and a `sampler` define another kernel, which needs no closed form:
 
-        k(x, x′) = E_z[φ_z(x) φ_z(x′)] ,    φ_z(x) = κ(⟨x̃, z⟩, ‖x̃‖, ‖z‖) ,    z ~ sampler .
+        k(x, x′) = E_z[φ_z(x) φ_z(x′)] ,    φ_z(x) = κ(⟨x̃, z⟩, ‖x̃‖, ‖z‖) ,    z ~ sampler
 
-    Pass κ as `function` and the law as `sampler`. Of the `RBFKernel` only the lengthscales are
-    used, and the outputscale around it: what is approximated is k, which needs no closed form.
-    Functions of the distance are those of ‖x̃ − z‖² = ‖x̃‖² + ‖z‖² − 2⟨x̃, z⟩. Bounded functions of
-    compact support, such as Epanechnikov's, leave distant inputs alone altogether.
-
-    Le et al. 2013, eqs. 19 to 23 for `function` and `sampler`; else eqs. 26 and 27, which leave out
-    (a/(a − 2))^{d/4}, and in which b is free: then the kernel has the lengthscale √(2a + b)/a in
-    units of ℓ, which is 1 for this b.
+    (Le et al. 2013, eqs. 19 to 23). The `RBFKernel` that you pass to `ORFFKernel` then only sets
+    the lengthscales ℓ, and the outputscale if it is inside a `ScaleKernel`. To use a function of
+    the distance, compute ‖x̃ − z‖² = ‖x̃‖² + ‖z‖² − 2⟨x̃, z⟩.
 
     Args:
         num_features: n, the number of features of a scalar kernel, for each term of a sum.
-        a: a > 2. The larger a is, the closer the templates are to the center. None with a
+        a: a > 2. With a larger a, templates are closer to the center. Omit it if you pass a
             `function`.
-        weighted: use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24, whose width does not depend on b.
-            The features are then those of the locally weighted kernel
-            exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²)) exp(−½‖x̃ − x̃′‖²) (eq. 25), and not of the RBF kernel.
-        function: κ(s, r, t) of s = ⟨x̃, z⟩ (N, n), r = ‖x̃‖ (N, 1) and t = ‖z‖ (n,), as float64
-            tensors, returns the values (N, n); by torch functions, if lengthscales are trained.
-        sampler: takes uniform numbers (n, d) in (0, 1), as a float64 tensor, and returns n
-            templates z (n, d), in lengthscales from the center; one is `scipy.stats.t(3).ppf`,
-            whose tails are heavier than normal.
-        center: the center of the templates, one number for each input of the kernel, in the units
-            of the inputs: about the mean of the inputs. The origin if None.
-        seed: seed of NumPy's `default_rng`.
+        weighted: whether to use the bumps exp(−(a/2)‖x̃ − z‖²) of eq. 24; False by default. They
+            approximate the locally weighted kernel exp(−½(a − 2)(‖x̃‖² + ‖x̃′‖²))
+            exp(−½‖x̃ − x̃′‖²) of eq. 25 instead of the RBF kernel.
+        function: κ(s, r, t), a function of s = ⟨x̃, z⟩ (N, n), r = ‖x̃‖ (N, 1) and t = ‖z‖ (n,), for
+            N points. It receives float64 tensors and returns values (N, n). If lengthscales are
+            trained, write it with torch functions.
+        sampler: a function of uniform numbers (n, d) in (0, 1), a float64 tensor. It returns n
+            templates z (n, d), in lengthscales from the center. An example is
+            `scipy.stats.t(3).ppf`, which has heavier tails than a normal distribution.
+        center: the center of the templates, d numbers in units of the inputs, for example the mean
+            of the inputs; the origin if None.
+        seed: the seed of NumPy's `default_rng`.
 
     Raises:
-        ValueError: `num_features` is not a positive integer, a ≤ 2, `center` is not d finite
-            numbers, or `seed` is not a non-negative integer; a `function` without a `sampler`, or
-            with `a` or `weighted`. When an `ORFFKernel` is built: templates or values of another
-            shape, or not finite.
-        NotImplementedError: when an `ORFFKernel` is built, for other kernels than `RBFKernel`,
-            alone or in a sum, scaled, or in a separable kernel.
+        ValueError: `num_features` is not a positive integer; a ≤ 2; `center` does not have finite
+            numbers; `seed` is not a non-negative integer; `function` is passed without `sampler`,
+            or with `a` or `weighted`. An `ORFFKernel` also raises this error when it is built, if
+            `center` does not have d numbers, or if templates or values are not finite or have
+            another shape.
+        NotImplementedError: raised when an `ORFFKernel` is built, if the kernel is not an
+            `RBFKernel`, a sum or scaled form of RBF kernels, or a separable kernel of them.
 
     Example:
+        Features of an RBF kernel of one input:
+
         >>> import gp_orff, gpytorch, torch
         >>> exact = gpytorch.kernels.RBFKernel()
         >>> kernel = gp_orff.ORFFKernel(
@@ -720,23 +736,19 @@ class Templates:
         >>> error = kernel(x).to_dense() - exact(x).to_dense()
         >>> bool(error.abs().max() < 0.1)
         True
-        >>> kernel.num_features
-        4000
 
-        Epanechnikov's function, of templates from −3 to 3; the kernel is zero beyond a distance of
-        two lengthscales:
+        Epanechnikov's function of the distance from templates, which are uniform between −3 and 3.
+        The kernel is zero at distances above two lengthscales. Its variance is the integral of
+        (1 − z²)², which is 16/15, divided by 6:
 
         >>> rule = gp_orff.Templates(
         ...     4000,
         ...     function=lambda s, r, t: (1 - (r**2 - 2 * s + t**2)).clamp_min(0),
         ...     sampler=lambda u: 6 * u - 3,
         ... )
-        >>> k = gp_orff.ORFFKernel(exact, rule, num_dims=1)(
-        ...     x, torch.zeros(1, 1)
-        ... ).to_dense()
-        >>> bool(
-        ...     (k[2] * 6 - 16 / 15).abs() < 0.1
-        ... )  # at lag 0, the integral of (1 − z²)²
+        >>> kernel = gp_orff.ORFFKernel(exact, rule, num_dims=1)
+        >>> variance = kernel(torch.zeros(1, 1)).to_dense()
+        >>> bool((variance - 16 / 15 / 6).abs() < 0.02)
         True
     """
 
@@ -758,10 +770,10 @@ class Templates:
                     f"got function={self.function!r}, sampler={self.sampler!r}, a={self.a!r} and "
                     f"weighted={self.weighted!r}; pass both, or a alone"
                 )
-        elif not isinstance(self.a, Real) or not 2 < self.a < math.inf:
+        elif not is_number(self.a) or not 2 < self.a < math.inf:
             raise ValueError(
-                f"Templates expects a > 2, got {self.a!r}; try a=2.5, and a smaller one for data "
-                "that are wider than a lengthscale"
+                f"Templates expects a > 2, got {self.a!r}; try a=2.5, or a smaller number if the "
+                "data are wider than a lengthscale"
             )
         if not isinstance(self.weighted, bool):
             raise ValueError(
@@ -781,7 +793,11 @@ class Templates:
         check_seed(self.seed, "Templates")
 
     def draw(self, terms: Sequence[TermSpectrum]) -> list[Draw]:
-        """The templates of each of `terms`, from independent random streams of the seed."""
+        """Draw the templates of each term, from independent random streams of the seed.
+
+        Args:
+            terms: the spectra of the terms of a kernel.
+        """
         streams = np.random.default_rng(self.seed).spawn(len(terms))
         return [self._draw(term, rng) for term, rng in zip(terms, streams, strict=True)]
 
@@ -814,52 +830,52 @@ class Templates:
 
 
 def _drawn(sampler: Callable, u: Float[np.ndarray, "n d"]) -> Float[Tensor, "n d"]:
-    """The templates of a sampler.
+    """Return the templates of a sampler.
 
     Raises:
-        ValueError: another shape, or not finite.
+        ValueError: the templates have another shape, or are not finite.
     """
     z = as_real_tensor(sampler(torch.from_numpy(u)), "the templates that sampler returns").detach()
     z = z.double().cpu()
     if z.shape != u.shape or not z.isfinite().all():
         raise ValueError(
-            f"sampler expects to return finite templates {u.shape}, one for each row of uniform "
-            f"numbers, got shape {tuple(z.shape)} with {int((~z.isfinite()).sum())} that are not "
-            "finite; it has to work for every u in (0, 1)"
+            f"expected a sampler that returns finite templates {u.shape}, one for each row of "
+            f"uniform numbers, got shape {tuple(z.shape)} with {int((~z.isfinite()).sum())} that "
+            "are not finite; make it finite for every u in (0, 1)"
         )
     return z
 
 
 def _check_values(function: Profile, templates: Float[Tensor, "n d"]) -> None:
-    """Check that a function has finite values of the right shape.
+    """Raise an error if a function does not return finite values of the right shape.
 
     Raises:
-        ValueError: it has not.
+        ValueError: the values have another shape, or are not finite.
     """
     values = as_real_tensor(at_center(function, templates), "the values that function returns")
     if values.shape != (1, len(templates)) or not values.isfinite().all():
         raise ValueError(
-            f"function expects to return finite values (N, n), got shape {tuple(values.shape)} for "
-            f"N = 1 and n = {len(templates)} with {int((~values.isfinite()).sum())} that are not "
-            "finite; compute them from s (N, n), r (N, 1) and t (n,) by broadcasting"
+            f"expected a function that returns finite values (N, n), got shape "
+            f"{tuple(values.shape)} for N = 1 and n = {len(templates)} with "
+            f"{int((~values.isfinite()).sum())} that are not finite; compute them from s (N, n), "
+            "r (N, 1) and t (n,) by broadcasting"
         )
 
 
 def _check(term: TermSpectrum) -> None:
-    """Check that a term is a scalar or separable RBF kernel.
+    """Raise an error if a term is not a scalar or separable RBF kernel.
 
     Raises:
-        NotImplementedError: it is not.
+        NotImplementedError: the term has another kernel, a product, or a field kernel.
     """
     leaf, names = term.leaves[0], [type(leaf.spectrum).__name__ for leaf in term.leaves]
-    if len(names) > 1 or not isinstance(leaf.spectrum, Gaussian):
+    if len(names) > 1 or not leaf.spectrum.is_gaussian:
         raise NotImplementedError(
             f"Templates expects RBFKernel in every term, got spectra {' x '.join(names)}; use "
             "gp_orff.QuasiMonteCarlo, and one RBFKernel with ARD for a product of RBF kernels"
         )
     if leaf.degree or leaf.variance is not None:
         raise NotImplementedError(
-            "Templates expects scalar or separable kernels, got one whose spectral matrix varies "
-            "with the frequency, such as a CurlFreeKernel, and templates have no frequencies; use "
-            "gp_orff.QuasiMonteCarlo"
+            "Templates expects scalar or separable kernels, got a kernel whose spectral matrix "
+            "depends on the frequency, such as a CurlFreeKernel; use gp_orff.QuasiMonteCarlo"
         )

@@ -25,7 +25,7 @@ from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.equations import Primal, Whitened, information
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference
-from gp_orff.kernels.learned import learned_spectra
+from gp_orff.kernels.spectra import learned_spectra
 
 STEP = 2e-4
 """The step of the central differences in a coordinate, usually a logarithm.

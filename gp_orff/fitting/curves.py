@@ -10,7 +10,8 @@ from gpytorch.kernels import Kernel
 
 from gp_orff.data.survey import Distances
 from gp_orff.inference.features import FeatureInference
-from gp_orff.kernels.learned import LearnedSpectrumKernel, learned_spectra
+from gp_orff.kernels.learned import LearnedSpectrumKernel
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import Leaf, Term, leaf_dims, spectra_of, terms
 
 

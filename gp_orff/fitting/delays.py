@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d
 
 from gp_orff.data.observations import Observations
-from gp_orff.data.patterns import Components
+from gp_orff.kernels.base import parts_of
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.kernels.tree import evaluate
 
@@ -65,9 +65,7 @@ def starting_delays(
         return [[]]
     extent, outputs = float(extent[0]), _by_output(observations)
     present, likely = [], []
-    for part in kernel.modules():
-        if not isinstance(part, SpectralMatrixKernel) or not isinstance(part.amplitude, nn.Module):
-            continue
+    for part in parts_of(kernel, SpectralMatrixKernel):
         delays, slopes = _linear(part, extent)
         present += delays
         if delays and len(outputs) == part.num_outputs:
@@ -87,8 +85,9 @@ def _linear(
 ) -> tuple[list[Delay], Float[Tensor, "p k"]]:
     """The parameters θ that are delays, with their present values, and the slopes ∂τ/∂θ."""
     delays, slopes, now = [], [], _phase_slopes(kernel, extent)
-    for parameter in kernel.amplitude.parameters() if now is not None else ():
-        if not parameter.requires_grad or parameter.dim() > 1:
+    for name, parameter in kernel.named_parameters() if now is not None else ():
+        of_amplitude = name.startswith("amplitude.")
+        if not of_amplitude or not parameter.requires_grad or parameter.dim() > 1:
             continue
         for index, value in enumerate(parameter.flatten().tolist()):
             changes = []
@@ -117,7 +116,7 @@ def _by_output(observations: Iterable[Observations]) -> list[Values]:
     """The positions and centred values of each observed output."""
     pieces: dict[int, list[Values]] = {}
     for group in observations:
-        if isinstance(group.pattern, Components):
+        if not group.pattern.along:
             for column, y in zip(group.pattern.columns, group.y.mT, strict=True):
                 pieces.setdefault(column, []).append((group.x[:, 0], y))
     joined = [

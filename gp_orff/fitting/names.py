@@ -9,6 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from torch import nn
 
 from gp_orff.data.patterns import DEFAULT
+from gp_orff.kernels.base import children_of
 
 
 def parameter_names(
@@ -74,10 +75,7 @@ def _unique(names: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
 
 def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The names and modules of the children with parameters, and of the members of lists."""
-    children = []
-    for child in module.children():
-        children.extend(child if isinstance(child, nn.ModuleList) else [child])
-    children = [child for child in children if any(True for _ in child.parameters())]
+    children = [child for child in children_of(module) if any(True for _ in child.parameters())]
     kinds = [_kind(child) for child in children]
     for place, (kind, child) in enumerate(zip(kinds, children, strict=True)):
         number = kinds[: place + 1].count(kind)

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from itertools import chain
-from typing import TypeVar
 
 import numpy as np
 import scipy
@@ -24,7 +23,7 @@ from gp_orff.data.likelihoods import (
     TrackLikelihood,
     default_likelihood,
 )
-from gp_orff.data.noise import Noises, along_tracks, noise_of
+from gp_orff.data.noise import Noises, along_tracks, noise_of, of_kind
 from gp_orff.data.observations import join
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import Pointwise
@@ -93,14 +92,6 @@ def search_coordinates(
     ranges = parameter_ranges(kernel, searched.distances, survey)
     floors = noise_floors(likelihoods, survey)
     return Coordinates(kernel, *likelihoods.values(), ranges=ranges, floors=floors)
-
-
-Kind = TypeVar("Kind", bound=Likelihood)
-
-
-def of_kind(likelihoods: Mapping[str, Likelihood], kind: type[Kind]) -> dict[str, Kind]:
-    """The likelihoods of one class, by the label of their group."""
-    return {label: noise for label, noise in likelihoods.items() if isinstance(noise, kind)}
 
 
 # Likelihoods with learned, independent noise, made from the likelihoods of other observations.

@@ -72,7 +72,9 @@ from gp_orff.inference.representation import (
     Representation,
 )
 
-SUBSETS = 2 * SUBSET_VALUES, 6 * SUBSET_VALUES  # observed values of subsets, before all data
+# Observed values of subsets before all data. Each search costs `RATIO` times as much as the
+# previous.
+SUBSETS = 2 * SUBSET_VALUES, 4 * SUBSET_VALUES, 8 * SUBSET_VALUES
 
 
 @dataclass(eq=False)
@@ -119,8 +121,19 @@ class Plan(ABC):
         return {}
 
 
+class ByKernel(Plan):
+    """A plan under the exact kernel."""
+
+    @property
+    def operations(self) -> float:
+        return cubic(self.shape[0])
+
+    def inference(self) -> Inference:
+        return self.trainer.exact_inference(self.data)
+
+
 @dataclass(eq=False)
-class OfSubset(Plan):
+class OfSubset(ByKernel):
     """Some of the observed values under the exact kernel, at points with all distances."""
 
     numbers: int  # values of the subset
@@ -132,10 +145,6 @@ class OfSubset(Plan):
         return self.numbers, None
 
     @property
-    def operations(self) -> float:
-        return cubic(self.numbers)
-
-    @property
     def loss(self) -> float:
         return loss_of_rows(self.trainer, self.numbers, self.of)
 
@@ -143,9 +152,6 @@ class OfSubset(Plan):
     def data(self) -> Data:
         """The subset. It has weights after a search with Student-t noise."""
         return self.trainer.subset(self.numbers)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -155,7 +161,7 @@ class OfSubset(Plan):
 
 
 @dataclass(eq=False)
-class OfAll(Plan):
+class OfAll(ByKernel):
     """All observed values under the exact kernel."""
 
     data: Dataset
@@ -168,13 +174,6 @@ class OfAll(Plan):
     @property
     def shape(self) -> tuple[float, int | None]:
         return self.size, None
-
-    @property
-    def operations(self) -> float:
-        return cubic(self.size)
-
-    def inference(self) -> Inference:
-        return self.trainer.exact_inference(self.data)  # merges by the present lengthscales
 
     def search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
@@ -396,9 +395,14 @@ def next_plan(
     return min(on_the_way, key=price, default=target)
 
 
-def lost_at_first(trainer: Trainer, num_values: float) -> float:
-    """The loss of starting values, in nats: that of a subset of `SUBSET_VALUES` values."""
-    return loss_of_rows(trainer, min(SUBSET_VALUES, num_values), num_values)
+def lost_at_first(plan: Plan, num_values: float) -> float:
+    """The loss of starting values, in nats: that of a subset of `SUBSET_VALUES` values.
+
+    It is ∞ for a kernel without a covariance, whose starting values are from random features.
+    """
+    if not has_covariance(plan.trainer.kernel, plan.data):
+        return math.inf
+    return loss_of_rows(plan.trainer, min(SUBSET_VALUES, num_values), num_values)
 
 
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
@@ -422,7 +426,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         return None
     trainer, budget, left = plans[0].trainer, BUDGET, list(plans)
     last, of_all, measured = None, False, 0.0
-    lost, visited = lost_at_first(trainer, num_values), [search.coordinates.get()]
+    lost, visited = lost_at_first(plans[0], num_values), [search.coordinates.get()]
     while not of_all or lost > aim(num_values):
         chosen = next_plan(left, lost, num_values, budget, of_all)
         if chosen is None:
@@ -484,7 +488,7 @@ def route(plans: Sequence[Plan], num_values: float) -> list[Priced]:
     if not plans:
         return []
     left, chosen, budget = list(plans), [], BUDGET
-    lost, of_all = lost_at_first(plans[0].trainer, num_values), False
+    lost, of_all = lost_at_first(plans[0], num_values), False
     while not of_all or lost > aim(num_values):
         planned = next_plan(left, lost, num_values, budget, of_all)
         if planned is None:
@@ -525,7 +529,8 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     """The plans that data, kernel and the limits of the user permit."""
     data, rule = representation.data, representation.rule
     numbers, exact = data.num_values, data.revisitable and has_covariance(trainer.kernel, data)
-    sizes = [size for size in SUBSETS if exact and 2 * size <= numbers]
+    enough = exact and 2 * SUBSETS[0] <= numbers
+    sizes = sorted({min(size, numbers // 2) for size in SUBSETS}) if enough else []
     plans = [OfSubset(trainer, "exact kernel", size, numbers) for size in sizes]
     if rule is None:
         return [*plans, OfAll(trainer, "exact kernel", data)]

@@ -44,7 +44,7 @@ from gp_orff.inference.robust import (
     total_elbo_correction,
     weights_at,
 )
-from gp_orff.kernels.base import FieldKernel
+from gp_orff.kernels.base import FieldKernel, parts_of
 
 # Depths of sources whose variance has vanished in a search on few observations.
 
@@ -56,12 +56,11 @@ def restore(kernel: Kernel) -> None:
     If few observations do not distinguish two depths, the variance of one may fall to zero. Its
     logarithm is then so small that its gradient vanishes, also for more observations.
     """
-    for part in kernel.modules():
-        if isinstance(part, FieldKernel):
-            variances = getattr(part, part.amplitude)
-            least = NEGLIGIBLE**2 * variances.max()
-            if (variances < least).any():
-                set_trained(part, part.amplitude, variances.clamp_min(least))
+    for part in parts_of(kernel, FieldKernel):
+        variances = getattr(part, part.amplitude)
+        least = NEGLIGIBLE**2 * variances.max()
+        if (variances < least).any():
+            set_trained(part, part.amplitude, variances.clamp_min(least))
 
 
 # Student-t noise: weights of observations (E-step), and EM for weights and hyperparameters.

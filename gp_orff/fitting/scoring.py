@@ -26,13 +26,12 @@ from torch import Tensor, nn
 
 from gp_orff.data.dataset import Data
 from gp_orff.data.likelihoods import KnownNoiseLikelihood, raw_deg_frees
-from gp_orff.data.noise import noise_of
+from gp_orff.data.noise import noise_of, of_kind
 from gp_orff.data.observations import Observations, join
 from gp_orff.data.survey import Survey
-from gp_orff.fitting.noise import of_kind
 from gp_orff.fitting.starting_values import SHARES, all_summands, axis_extents, mean_weight, moments
 from gp_orff.inference.price import NEGLIGIBLE
-from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import leaf_dims, num_outputs, terms
 
 # A prior of the noise variance, for fields with learned spectra.
@@ -56,7 +55,7 @@ def log_prior_of_noise(
             have no prior.
         survey: the survey of the data.
     """
-    if not has_learned_spectrum(kernel):
+    if not learned_spectra(kernel):
         return 0.0
     median = math.log(NEGLIGIBLE * moments(join(survey.sample))[0])
     total = 0.0
@@ -166,7 +165,7 @@ class WeakPriors:
         such as an output covariance. It is also None for learned spectra, which have their own
         prior.
         """
-        if has_learned_spectrum(kernel, trained=True):
+        if learned_spectra(kernel, trained=True):
             return None
         modules = {None: kernel, **likelihoods}
         fixed = {raw for likelihood in likelihoods.values() for raw in raw_deg_frees(likelihood)}

@@ -29,7 +29,7 @@ from gp_orff.data.survey import Distances
 from gp_orff.fitting.delays import Delay, starting_delays
 from gp_orff.fitting.search import Coordinates, set_trained
 from gp_orff.inference.price import NEGLIGIBLE
-from gp_orff.kernels.base import FieldKernel
+from gp_orff.kernels.base import FieldKernel, parts_of
 from gp_orff.kernels.derivatives import at_zero
 from gp_orff.kernels.separable import SeparableKernel
 from gp_orff.kernels.tree import Term, terms
@@ -92,7 +92,7 @@ def starts(
     Outputs with delays also start from the delays with the largest cross-covariance.
     """
     leaves = [leaf for term in terms(kernel) for leaf in term.leaves]
-    wide = leaves and all(getattr(leaf.kernel, "is_wide", False) for leaf in leaves)
+    wide = leaves and all(getattr(leaf.kernel, "is_learned", False) for leaf in leaves)
     # learned spectra have eight times longer and shorter lengths: every other start suffices
     shares, ratio = ([SHARES[1]], 9.0) if wide else ([*SHARES], 3.0)
     inputs = [list(leaf.active_dims or range(distances.points.shape[-1])) for leaf in leaves]
@@ -170,8 +170,7 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
 
     gpytorch draws B from the global random state. The kernels of a sum get different components.
     """
-    learned = [part for part in kernel.modules() if isinstance(part, IndexKernel)]
-    learned = [part for part in learned if part.covar_factor.requires_grad]
+    learned = [p for p in parts_of(kernel, IndexKernel) if p.covar_factor.requires_grad]
     for number, part in enumerate(learned):
         p, rank = part.covar_factor.shape[-2:]
         whole = [group.y for group in observations if group.pattern.complete]
@@ -197,10 +196,9 @@ def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[
     present, summands, candidates = coordinates.get(), terms(kernel), []
     scales = {  # the innermost ScaleKernel of each kernel
         leaf: scaled
-        for scaled in kernel.modules()
-        if isinstance(scaled, ScaleKernel)
-        for leaf in scaled.modules()
-        if isinstance(leaf, Kernel) and leaf.has_lengthscale and leaf.raw_lengthscale.requires_grad
+        for scaled in parts_of(kernel, ScaleKernel)
+        for leaf in parts_of(scaled, Kernel)
+        if leaf.has_lengthscale and leaf.raw_lengthscale.requires_grad
     }
     lengths = {leaf: leaf.lengthscale.log() for leaf in scales}
 
@@ -374,7 +372,7 @@ def with_amplitude(kernel: Kernel) -> Kernel:
         LCMKernel,
         SpectralMixtureKernel,
     )
-    if any(isinstance(part, scaled_kinds) for part in kernel.modules()) or rescale(kernel, 1.0):
+    if parts_of(kernel, *scaled_kinds) or rescale(kernel, 1.0):
         return kernel
     scaled = ScaleKernel(kernel, batch_shape=kernel.batch_shape)
     scaled.outputscale = torch.ones_like(scaled.outputscale)

@@ -150,8 +150,7 @@ class Trainer:
                 return None
             return average(*parts, self.mean)
 
-        size = inference.size if exact else inference.num_features(self.kernel)
-        return information, (inference.num_values, size)
+        return information, (inference.num_values, inference.size if exact else None)
 
     def subset(self, numbers: int) -> Dataset:
         """About `numbers` observed values at points with all distances between them."""

@@ -1,21 +1,23 @@
-"""The posterior of the noise that is common to observations of a track."""
+"""The noise that observations of a track share, and predictions of held-out observations."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import cached_property, partial, singledispatch
 from typing import NamedTuple
 
 import torch
 from gpytorch.kernels import Kernel
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gp_orff.data.dataset import Dataset
 from gp_orff.data.likelihoods import NUM_VALUES, TrackLikelihood
 from gp_orff.data.noise import Noises, SlowVariance, TrackNoise, independent, same_point
 from gp_orff.data.observations import Observations
-from gp_orff.data.tracks import BlockNoise, Track, TrackObservations
+from gp_orff.data.tracks import BlockNoise, Track, TrackObservations, observations_along
 from gp_orff.inference.features import Inference
+from gp_orff.inference.left_out import Block, LeaveOneOut, LeftOut, chi_squared
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite, WeightPosterior, WithMean
 
 # The signal s: the field plus the noise that observations of a track share.
@@ -251,6 +253,14 @@ def _(distribution: WeightPosterior, x, seen, combined):
     )
 
 
+def covariance_of_blocks(
+    distribution: FieldDistribution, part: TrackObservations
+) -> Float[Tensor, "t*v t*v"]:
+    """The covariance Cov[H f] of block means H f."""
+    seen = block_means_under(distribution, part)
+    return joint_covariance(distribution, part.x[:0], seen, lambda rows: rows)
+
+
 def less_explained(gain: Float[Tensor, "n*v m"], part: Observations) -> Combination:
     """The combination h(x) − G H f."""
     count = len(part) * part.pattern.num_outputs
@@ -274,20 +284,13 @@ def unexplained_variance(
     """
     v, parts = part.pattern.num_values, []
     if seen is None:
-        return observed_variance(distribution, part)
+        return distribution.latent_variance(part)
     for rows in torch.arange(len(part), device=part.x.device).split(_READINGS):
         some = part.take(rows)
         combined = less_explained(in_components(gain[rows], v), some)
         covariance = joint_covariance(distribution, some.x, seen, combined)
         parts.append(covariance.diagonal().unflatten(0, (-1, v)))
     return torch.cat(parts)
-
-
-def observed_variance(distribution: FieldDistribution, part: Observations) -> Float[Tensor, "n v"]:
-    """Var[H f] of every observation."""
-    if part.direction is None:  # H selects components
-        return part.apply(distribution.variance(part.x))
-    return distribution.latent(part).diagonal(dim1=-1, dim2=-2)
 
 
 @unexplained_variance.register
@@ -326,6 +329,270 @@ def _(distribution: WeightPosterior, part, seen, gain):
         both = torch.einsum("nt,tsp->nsp", weights, means) - 2 * cross
         parts.append(torch.einsum("ns,nsp->np", weights, both))
     return variance + torch.cat(parts)
+
+
+# Single observations along tracks, of which some can be held out.
+
+
+@dataclass(frozen=True)
+class TrackReadings:
+    """The observations of a group along tracks, track after track, in the order of their times."""
+
+    single: TrackObservations  # in blocks of one observation
+    index: Int[Tensor, "N"]  # row of each observation in the x of the user
+    span: float  # duration of the blocks that a model forms
+
+    @classmethod
+    def of(
+        cls, part: Observations, track: object, time: object, count: int, span: float
+    ) -> "TrackReadings":
+        """The observations of `part`, with the arguments of `observations_along`."""
+        values = part.y.shape[-1]
+        # The index is sorted with the observations, as a further component of y.
+        numbered = replace(part, y=torch.cat([part.y, part.index[:, None].to(part.y)], dim=-1))
+        held = observations_along(numbered, track, time, count)
+        index = held.y[:, values].long()
+        tracks = tuple(
+            replace(track, y=track.y[:, :values], squares=track.squares[:values])
+            for track in held.tracks
+        )
+        return cls(replace(held, tracks=tracks), index, span)
+
+    def take(self, rows: Bool[Tensor, "N"]) -> "TrackReadings":
+        """Some observations."""
+        kept = torch.nonzero(rows).squeeze(-1)
+        return replace(self, single=self.single.take(kept), index=self.index[kept])
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def observations(self) -> Observations:
+        """These observations at single points."""
+        return replace(self.single.means, index=self.index)
+
+    @property
+    def in_blocks(self) -> TrackObservations:
+        """Block means of the observations, on the clock of all of them."""
+        return self.single.in_blocks(self.span)
+
+
+# Held-out blocks of observations along tracks.
+#
+# If a whole track is held out, its observations are those of a new track. Otherwise its remaining
+# observations have information on the offset and on the correlated noise.
+
+
+@torch.no_grad()
+def left_out_of_tracks(
+    inference: Inference,
+    readings: Sequence[TrackReadings],
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    blocks: Iterable[Block],
+) -> Iterator[list[LeftOut]]:
+    """The same as `left_out` for observations along tracks, with conditioning for every block.
+
+    Mean and variance are those of the field plus the noise that observations of a track share.
+    """
+    for block in blocks:
+        rest = [part.take(~block.left_out[part.index]) for part in readings]
+        rest = [part.in_blocks for part in rest if len(part)]
+        posterior = inference.of(Dataset.in_memory(rest)).posterior(kernel, noises, mean)
+        field = posterior.field(fixed=mean is not None)
+        given = {part.key: {track.label: track for track in part.tracks} for part in rest}
+        results = []
+        for part in readings:
+            tested = part.take(block.tested[part.index])
+            if len(tested):
+                signal = Signal(field, noises, given.get(part.single.key, {}))
+                results.append(of_signal(signal, tested))
+        yield results
+
+
+@torch.no_grad()
+def tracks_left_out(
+    inference: Inference,
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    tested: Iterable[TrackObservations],
+) -> Iterator[tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]]:
+    """Yield block means minus their predictions from all other tracks, and their covariances.
+
+    Args:
+        inference: the inference from a `Dataset` with tracks.
+        kernel: the prior.
+        noises: the noise covariances, by the label of the group.
+        mean: the constant mean. None for an unknown mean.
+        tested: the blocks of some tracks of these data. These whole tracks are held out at once.
+    """
+    for part in tested:
+        names = {(part.key, track.label) for track in part.tracks}
+        tracks = [
+            replace(held, tracks=tuple(t for t in held.tracks if (held.key, t.label) not in names))
+            for held in inference.data.tracks
+        ]
+        data = replace(inference.data, tracks=tuple(held for held in tracks if held.tracks))
+        posterior = inference.of(data).posterior(kernel, noises, mean)
+        field, white = posterior.field(fixed=mean is not None).split()
+        truncated = None if white is None else (white, white)
+        latent = covariance_of_blocks(field, part)
+        covariance = latent + part.noise_covariance(noises, truncated)
+        yield residual_of_blocks(field, part).flatten(), covariance
+
+
+def of_signal(signal: Signal, readings: TrackReadings) -> LeftOut:
+    """The observations, with mean and variance of their signal, and the variance of their noise."""
+    single = readings.single
+    parameters = parameters_of(single, signal.noises)
+    white = (parameters.noise + parameters.block_variance).expand_as(single.y)
+    white = white if single.given is None else white + single.given.unsqueeze(-1)
+    joint = partial(signal.covariance, single)
+    mean, variance = signal.mean(single), signal.variance(single)
+    new = [single.y.new_full((len(t.y),), t.label not in signal.given) for t in single.tracks]
+    return LeftOut(readings.observations, mean, variance, joint, white, torch.cat(new).bool())
+
+
+# Leave-one-out residuals of observations along tracks, from one posterior.
+#
+# An observation y in a block of n observations has y | ȳ ~ N(m, V). m depends on the mean ȳ_b of
+# its block by the matrix A. The block means ȳ have the density N(μ, K). With the mean z of the
+# other observations of the block, ȳ_b = ((n − 1) z + y)/n. The product of both densities gives that
+# of y given all others:
+#
+#     Λ = (I − A/n)ᵀ V⁻¹ (I − A/n) + [K⁻¹]_bb/n² ,
+#     y − E[y | others] = Λ⁻¹ ((I − A/n)ᵀ V⁻¹ (y − m) + [K⁻¹(ȳ − μ)]_b/n) ,   Cov = Λ⁻¹ .
+#
+# For n = 1, only the last terms remain. With R = Cov[n̄] of a track and C = Cov[H f | ȳ],
+# K⁻¹ = R⁻¹ − R⁻¹ C R⁻¹. All observations of a block have the same truncated part of the field.
+
+
+@torch.no_grad()
+def leave_one_out_of_tracks(
+    inference: Inference,
+    readings: Sequence[TrackReadings],
+    kernel: Kernel,
+    noises: Noises,
+    mean: Float[Tensor, "p"] | None,
+    count: int,
+) -> LeaveOneOut:
+    """Each of `count` observations given all others. A trained mean is that of all data."""
+    posterior = inference.posterior(kernel, noises, mean)
+    distribution = posterior.field(fixed=True)
+    pattern = readings[0].single.key.pattern
+    columns = torch.tensor(pattern.columns)
+    result = LeaveOneOut.empty(count, pattern.num_columns)
+    for part in readings:
+        blocks, first = part.in_blocks, 0
+        for single, track in zip(part.single.tracks, blocks.tracks, strict=True):
+            known = replace(blocks, tracks=(track,))
+            others = Others(distribution, noises, known)
+            each = replace(part.single, tracks=(single,)).means
+            rows = torch.arange(len(single.y), device=single.y.device)
+            for some in rows.split(_READINGS):
+                residual, covariance = others.residuals(each.take(some), some)
+                index = part.index[first + some].cpu()
+                one = torch.ones_like(residual[:, 0])
+                result.record(index, columns, residual, covariance, one, chi_squared)
+            first += len(rows)
+    return result
+
+
+@dataclass(frozen=True)
+class Others:
+    """The prediction of the observations of one track from all others."""
+
+    distribution: FieldDistribution  # given all block means
+    noises: Noises
+    known: TrackObservations  # the blocks of the track
+
+    @property
+    def _track(self) -> Track:
+        return self.known.tracks[0]
+
+    @cached_property
+    def _noise(self) -> BlockNoise:
+        return noise_of_blocks(self.distribution, self.known, self.noises)
+
+    @cached_property
+    def _precision(self) -> Float[Tensor, "t t"]:
+        """R⁻¹."""
+        return precision_of_track(self._noise)
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return block_means_under(self.distribution, self.known)
+
+    @cached_property
+    def _residual(self) -> Float[Tensor, "t v"]:
+        """ȳ − E[H f]."""
+        return residual_of_blocks(self.distribution, self.known)
+
+    def residuals(
+        self, part: Observations, rows: Int[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n v"], Float[Tensor, "n v v"]]:
+        """The residuals of observations from their predictions given all others.
+
+        `rows` are their rows in the track. Returns residuals and their covariances.
+        """
+        block, v = self._track.block[rows], part.pattern.num_values
+        eye, precision = torch.eye(v).to(part.y), in_components(self._precision, v)
+        shared = self._shared(rows)
+        gain = shared @ self._precision  # G = k R⁻¹
+        wide = in_components(gain, v)
+
+        numbers, field = len(wide), self.distribution.split()[0]
+        unexplained, vectors = less_explained(wide, part), part.pattern.num_outputs * len(part)
+
+        def rows_of(both: Float[Tensor, "n*p+m j"]) -> Float[Tensor, "n*v+m j"]:
+            return torch.cat([unexplained(both), both[vectors:]])
+
+        latent = joint_covariance(field, part.x, self._seen, rows_of)  # of h(x) − G H f, and of H f
+        explained = wide + latent[:numbers, numbers:] @ precision
+        solved = precision - precision @ latent[numbers:, numbers:] @ precision  # K⁻¹
+        variance = latent[:numbers, :numbers]
+
+        each, n = torch.arange(len(rows)).to(rows), self._noise.times.count[block, None, None]
+        own = self._noise.noise.total + self._noise.white + self._given(rows)
+        own = own - (gain * shared).sum(-1)
+        variance = _pick(variance, v, each, each) + own[:, None, None] * eye  # V
+        less_own = eye - _pick(explained, v, each, block) / n  # I − A/n
+        expected = part.apply(self.distribution.mean(part.x))
+        residual = part.y - expected - gain @ self._residual
+        of_block = (self._precision @ self._residual)[block].unsqueeze(-1) / n
+
+        # A block of one observation has the observation as its mean, on which m and V are
+        # conditioned. V is then singular, and m and V are not used.
+        several = n.flatten() > 1
+        information = _pick(solved, v, block, block) / n**2  # Λ
+        weighted = torch.zeros_like(information)
+        weighted[several] = torch.linalg.solve(variance[several], less_own[several]).mT
+        information = information + weighted @ less_own
+        covariance = torch.linalg.inv(information)
+        return (covariance @ (weighted @ residual.unsqueeze(-1) + of_block)).squeeze(-1), covariance
+
+    def _given(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n"] | float:
+        """The known noise variances of observations, or 0 without known noise."""
+        return 0.0 if self._track.given is None else self._track.given[rows]
+
+    def _shared(self, rows: Int[Tensor, "n"]) -> Float[Tensor, "n t"]:
+        """k, the covariance between the noise of observations and that of block means."""
+        noise, block = self._noise.noise, self._track.block[rows]
+        slow = self._track.clock[rows], self._track.clock, self._track.block
+        shared = covariance_with_block_means(noise, *slow)
+        white = (noise.noise + self._given(rows)) / self._noise.times.count[block]
+        own = noise.block_variance + self._noise.white + white
+        shared[torch.arange(len(rows)).to(rows), block] += own
+        return shared
+
+
+def _pick(
+    matrix: Float[Tensor, "m*v k*v"], v: int, rows: Int[Tensor, "n"], columns: Int[Tensor, "n"]
+) -> Float[Tensor, "n v v"]:
+    """Select v×v blocks of a matrix by row and column numbers."""
+    return matrix.unflatten(0, (-1, v)).unflatten(2, (-1, v))[rows, :, columns]
 
 
 # The offsets of tracks, given all observations.

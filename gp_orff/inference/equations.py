@@ -398,7 +398,7 @@ class Primal(WeightEquations):
         if self.rows:
             return None
         independent = all(is_diagonal(group.noise) for group in self.groups)
-        if independent and isinstance(self.expansion, ScaledExpansion):
+        if independent and self.expansion.is_scaled:
             return _scaled_parts(self.expansion, self.groups)
         layers = self.general.layers
         if are_coupled(layers, self.groups):

@@ -706,9 +706,6 @@ class ExactPosterior(InChunks):
         prior = prior_covariance(self.kernel, self.symbol, x, self.symbol, x, self.space)
         return prior - whitened.mT @ whitened
 
-    def root(self, x: Tensor) -> Tensor:
-        return cholesky(self.covariance(x))
-
     def _variance(self, x: Tensor) -> Tensor:
         return self._variance_given(x, self.cross(x))
 

@@ -10,7 +10,7 @@ features.
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import torch
@@ -22,9 +22,8 @@ from torch import Tensor
 from gp_orff.data.noise import independent
 from gp_orff.data.observations import Affine, Observations, affine_image, less_reference, of_affine
 from gp_orff.features.chunked import by_chunks
-from gp_orff.features.columns import families_of
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import cholesky, map_tensors
 from gp_orff.settings import check_features
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -45,6 +44,7 @@ class FieldDistribution(ABC):
 
     num_outputs: int
     batch_shape = torch.Size()
+    members = ()  # the members of a mixture
 
     @abstractmethod
     def mean(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n p"]:
@@ -62,13 +62,19 @@ class FieldDistribution(ABC):
     def covariance(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p n*p"]:
         """Cov[f(x)]."""
 
-    @abstractmethod
     def root(self, x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n*p q"]:
         """R with R Rᵀ = Cov[f(x)]."""
+        return cholesky(self.covariance(x))
 
     def latent(self, part: Observations) -> Float[Tensor, "n v v"]:
         """H Cov[f] Hᵀ for every observation."""
         return part.apply_to_covariance(self.blocks(part.x))
+
+    def latent_variance(self, part: Observations) -> Float[Tensor, "n v"]:
+        """Var[H f] for every observation."""
+        if part.direction is None:  # H selects components
+            return part.apply(self.variance(part.x))
+        return self.latent(part).diagonal(dim1=-1, dim2=-2)
 
     def normals(
         self, x: Float[Tensor, "n d"]
@@ -420,12 +426,7 @@ class WeightPosterior(InChunks):
     def detached(self) -> "WeightPosterior":
         """This posterior without the autograd graph of the hyperparameters."""
         expansion = self.expansion.rebuild(*(t.detach() for t in self.expansion.tensors))
-        tensors = {
-            f.name: getattr(self, f.name).detach()
-            for f in fields(self)
-            if isinstance(getattr(self, f.name), Tensor)
-        }
-        return replace(self, expansion=expansion, **tensors)
+        return replace(map_tensors(self, Tensor.detach), expansion=expansion)
 
 
 def absorbed_by(
@@ -647,7 +648,7 @@ def check(
     """Warn if a posterior of random features is overconfident at the first 200 points."""
     if check_features.on() and expansion.phi.sampled and expansion.num_columns > 2:
         pair = halves(expansion)
-        if not all(family.num_columns for half, _ in pair for family in families_of(half.phi)):
+        if not all(family.num_columns for half, _ in pair for family in half.phi.families):
             return  # a single frequency has no halves
         parts = [posterior_of(*half) for half in pair]
         if (ratio := disagreement(posterior, parts, x[..., :200, :])) <= 1:

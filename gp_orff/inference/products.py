@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from gp_orff.features.columns import SideBySide, families_of
+from gp_orff.features.columns import Columns, SideBySide
 from gp_orff.features.draws import LatticeDraw
 from gp_orff.features.expansion import FeatureExpansion
 from gp_orff.features.lattice import LatticeColumns
@@ -377,9 +377,9 @@ class SumsAlone(SideBySide):
         return [x.new_zeros(())] * weights.shape[-1], cross, sums.unbind(-1)
 
 
-def families(phi: object) -> tuple[LatticeColumns, LineColumns] | None:
+def families(phi: Columns) -> tuple[LatticeColumns, LineColumns] | None:
     """The lattice and the lines of such columns. None for other columns."""
-    match families_of(phi):
+    match phi.families:
         case (LatticeColumns() as lattice, LineColumns() as lines):
             return lattice, lines
     return None

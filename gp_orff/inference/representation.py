@@ -20,7 +20,6 @@ from gp_orff.data.patterns import GroupKey
 from gp_orff.data.sites import site_labels
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
-from gp_orff.data.tracks import require_none
 from gp_orff.features.assemble import draw, expand, num_features, term_spectra
 from gp_orff.features.chunked import Box, box_of, contains, corners, far_message, rounded, union
 from gp_orff.features.draws import Draw, Rule
@@ -42,13 +41,14 @@ from gp_orff.inference.price import (
     NEGLIGIBLE,
     STEP,
     aim,
+    cubic,
     loss_of_noise,
     loss_of_share,
 )
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
-from gp_orff.kernels.learned import has_learned_spectrum
 from gp_orff.kernels.lines import has_lines
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import terms
 
 # A cache of one value that depends on hyperparameters.
@@ -447,7 +447,7 @@ class Representation:
         self,
         trust_factor: float = FINE_FACTOR,
         returned: bool = False,
-        most: int = MOST_TRAINING,
+        most: int | None = None,
     ) -> Grid:
         """A grid on the bounding box of the data, for a search near the optimum.
 
@@ -456,13 +456,20 @@ class Representation:
             returned: whether to add the truncated variance to the noise. Otherwise the learned
                 noise contains it. If it were added in a search, the search would increase
                 lengthscales to make it small.
-            most: the largest number of features, if the rule has no limit.
+            most: the largest number of features, if the rule has no limit. By default, it depends on
+                the number of observed values.
         """
         rule, box = self.rule, self.data.box
         tolerance = self._tolerance(rule)
-        grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most)
+        grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most or self._affordable)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
+
+    @property
+    def _affordable(self) -> int:
+        """The largest number of features of a search: more for few values, by the dual algebra."""
+        cheap = 6.0 * self.data.num_values**2 * MOST_DENSE <= cubic(MOST_TRAINING)
+        return MOST_DENSE if cheap else MOST_TRAINING
 
     def wider(self, points: Float[Tensor, "n d"]) -> Inference:
         """Inference on a grid for the data and for the points.
@@ -491,7 +498,7 @@ class Representation:
         data, rule = self.data, self.rule
         if not data.revisitable:
             return data
-        require_none(data.tracks)
+        data.require_no_tracks()
         if not self.on_lattice:
             raise NotImplementedError(
                 "statistics expect frequencies that are valid for all lengthscales, got those of a "
@@ -609,7 +616,7 @@ class Representation:
     @property
     def _learns_spectrum(self) -> bool:
         """Whether the kernel has trained curves of learned spectra."""
-        return has_learned_spectrum(self.kernel, trained=True)
+        return bool(learned_spectra(self.kernel, trained=True))
 
     @property
     def _lengthscales(self) -> Float[np.ndarray, "d"]:

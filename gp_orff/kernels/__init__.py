@@ -1,1 +1,1 @@
-"""The prior: exact operator-valued kernels, their factors and terms, and their spectra."""
+"""Exact operator-valued kernels and their spectra."""

@@ -1,29 +1,33 @@
-"""Base classes of the kernels of this package, and Cholesky factors with jitter."""
+"""Base classes of kernels, checks of their arguments and inputs, and Cholesky factors."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from dataclasses import fields, replace
 from inspect import Parameter, signature
+from itertools import chain
+from numbers import Integral, Real
 from types import FunctionType
+from typing import TypeVar
 
-import numpy as np
 import torch
 from gpytorch import Module
 from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
 from jaxtyping import Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from gp_orff.symbols.base import refuse_units
+from gp_orff.symbols.base import Value, refuse_units, required
 
-# Constructors by the names of public classes; the base class of kernels that contain other kernels;
-# checks of inputs.
+Part = TypeVar("Part", bound=nn.Module)
+
+# Base classes of kernels, and checks of their arguments and inputs.
 
 
 def name_constructor(cls: type) -> None:
-    """Give a subclass a copy of the constructor that it inherits, which errors call by its name."""
+    """Give a subclass its copy of the inherited constructor, so that errors name the subclass."""
     inherited = cls.__init__
     copied = FunctionType(
         inherited.__code__,
@@ -39,22 +43,27 @@ def name_constructor(cls: type) -> None:
 
 
 def _with_lengthscale(kernel: Kernel) -> dict[str, Kernel]:
-    """The kernels inside that have a lengthscale, by their paths."""
+    """Return the kernels with a lengthscale in the tree `kernel`, by their paths."""
     parts = kernel.named_modules()
     return {name: part for name, part in parts if getattr(part, "has_lengthscale", False)}
 
 
-def _lengthscale(kernel: Kernel) -> Float[Tensor, "*b 1 k"] | None:
-    """The lengthscale (*b, 1, k) of the scalar kernel inside `kernel`, which can be set.
+def _lengthscale(self: Kernel) -> Float[Tensor, "*b 1 k"] | None:
+    """The lengthscale of the scalar kernel that this kernel contains; you can assign it.
 
-    It is None if no kernel inside has a lengthscale, or if several have one."""
-    inside = list(_with_lengthscale(kernel).values())
+    Its shape is (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale, in units of the
+    inputs. It is None if no contained kernel has a lengthscale, or if several have one.
+    """
+    inside = list(_with_lengthscale(self).values())
     return inside[0].lengthscale if len(inside) == 1 else None
 
 
 def _assign_lengthscale(kernel: Kernel, value: float | Tensor) -> None:
-    """Set the lengthscale of the one kernel inside that has one; RuntimeError, as of gpytorch, if
-    none or several do, whose message says where they are."""
+    """Set the lengthscale of the scalar kernel that `kernel` contains.
+
+    Raises:
+        RuntimeError: no contained kernel has a lengthscale, or several have one.
+    """
     inside = _with_lengthscale(kernel)
     if len(inside) == 1:
         inside.popitem()[1].lengthscale = value
@@ -63,8 +72,8 @@ def _assign_lengthscale(kernel: Kernel, value: float | Tensor) -> None:
     others = [name.replace("raw_", "") for name, _ in kernel.named_parameters()]
     remedy = f"set {' and '.join(paths)}" if paths else f"its parameters are {', '.join(others)}"
     raise RuntimeError(
-        f"expected a lengthscale of one scalar kernel inside, got one for "
-        f"{type(kernel).__name__}, which has {len(paths) or 'none'} of them; {remedy}"
+        f"expected a kernel that contains one lengthscale, got {type(kernel).__name__} with "
+        f"{len(paths) or 'none'}; {remedy}"
     )
 
 
@@ -72,53 +81,61 @@ INNER_LENGTHSCALE = property(_lengthscale, _assign_lengthscale)
 
 
 class FieldKernel(Kernel):
-    """A kernel of vector fields with parameters of its own, not those of a scalar kernel.
+    """A kernel of vector fields that is not built from a scalar kernel.
 
-    A subclass says which parameter multiplies its variance, and where a search of others starts.
+    Attributes:
+        amplitude: the name of the parameter that multiplies the variance.
     """
 
     amplitude: str
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # False for an `ORFFKernel`
 
     def scales(self, lengths: Float[Tensor, "d"]) -> dict[str, Tensor]:
-        """Values of the parameters that are lengths, by name, for `lengths` along the inputs."""
+        """Return starting values of the parameters that are lengths, by name.
+
+        Args:
+            lengths: (d,), the typical lengths of the field along the d inputs.
+        """
         raise NotImplementedError
 
 
 class WrapperKernel(Kernel):
-    """A kernel without parameters of its own; its batch shape is that of the kernels inside.
+    """A kernel that contains other kernels; its batch shape is the batch shape of these kernels.
 
     gpytorch indexes and expands every buffer of a kernel as if it were batched, even `active_dims`
-    and frequencies. This class indexes and expands only the kernels inside.
+    and frequencies. This class indexes and expands only the contained kernels.
     """
 
     lengthscale = INNER_LENGTHSCALE
+    is_field = True  # False for an `ORFFKernel`
 
     def __new__(cls, *args, **kwargs):
-        """A new kernel; a TypeError for arguments that belong to a kernel inside."""
+        """Create the kernel, and raise TypeError for arguments that it does not have."""
         known = dict(list(signature(cls.__init__).parameters.items())[1:])
         unknown = [name for name in kwargs if name not in known]
         _check_arguments(cls, known.values(), args, unknown or kwargs)
         if unknown:
             raise TypeError(
-                f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; those "
-                "of a kernel inside belong to that, such as gpytorch.kernels.MaternKernel(nu=2.5)"
+                f"{cls.__name__} expects the arguments {', '.join(known)}, got {unknown[0]}; pass "
+                "arguments of a scalar kernel to that kernel, such as "
+                "gpytorch.kernels.MaternKernel(nu=2.5)"
             )
         return super().__new__(cls)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
+        """Return p, the number of outputs at each of the points `x1` (n, d) and `x2` (m, d)."""
         return self.num_outputs
 
     def __getitem__(self, index) -> "WrapperKernel":
         return self._with_children(lambda kernel: kernel[index])
 
     def expand_batch(self, *sizes: torch.Size | int) -> "WrapperKernel":
-        """This kernel with the kernels inside expanded to the batch shape `sizes`."""
+        """Return a copy whose contained kernels are expanded to the batch shape `sizes`."""
         return self._with_children(lambda kernel: kernel.expand_batch(*sizes))
 
     def _with_children(self, change: Callable[[Kernel], Kernel]) -> "WrapperKernel":
-        """A copy of this kernel in which `change` has been applied to each kernel inside."""
+        """Return a copy of this kernel with `change` applied to each contained kernel."""
         new = type(self).__new__(type(self))  # copy.copy would share gpytorch kernels' __dict__
         new.__dict__.update(self.__dict__)
         new._parameters, new._buffers = dict(self._parameters), dict(self._buffers)
@@ -130,8 +147,10 @@ class WrapperKernel(Kernel):
 
 
 def related_copy(kernel: Kernel) -> Kernel:
-    """A copy of a kernel tree, for another part of the same field: of kernels that have one, the
-    `related` kernel in their place."""
+    """Return a copy of a kernel tree for another part of the same field.
+
+    In the copy, each kernel with a method `related` is replaced by the result of this method.
+    """
     if hasattr(kernel, "related"):
         return kernel.related()
     copy = deepcopy(kernel)
@@ -145,7 +164,7 @@ def related_copy(kernel: Kernel) -> Kernel:
 def _check_arguments(
     cls: type, parameters: Iterable[Parameter], args: Sequence[object], kwargs: Sequence[str]
 ) -> None:
-    """Raise TypeError for arguments that have to be named, with their names."""
+    """Raise TypeError if an argument that must be named is passed without its name."""
     kinds = [parameter.kind for parameter in parameters]
     most = kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
     named = {p.name: p.default for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
@@ -155,33 +174,65 @@ def _check_arguments(
     if (len(args) > most and not several) or (args and missing):
         raise TypeError(
             f"{cls.__name__} expects {', '.join(named)} by name, got {len(args)} arguments without "
-            f"names{f', no {missing[0]}' if missing else ''}; for instance "
+            f"names{f' and no {missing[0]}' if missing else ''}; for instance, write "
             f"{cls.__name__}(..., {example}={2 if example.startswith('num') else '...'})"
         )
 
 
+def parts_of(module: nn.Module, *kinds: type[Part]) -> list[Part]:
+    """Return all instances of `kinds` in a tree of modules, including the module itself."""
+    return [part for part in module.modules() if isinstance(part, kinds)]
+
+
+def children_of(module: nn.Module) -> list[nn.Module]:
+    """Return the children of a module, including those in a `ModuleList`."""
+    lists = [child if isinstance(child, nn.ModuleList) else [child] for child in module.children()]
+    return list(chain.from_iterable(lists))
+
+
+def tensors_of(value: object) -> dict[str, Tensor]:
+    """Return the fields of a dataclass that are tensors, by name."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {name: value for name, value in values.items() if torch.is_tensor(value)}
+
+
+def map_tensors(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """Return a copy of a dataclass with `change` applied to each field that is a tensor."""
+    return replace(value, **{name: change(tensor) for name, tensor in tensors_of(value).items()})
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """Return a detached copy of a tensor on the CPU, for files."""
+    return tensor.detach().cpu().clone()
+
+
 def value_of(name: str, module: Module) -> Tensor:
-    """A value with a prior, by its name; unlike closures of gpytorch, it can be pickled."""
+    """Return the attribute `name`, for a prior. Unlike a closure of gpytorch, it can be pickled."""
     return getattr(module, name)
 
 
 def set_value(name: str, module: Module, value: Tensor) -> None:
-    """Set a value with a prior."""
+    """Set the attribute `name` that has a prior."""
     module.initialize(**{name: value})
 
 
-def is_integer(value: object) -> bool:
-    """Whether a value is an integer of Python or NumPy; True and False are none."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+def is_number(value: object, kind: type[Real] = Real) -> bool:
+    """Return whether a value is a real number of Python or NumPy; True and False are not."""
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def check_positive_integer(value: int, argument: str, owner: str) -> int:
-    """The value of an argument as an int; messages name what it belongs to.
+    """Return the value of an argument as an int.
+
+    Args:
+        value: the value.
+        argument: the name of the argument, for the error.
+        owner: the name of the class that has the argument, for the error.
 
     Raises:
-        ValueError: no positive integer.
+        ValueError: the value is not a positive integer.
     """
-    if not is_integer(value) or value < 1:
+    if not is_number(value, Integral) or value < 1:
         raise ValueError(f"{owner} expects {argument} to be a positive integer, got {value!r}")
     return int(value)
 
@@ -192,40 +243,39 @@ def as_real_tensor(
     remedy: str = "pass the real part",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Values as a tensor, unless they are complex: a conversion would drop the imaginary parts.
+    """Return real values as a tensor, and raise an error if their type is complex.
 
-    Imaginary parts of zero are refused too. Whether they are zero can depend on the frequencies or
-    on trained parameters, and the type does not.
+    A conversion would drop imaginary parts. Complex values with zero imaginary parts are refused
+    too, because whether these parts are zero can depend on frequencies or trained parameters.
 
     Args:
-        values: a tensor or numbers.
-        what: what they are, with the name of the class or function that expects them.
-        remedy: what to do.
-        dtype: of the tensor; that of the values if None.
+        values: a tensor, an array or a list of numbers.
+        what: a description of the values for the error, with the class or function that expects
+            them.
+        remedy: the advice in the error.
+        dtype: the type of the tensor; the type of the values if None.
 
     Raises:
-        TypeError: the type of the values is complex, or they have a unit.
+        TypeError: the type of the values is complex, or the values have a unit.
     """
     refuse_units(values, what)
-    kind = values.dtype if isinstance(values, Tensor) else np.asarray(values).dtype
-    if "complex" in str(kind):
+    kind = torch.as_tensor(values).dtype
+    if kind.is_complex:
         raise TypeError(f"expected real numbers for {what}, got {kind}; {remedy}")
     return torch.as_tensor(values, dtype=dtype)
 
 
 def check_inputs(kernel: Kernel, x: Tensor) -> None:
-    """Refuse inputs that have no covariance; messages name the kernel.
+    """Raise an error if the inputs (n, d) of a kernel are invalid.
 
     Raises:
-        TypeError: inputs that are no tensor, not float32 or float64, or not of the hyperparameters'
-            dtype.
-        ValueError: no points, one coordinate a point without a column, NaN or infinity.
+        TypeError: the inputs are not a tensor, are neither float32 nor float64, or have another
+            dtype than the hyperparameters.
+        ValueError: there are no points, the inputs have shape (n,), or they contain NaN or
+            infinity.
     """
     name = type(kernel).__name__
-    if not isinstance(x, Tensor):
-        raise TypeError(
-            f"{name} expects a tensor of inputs, got {type(x).__name__}; pass torch.as_tensor(x)"
-        )
+    required(x, Tensor, f"{name} expects a tensor of inputs", "pass torch.as_tensor(x)")
     if x.dim() < 2:
         raise ValueError(
             f"{name} expects inputs of shape (n, d), got {tuple(x.shape)}; pass x.unsqueeze(-1) "
@@ -252,35 +302,41 @@ def check_inputs(kernel: Kernel, x: Tensor) -> None:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of `torch.func`, such as `jacrev` or `vmap`, is active."""
+    """Return whether a transform of `torch.func`, such as `jacrev` or `vmap`, is active."""
     return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:
-    """Whether a transform, or `torch.export`, sees every operation, so that none may depend on the
-    values of tensors."""
+    """Return whether a transform or `torch.export` records every operation.
+
+    Operations must then not depend on the values of tensors.
+    """
     return is_transformed() or torch.compiler.is_exporting()
 
 
 def refuse_tracing(kernel: Kernel) -> None:
-    """Raise NotImplementedError inside `torch.jit.trace`: a covariance with derivatives in closed
-    form would become a constant of the trace."""
+    """Raise NotImplementedError inside `torch.jit.trace`.
+
+    A covariance with derivatives in closed form would become a constant of the trace.
+    """
     if torch.jit.is_tracing():
         raise NotImplementedError(
-            f"expected {type(kernel).__name__} outside of torch.jit.trace, whose result would be "
-            "constant; trace features instead, gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+            f"expected {type(kernel).__name__} outside of torch.jit.trace, got a trace, in which "
+            "its covariance would be a constant; trace features instead, "
+            "gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
         )
 
 
 def check_points(
     kernel: Kernel, num_dims: int | None, x1: Tensor, x2: Tensor, last_dim_is_batch: bool
 ) -> None:
-    """Refuse arguments of `forward` for which a kernel of `num_dims` inputs has no covariance.
+    """Raise an error if the arguments of `forward` are invalid for a kernel of `num_dims` inputs.
 
     Raises:
-        NotImplementedError: as `refuse_tracing`.
-        TypeError: as `check_inputs`.
-        ValueError: `last_dim_is_batch`, another number of columns, or as `check_inputs`.
+        NotImplementedError: the call is inside `torch.jit.trace`.
+        TypeError: one of the reasons listed at `check_inputs`.
+        ValueError: `last_dim_is_batch` is True, the inputs have another number of columns, or one
+            of the reasons listed at `check_inputs`.
     """
     refuse_tracing(kernel)
     name = type(kernel).__name__
@@ -299,23 +355,29 @@ def check_points(
 
 
 def check_base_kernel(name: str, base_kernel: object) -> None:
-    """Refuse a base kernel of the class `name` that is no kernel, such as a class.
+    """Raise an error if the base kernel of the class `name` is not an instance of a kernel.
 
     Raises:
-        TypeError: `base_kernel` is not an instance of a kernel.
+        TypeError: `base_kernel` is not an instance of a kernel, but for example a class.
     """
-    if not isinstance(base_kernel, Kernel):
-        raise TypeError(
-            f"{name} expects an instance of a gpytorch kernel as base_kernel, got "
-            f"{base_kernel!r}; for instance {name}(gpytorch.kernels.RBFKernel(), ...)"
-        )
+    required(
+        base_kernel,
+        Kernel,
+        f"{name} expects an instance of a gpytorch kernel as base_kernel",
+        f"use, for instance, {name}(gpytorch.kernels.RBFKernel(), ...)",
+    )
 
 
 def check_scalar(name: str, num_outputs: int, kernel: str = "one") -> None:
-    """Refuse a base kernel of several outputs; `name` is that of what needs another.
+    """Raise an error if a base kernel has several outputs.
+
+    Args:
+        name: the class or rule that needs a scalar kernel, for the error.
+        num_outputs: the number of outputs of the base kernel.
+        kernel: the base kernel, for the error.
 
     Raises:
-        ValueError: more than one output.
+        ValueError: `num_outputs` is not 1.
     """
     if num_outputs != 1:
         raise ValueError(
@@ -327,13 +389,13 @@ def check_scalar(name: str, num_outputs: int, kernel: str = "one") -> None:
 def check_num_dims(
     name: str, num_dims: object, minimum: int, active_dims: Sequence[int] | None
 ) -> None:
-    """Refuse a number of inputs of the class `name` that does not exist.
+    """Raise an error if `num_dims` is invalid for the class `name`.
 
     Raises:
         TypeError: `num_dims` is not an integer.
-        ValueError: it is below `minimum`, or is not the number of `active_dims`.
+        ValueError: `num_dims` is below `minimum`, or is not the number of `active_dims`.
     """
-    if not is_integer(num_dims):
+    if not is_number(num_dims, Integral):
         raise TypeError(f"{name} expects an integer num_dims, got {num_dims!r}")
     if num_dims < minimum:
         raise ValueError(f"{name} needs num_dims >= {minimum}, got {num_dims}")
@@ -345,15 +407,17 @@ def check_num_dims(
 
 
 def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
-    """Refuse subclasses of `cls` that override its covariance, such as gpytorch's `RBFKernelGrad`.
+    """Raise an error if a subclass of `cls` overrides the covariance of `cls`.
+
+    An example is gpytorch's `RBFKernelGrad`.
 
     Raises:
-        NotImplementedError: a kernel with another `forward` than `cls`.
+        NotImplementedError: the kernel has another `forward` than `cls`.
     """
     if type(kernel).forward is not cls.forward:
         raise NotImplementedError(
-            f"{type(kernel).__name__} inherits from {cls.__name__} but has a covariance of its "
-            f"own, which is not known here; use {cls.__name__}, or register your class with "
+            f"expected the covariance of {cls.__name__}, got {type(kernel).__name__}, which "
+            f"overrides it; use {cls.__name__}, or register your class with "
             "@gp_orff.spectrum.register and @gp_orff.radial_derivatives.register"
         )
 
@@ -361,10 +425,11 @@ def require_covariance_of(cls: type[Kernel], kernel: Kernel) -> None:
 def about_their_middle(
     kernel: Kernel, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"]
 ) -> tuple[Float[Tensor, "*b n d"], Float[Tensor, "*b m d"]]:
-    """Inputs about the mean of `x1` for gpytorch's periodic kernels, which are stationary.
+    """Subtract the mean of `x1` from both inputs if the kernel is a periodic one of gpytorch.
 
-    gpytorch computes their distances from squares of the inputs, which cancels digits of times
-    since 1970; it centres those of its other kernels.
+    These kernels are stationary, so their values do not change. gpytorch computes their distances
+    from squares of the inputs. Without centring, times since 1970 would lose digits. gpytorch
+    itself centres the inputs of its other kernels.
     """
     if type(kernel) not in (CosineKernel, PeriodicKernel):
         return x1, x2
@@ -376,20 +441,20 @@ def about_their_middle(
 
 
 def positive(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """v, and the least positive number instead of zero."""
+    """Return the variances, with the smallest positive number instead of zero."""
     return variances.clamp_min(torch.finfo(variances.dtype).tiny)
 
 
 def positive_root(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """√v, with a derivative where v = 0."""
+    """Return the roots √v of variances v, with a finite derivative at v = 0."""
     return positive(variances).sqrt()
 
 
 def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
-    """The Cholesky factor L of a covariance matrix a = L Lᵀ.
+    """Return the Cholesky factor L of a covariance matrix a = L Lᵀ.
 
     If a is singular to rounding, a nugget of 10⁻⁸ to 10⁻⁶ of its largest variance is added to the
-    diagonal. (`psd_safe_cholesky` alone adds a fixed number, whatever the units of a.)
+    diagonal. The nugget thus has the units of a, unlike that of `psd_safe_cholesky`.
 
     Example:
         >>> import torch
@@ -407,16 +472,17 @@ def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
 
 
 def size_of(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b 1 1"]:
-    """The largest variance of a covariance matrix, 1 where it is zero."""
+    """Return the largest variance of each covariance matrix, or 1 if the variance is zero."""
     largest = a.detach().diagonal(dim1=-1, dim2=-2).amax(-1)[..., None, None]
     return torch.where(largest > 0, largest, torch.ones_like(largest))
 
 
 def reduced_root(root: Float[Tensor, "*b p r"]) -> Float[Tensor, "*b p q"]:
-    """A root L of the covariance matrix `root` `root`ᵀ with at most p columns.
+    """Return a root L, with at most p columns, of the covariance matrix C Cᵀ of `root` C.
 
-    It is the Cholesky factor where r > p. If the matrix is singular, no nugget is added: L is
-    `root` times an orthonormal basis of its rows, and differentiable once.
+    If C has at most p columns, L is C. If C has more columns, L is the Cholesky factor of C Cᵀ. If
+    this matrix is singular, L is C times an orthonormal basis of the rows of C, without a nugget.
+    In this case, L can be differentiated only once.
 
     Example:
         Three columns along one line:
@@ -443,7 +509,7 @@ def reduced_root(root: Float[Tensor, "*b p r"]) -> Float[Tensor, "*b p q"]:
 class _RootOnRows(Function):
     """L = C Q with an orthonormal basis Q of the rows of C, so that L Lᵀ = C Cᵀ.
 
-    The derivative of C Cᵀ is that of L Lᵀ at constant Q, since Q Qᵀ Cᵀ = Cᵀ.
+    The derivative of C Cᵀ is the derivative of L Lᵀ at constant Q, because Q Qᵀ Cᵀ = Cᵀ.
     """
 
     @staticmethod

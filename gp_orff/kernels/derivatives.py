@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gp_orff.kernels.base import positive_root, require_covariance_of
 from gp_orff.kernels.lengths import shortest_lengths
-from gp_orff.kernels.spectra import RadialKernel, Spectrum, registered, spectrum
+from gp_orff.kernels.spectra import RadialKernel, registered, spectrum
 from gp_orff.kernels.tree import Leaf, Term, embedded, spectra_of, terms, varies_in_space
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.symbols.patches import Patch, Rule
 
 
@@ -24,17 +24,19 @@ from gp_orff.symbols.patches import Patch, Rule
 def radial_derivatives(
     kernel: Kernel, s: Float[Tensor, "*m"]
 ) -> tuple[Float[Tensor, "*m"], Float[Tensor, "*m"]]:
-    """κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
+    """Return κ′(s) and κ″(s) of a stationary kernel k(x, z) = κ(s), with s = ‖(x − z)/ℓ‖².
 
-    Derivatives are with respect to s. The exact curl-free and divergence-free kernels use them.
-    `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `GeneralMaternKernel`, `RQKernel` and
-    `BesselKernel` are registered. To use another kernel, register a function with the same
-    arguments. κ″ may grow without bound as s → 0, but more slowly than 1/s. The function must
-    return some finite number at s = 0.
+    The derivatives are with respect to s. Exact curl-free and divergence-free kernels need them.
+    `RBFKernel`, `MaternKernel` with ν = 3/2 or 5/2, `GeneralMaternKernel`, `RQKernel`,
+    `BesselKernel` and `LearnedSpectrumKernel` are registered.
+
+    To use another kernel, register a function with the same arguments. κ″ may be infinite at s = 0
+    if it grows more slowly than 1/s for s → 0. In this case, the function must return any finite
+    number at s = 0.
 
     Args:
-        kernel: the scalar kernel, whose class selects the function. It has no outputscale.
-        s: (*m), the squared distances in units of the lengthscale.
+        kernel: the scalar kernel k with κ(0) = 1, whose class selects the registered function.
+        s: (*m), squared distances divided by ℓ².
 
     Returns:
         κ′ and κ″ at s, (*m) each.
@@ -43,12 +45,14 @@ def radial_derivatives(
         NotImplementedError: the class of the kernel is not registered.
 
     Example:
+        The RBF kernel has κ(s) = exp(−s/2):
+
         >>> import gpytorch, gp_orff, torch
-        >>> rbf = gpytorch.kernels.RBFKernel()  # κ(s) = exp(−s/2)
+        >>> rbf = gpytorch.kernels.RBFKernel()
         >>> gp_orff.radial_derivatives(rbf, torch.zeros(1))
         (tensor([-0.5000]), tensor([0.2500]))
 
-        A kernel of your own with a `lengthscale`, here κ(s) = (1 + s)⁻¹:
+        Register a new kernel with a `lengthscale`, here κ(s) = (1 + s)⁻¹:
 
         >>> class Cauchy(gpytorch.kernels.Kernel):
         ...     has_lengthscale = True
@@ -59,9 +63,9 @@ def radial_derivatives(
         torch.Size([8, 8])
     """
     raise NotImplementedError(
-        f"no radial derivatives are known for {type(kernel).__name__}; known are "
-        f"{registered(radial_derivatives)}. "
-        "Register yours with @gp_orff.radial_derivatives.register(YourKernel)."
+        "expected a kernel with registered radial derivatives, which is one of "
+        f"{registered(radial_derivatives)}, got {type(kernel).__name__}; use one of them, or "
+        "register the derivatives with @gp_orff.radial_derivatives.register (see its docstring)"
     )
 
 
@@ -82,7 +86,8 @@ def _(kernel: MaternKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     if kernel.nu == 2.5:  # κ = (1 + √5 r + 5/3 r²) exp(−√5 r)
         return -5 / 6 * (1 + math.sqrt(5) * r) * decay, 25 / 12 * decay
     raise NotImplementedError(
-        f"no radial derivatives are known for MaternKernel with nu={kernel.nu}; use nu=1.5 or 2.5"
+        f"expected a MaternKernel with nu=1.5 or 2.5, got nu={kernel.nu}; use one of these values, "
+        "or gp_orff.GeneralMaternKernel"
     )
 
 
@@ -91,7 +96,7 @@ def _(kernel: RQKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     require_covariance_of(RQKernel, kernel)
     alpha = kernel.alpha.unsqueeze(-1)
     base = 1 + s / (2 * alpha)  # κ = base^{−α}
-    power = torch.exp((-alpha - 1) * base.log())  # has a cheaper derivative than `pow`
+    power = torch.exp((-alpha - 1) * base.log())  # its derivative is cheaper than that of `pow`
     return -0.5 * power, (alpha + 1) / (4 * alpha) * (power / base)
 
 
@@ -100,17 +105,22 @@ def _(kernel: RadialKernel, s: Tensor) -> tuple[Tensor, Tensor]:
     return kernel.correlation(s, 1), kernel.correlation(s, 2)
 
 
-HIGHEST_ORDER = 4  # of partial derivatives: two of a curl-free covariance, and one of each symbol
-Axes = Sequence[int]  # of a partial derivative: (0, 0, 1) is ∂₀∂₀∂₁
+# The highest order of partial derivatives: two for a curl-free covariance, one for each symbol.
+HIGHEST_ORDER = 4
+Axes = Sequence[int]  # the axes of a partial derivative: (0, 0, 1) is ∂₀∂₀∂₁
 
 
 def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> Float[Tensor, "..."]:
-    """All partial derivatives of one order (0 to 4) of k(τ), with one axis for each derivative.
+    """Return all partial derivatives of k(τ) of one order.
 
-    τ are lags of the inputs of the kernel.
+    Args:
+        kernel: the scalar kernel k.
+        tau: (*b, n, m, k), lags of the k inputs of the kernel.
+        order: the number of derivatives, from 0 to 4. The result has one more axis of size k for
+            each derivative.
 
     Raises:
-        NotImplementedError: a kernel without radial derivatives.
+        NotImplementedError: the kernel has no radial derivatives.
     """
     inputs = range(tau.shape[-1])
     different = list(combinations_with_replacement(inputs, order))
@@ -122,10 +132,10 @@ def derivatives(kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int) -> F
 def partial_derivatives(
     kernel: Kernel, tau: Float[Tensor, "*b n m k"], order: int, chosen: Iterable[Axes]
 ) -> list[Float[Tensor, "*b n m"]]:
-    """Some partial derivatives of one order (0 to 4) of k(τ).
+    """Return the `chosen` partial derivatives of k(τ), all of one order from 0 to 4.
 
     Raises:
-        NotImplementedError: a kernel without radial derivatives.
+        NotImplementedError: the kernel has no radial derivatives.
     """
     if not order:
         return [scalar_covariance(kernel, tau) for _ in chosen]
@@ -145,12 +155,19 @@ def radial_partial(
     rates: Sequence[Float[Tensor, "*b"] | float],
     axes: Axes,
 ) -> Float[Tensor, "*b"]:
-    """A partial derivative, of order 1 or more, of κ(τᵀΛτ) from κ′, κ″, …, u = Λτ and Λ_ii.
+    """Return a partial derivative, of order 1 or more, of κ(τᵀΛτ) with a diagonal Λ.
 
-    ∂_i κ = 2κ′u_i and ∂_ij κ = 2κ′Λ_ij + 4κ″u_iu_j. In general, some derivatives by the same input
-    form pairs: a pair gives one Λ_ii, a derivative without partner one u_i, and each product has
-    the coefficient 2^j κ^{(j)}, where j = order − pairs. There are n! / (p! (n − 2p)! 2^p) ways to
-    form p pairs of n derivatives.
+    Examples are ∂_i κ = 2κ′u_i and ∂_ij κ = 2κ′Λ_ij + 4κ″u_iu_j, with u = Λτ. In general, the
+    derivative is a sum over all ways to form pairs of derivatives by the same input. A pair for
+    input i gives the factor Λ_ii, and a single derivative gives the factor u_i. Each product has
+    the coefficient 2^j κ^{(j)}, where j = order − pairs. For n derivatives by one input, there are
+    n! / (p! (n − 2p)! 2^p) ways to form p pairs.
+
+    Args:
+        kappas: κ′, κ″, …, at least as many as the order.
+        u: u_i for each input.
+        rates: Λ_ii for each input.
+        axes: the input of each derivative.
     """
     counts = {i: axes.count(i) for i in axes}
     total = 0.0
@@ -167,21 +184,24 @@ def radial_partial(
 
 
 def scalar_covariance(kernel: Kernel, tau: Float[Tensor, "*n k"]) -> Float[Tensor, "*n"]:
-    """k(τ) at lags τ of the inputs of the kernel, by its `forward`."""
+    """Return k(τ) at lags τ of the inputs of the kernel, by its method `forward`."""
     lags = tau.flatten(0, -2)
     return kernel.forward(lags, torch.zeros_like(lags), diag=True).reshape(tau.shape[:-1])
 
 
 def _radial(kernel: Kernel, s: Float[Tensor, "*m"], order: int) -> Sequence[Float[Tensor, "*m"]]:
-    """κ′, κ″, …, κ^{(order)} at s, at least two; from the third on by differentiation of κ″."""
+    """Return κ′, κ″, …, κ^{(order)} at s, but at least κ′ and κ″.
+
+    Automatic differentiation of κ″ gives the third and higher derivatives of most kernels.
+    """
     if order <= 2:
         return radial_derivatives(kernel, s)
     if isinstance(kernel, RadialKernel) and order <= kernel.highest_order:
         return [kernel.correlation(s, j) for j in range(1, order + 1)]
     differentiable = s.requires_grad
     with torch.enable_grad():
-        # At s = 0 derivatives of κ″ may be infinite, where they are multiplied by powers of zero
-        # lags.
+        # At s = 0, derivatives of κ″ may be infinite. There they are multiplied by zero lags, so
+        # any finite number is correct.
         s = s.clamp_min(1e-24) if differentiable else s.clamp_min(1e-24).requires_grad_()
         kappas = list(radial_derivatives(kernel, s))
         while len(kappas) < order:
@@ -195,16 +215,22 @@ def polynomial(
     degree: int,
     device: torch.device | None = None,
 ) -> dict[tuple[int, ...], Complex[Tensor, "q p"]]:
-    """The coefficients of a homogeneous polynomial in ω, for its monomials ω_i ω_j …
+    """Return the coefficients of a homogeneous polynomial in ω, by its monomials (i, j, …).
 
-    They are found by least squares from values at random ω.
+    They follow from values at random ω, by least squares.
+
+    Args:
+        function: a function of frequencies (m, k) that returns matrices (m, q, p).
+        dims: k, the number of inputs.
+        degree: the degree of the polynomial.
+        device: the device of the frequencies.
 
     Raises:
-        NotImplementedError: a function that is no such polynomial.
+        NotImplementedError: the function is not a homogeneous polynomial of this degree.
     """
     monomials = list(combinations_with_replacement(range(dims), degree))
     generator = torch.Generator().manual_seed(0)
-    # More values than coefficients: the residual shows whether the function is such a polynomial.
+    # With more values than coefficients, the residual shows whether the function is a polynomial.
     omega = torch.randn(4 * len(monomials) + 8, dims, generator=generator, dtype=torch.float64)
     omega = omega.to(device)
     values = function(omega).to(torch.complex128)
@@ -212,38 +238,48 @@ def polynomial(
     design = torch.stack(columns, dim=-1).to(torch.complex128)
     coefficients = torch.linalg.lstsq(design, values.flatten(1)).solution
     if (design @ coefficients - values.flatten(1)).abs().max() > 1e-9 * (1 + values.abs().max()):
-        raise NotImplementedError("no polynomial in ω")
+        raise NotImplementedError(
+            "expected a symbol whose multiplier is a polynomial in ω, got another one; use "
+            "features, such as gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+        )
     return dict(zip(monomials, coefficients.unflatten(-1, values.shape[1:]), strict=True))
 
 
 def at_zero(term: Term) -> Float[Tensor, "*b p p"]:
-    """K(0), the covariance of one term at lag zero."""
+    """Return K(0), the covariance of one term at lag zero."""
     scale, factor = term.outputscale[..., None, None], term.factor
     if factor.is_constant:
         return scale * factor.matrix @ factor.matrix.mT
     return scale * factor.variance(term.leaves[0].spectrum)
 
 
-# A scalar kernel k of the squared scaled distance has all its derivatives in closed form. Where Q A
-# and Q A Q*, for a symbol Q and a spectral density A, are polynomials in ω, covariances of Q f are
-# derivatives of k, since ω^α e^{i⟨ω,τ⟩} = (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. Matrices, and integrals over
-# paths and boxes, need only the covariance of their integrand; `gp_orff.symbols.patches` has their
-# errors.
+# A scalar kernel k of the squared scaled distance has all its derivatives in closed form. Let Q and
+# R be symbols, and let A(ω) = B B* be the matrix of the factor of a term. If Q A R* is a polynomial
+# in ω, the covariance of Q f and R f is a sum of derivatives of k, because ω^α e^{i⟨ω,τ⟩} =
+# (−i)^|α| ∂^α e^{i⟨ω,τ⟩}. For integrals over paths and boxes, this is the covariance of the
+# integrands. `gp_orff.symbols.patches` lists the errors of their quadrature.
 #
-# How the covariance of two symbols Q and R of a stationary field is computed:
+# The covariance of two symbols Q and R of a stationary field is computed as follows:
 #
-# 1. A symbol that averages over pieces of paths or boxes is written as a sum of patches, and the
-#    rest is a local symbol (`_split`). The covariance is the sum over pairs of patches.
-# 2. For a pair, the lag runs over a set with the edges of both patches; `Rule.mean` integrates over
-#    it.
-# 3. The integrand is the covariance of the local symbols at a lag (`_term`): Q A R* is a
-#    homogeneous polynomial in ω, its coefficients are computed numerically, and every monomial ω^α
-#    becomes the derivative (−i∂)^α of the scalar kernel.
+# 1. `_split` writes a symbol as means of a local symbol over patches, which are points, pieces of
+#    paths or boxes. The covariance is the sum over pairs of patches.
+# 2. For a pair of patches, the lags form a set with the edges of both. `Rule.mean` computes the
+#    mean over this set.
+# 3. `_term` is the covariance of the local symbols at a lag. Q A R* is a homogeneous polynomial in
+#    ω, whose coefficients are computed numerically. Every monomial ω^α becomes the derivative
+#    (−i∂)^α of the scalar kernel.
 # 4. Kernels of other inputs, such as time, multiply the result.
 # 5. `relative` subtracts the values at the references on both sides.
 @dataclass(frozen=True)
 class SymbolCovariance:
-    """The prior covariance Cov[Q f(x), R f(z)], for symbols Q (`left`) and R (`right`)."""
+    """The prior covariance Cov[Q f(x), R f(z)] of two symbols Q and R of a field f.
+
+    Attributes:
+        kernel: the kernel of f.
+        left: Q, with q outputs.
+        right: R, with r outputs.
+        space: the columns of the points that are directions of space.
+    """
 
     kernel: Kernel
     left: Symbol
@@ -251,7 +287,9 @@ class SymbolCovariance:
     space: tuple[int, ...]
 
     def __call__(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
-        """The covariance matrix between points x and z, point-major.
+        """Return the covariance matrix (n·q, m·r) between the points x and z.
+
+        Rows and columns are ordered point by point.
 
         Raises:
             NotImplementedError: the covariance has no closed form.
@@ -261,13 +299,13 @@ class SymbolCovariance:
 
     @property
     def is_stationary(self) -> bool:
-        """Whether the covariance is a function of lags."""
+        """Whether the covariance is a function of the lag x − z."""
         return not any(term.factor.decays for term in terms(self.kernel))
 
     def blocks(
         self, x: Float[Tensor, "#n #m d"], z: Float[Tensor, "#n #m d"]
     ) -> Float[Tensor, "n m q r"]:
-        """The covariance of pairs of points.
+        """Return the covariances (n, m, q, r) of pairs of points that broadcast to (n, m).
 
         Raises:
             NotImplementedError: the covariance has no closed form.
@@ -284,11 +322,14 @@ class SymbolCovariance:
     def _blocks(
         self, summands: Sequence[Term], tau: Float[Tensor, "l d"]
     ) -> Float[Tensor, "l q r"]:
-        """The covariance of stationary terms at every lag."""
+        """Return the covariance of stationary terms at every lag."""
         p = summands[0].num_outputs
         (lefts, left), (rights, right) = (self._split(side, p) for side in (self.left, self.right))
         if not all(leaf.kernel.is_stationary for term in summands for leaf in term.leaves):
-            raise NotImplementedError("a kernel that is not stationary")
+            raise NotImplementedError(
+                f"expected a stationary kernel for {type(self.left).__name__}, got one that is "
+                "not; use a grid, gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+            )
         local, total = replace(self, left=left, right=right), 0.0
         integrates = any(len(patch.edges) for patch in (*lefts, *rights))  # more than points
         rule = Rule(math.inf, kink=False)
@@ -303,7 +344,7 @@ class SymbolCovariance:
         return total
 
     def _split(self, symbol: Symbol, p: int) -> tuple[Sequence[Patch], Symbol]:
-        """Patches and a local symbol, whose means over the patches sum to the symbol."""
+        """Return patches and a local symbol, whose means over the patches add up to `symbol`."""
         num_dims = len(self.space)
         patches = symbol.patches(num_dims, p)
         if patches is not None:
@@ -313,7 +354,7 @@ class SymbolCovariance:
     def _local_covariance(
         self, summands: Sequence[Term], tau: Float[Tensor, "l d"]
     ) -> Float[Tensor, "l q r"]:
-        """The covariance of the field, or of derivatives of it, at every lag."""
+        """Return the covariance of the local symbols of the field at every lag."""
         values = self.left.is_identity and self.right.is_identity
         if values and len(summands) == len(terms(self.kernel)):
             origin = torch.zeros_like(tau[:1])
@@ -321,7 +362,7 @@ class SymbolCovariance:
         return sum(self._term(term, tau.unsqueeze(1)) for term in summands).squeeze(1)
 
     def relative(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Float[Tensor, "nq mr"]:
-        """The covariance of the values at x and z less those at the references of Q and R."""
+        """Return the covariance matrix (n·q, m·r) of values minus the values at the references."""
         covariance = self(x, z)
         left = self.left.reference_points(x, self.space)
         right = self.right.reference_points(z, self.space)
@@ -334,7 +375,10 @@ class SymbolCovariance:
         return covariance
 
     def _term(self, term: Term, tau: Float[Tensor, "n m d"]) -> Float[Tensor, "n m q r"]:
-        """The covariance of one term: derivatives of its kernel times coefficients of Q A R*."""
+        """Return the covariance of one term, as derivatives of its scalar kernel.
+
+        Their coefficients are those of the polynomial Q A R*.
+        """
         p, degree = term.num_outputs, term.factor.degree
 
         def density(omega: Float[Tensor, "m d"], factor: Tensor) -> Complex[Tensor, "m q r"]:
@@ -357,9 +401,17 @@ class SymbolCovariance:
             return density(embedded(omega, dims, tau.shape[-1])[:, list(self.space)], factor)
 
         if not degree and others:
-            raise NotImplementedError("a product of kernels, each with a part of space")
+            raise NotImplementedError(
+                f"expected one kernel of all directions of space for {type(self.left).__name__}, "
+                "got a product of kernels of single inputs; use a grid, "
+                "gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+            )
         if not 0 <= order <= HIGHEST_ORDER:
-            raise NotImplementedError(f"derivatives of order {order} of its potential")
+            raise NotImplementedError(
+                f"expected derivatives of the potential of orders 0 to {HIGHEST_ORDER} for "
+                f"{type(self.left).__name__}, got {order}; use a grid, "
+                "gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))"
+            )
         coefficients = polynomial(leaf_density, len(dims), order, tau.device)
         values = partial_derivatives(first.kernel, tau[..., list(dims)], order, coefficients)
         block = 0.0
@@ -373,7 +425,10 @@ class SymbolCovariance:
 
 
 def _rule(summands: Sequence[Term], space: Sequence[int], num_inputs: int) -> Rule:
-    """A rule for the shortest length in space, with a kink if a kernel there may have one."""
+    """Return a quadrature rule for the shortest length over which kernels of space vary.
+
+    The rule expects a kink at lag zero if one of these kernels may have one.
+    """
     leaves = [leaf for term in summands for leaf in term.leaves]
     in_space = [leaf for leaf in leaves if not set(leaf.columns(num_inputs)).isdisjoint(space)]
     lengths = [length for leaf in in_space for length in _lengths(leaf, space, num_inputs)]
@@ -381,7 +436,7 @@ def _rule(summands: Sequence[Term], space: Sequence[int], num_inputs: int) -> Ru
 
 
 def _lengths(leaf: Leaf, space: Sequence[int], num_inputs: int) -> list[float]:
-    """The shortest lengths over which a leaf varies, one for each of its inputs in space."""
+    """Return the shortest lengths over which a leaf varies, one for each input in space."""
     columns = leaf.columns(num_inputs)
     lengths = shortest_lengths(leaf.kernel).detach()
     lengths = lengths.reshape(-1, lengths.shape[-1]).amin(0).expand(len(columns)).tolist()
@@ -389,7 +444,10 @@ def _lengths(leaf: Leaf, space: Sequence[int], num_inputs: int) -> list[float]:
 
 
 def _has_kink(kernel: Kernel) -> bool:
-    """Whether the kernel lacks derivatives at lag zero, or is not known to have them."""
+    """Return whether a kernel may have a kink at lag zero.
+
+    The result is False only if the spectral density has a finite sixth moment.
+    """
     try:
         moment = spectrum(kernel).moment(3, 2)
     except NotImplementedError:
@@ -398,26 +456,33 @@ def _has_kink(kernel: Kernel) -> bool:
 
 
 def decided(symbol: Symbol, kernel: Kernel) -> Symbol:
-    """The symbol with its image of constants under this kernel: potentials and stream functions
-    include that of the constant mean where all terms are curl-free, or divergence-free."""
+    """Return the symbol after replacing a `background` of None by True or False.
+
+    A potential includes the potential of the constant mean if all terms of the kernel are
+    curl-free. Stream functions and vector potentials do so if all terms are divergence-free.
+    """
     factors = [term.factor for term in terms(kernel)]
     curl_free = all(factor.is_gradient for factor in factors)
     return symbol.decided(curl_free, all(factor.is_solenoidal for factor in factors))
 
 
 def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
-    """Refuse a symbol that does not exist for fields with this kernel.
+    """Raise an error if a symbol does not exist for fields with this kernel.
 
-    A field whose spectral density falls too slowly has no derivative. A field that is not itself a
-    derivative has no stationary potential.
+    If the spectral density falls too slowly, the field has no derivative. If the field is not a
+    derivative of a potential, its potential is defined only relative to a reference.
+
+    Args:
+        symbol: the symbol.
+        kernel: the kernel of the field.
+        space: the columns of the points that are directions of space.
 
     Raises:
-        TypeError: it is not a symbol.
-        ValueError: the symbol does not exist, or is known only relative to a reference.
-        NotImplementedError: a derivative of a field kernel times a kernel of the same inputs.
+        TypeError: `symbol` is not a `Symbol`.
+        ValueError: the symbol does not exist, or needs a reference.
+        NotImplementedError: the kernel is a field kernel times a kernel of the same inputs.
     """
-    if not isinstance(symbol, Symbol):
-        raise TypeError(f"expected a symbol, such as gp_orff.Curl(), got {symbol!r}")
+    required(symbol, Symbol, "expected a symbol, such as gp_orff.Curl()", "pass an instance")
     summands = terms(kernel)
     symbol.check(len(space), summands[0].num_outputs)
     for term in summands:
@@ -428,37 +493,38 @@ def require(symbol: Symbol, kernel: Kernel, space: Sequence[int]) -> None:
         leaf_name = type(term.leaves[0].kernel).__name__
         if order < 0 and symbol.reference is None:
             raise ValueError(
-                f"{name} of a field that is no derivative itself ({leaf_name} without a curl-free "
-                "or divergence-free kernel) is defined only up to a constant: expected a "
-                "reference, got none; pass reference=x0"
+                f"expected a reference for {name}, which is defined only up to a constant for "
+                f"{leaf_name} without a curl-free or divergence-free kernel, got none; pass "
+                "reference=x0"
             )
         others = [dim for leaf in term.leaves[1:] for dim in leaf.active_dims or space]
         if term.factor.num_inputs and symbol.order and set(others) & set(space):
             raise NotImplementedError(
-                f"{name} of a field kernel times a kernel of the same inputs is not known: "
-                "expected factors of other inputs, such as time"
+                f"expected a field kernel, or its product with kernels of other inputs such as "
+                f"time, for {name}, got a product with a kernel of the same inputs; pass it "
+                "active_dims of other inputs"
             )
         if symbol.order < 0 and symbol.reference is None and (not symbol.homogeneous or others):
             raise ValueError(
-                f"{name} is defined only up to a constant under this kernel: expected a "
-                "reference, got none; pass reference=x0"
+                f"expected a reference for {name}, which is defined only up to a constant under "
+                "this kernel, got none; pass reference=x0"
             )
         if symbol.order > 0 and _is_infinite(term, symbol.order, len(space)):
             nu = getattr(term.leaves[0].kernel, "nu", None)
             raise ValueError(
-                f"{name} does not exist for a field with this {leaf_name} potential"
-                f"{'' if nu is None else f', nu={nu}'}: its variance is infinite; expected "
-                f"a kernel with {order} derivatives (Matérn nu > {order}, or RBF)"
+                f"expected a base kernel with {order} derivatives for {name}, got {leaf_name}"
+                f"{'' if nu is None else f' with nu={nu}'}, for which its variance is infinite; "
+                f"use MaternKernel with nu > {order}, or RBFKernel"
             )
 
 
 def _is_infinite(term: Term, order: int, num_dims: int) -> bool:
-    """Whether derivatives of this order have an infinite variance.
+    """Return whether derivatives of this order have an infinite variance under one term.
 
-    A constant has none, and nor has a polynomial.
+    For constants and polynomials, the result is False.
     """
     for measure in spectra_of(term)[:1]:
-        if not isinstance(measure, Spectrum):
+        if not measure.is_stationary:
             return False
         if term.factor.closed_form:
             moment = measure.moment(term.factor.degree + order, num_dims)

@@ -20,6 +20,7 @@ from gp_orff.kernels.base import (
     check_points,
     check_scalar,
     name_constructor,
+    parts_of,
     related_copy,
 )
 from gp_orff.kernels.derivatives import radial_derivatives
@@ -36,20 +37,23 @@ from gp_orff.kernels.tree import (
     terms,
 )
 
-# Exact operator-valued kernels: curl-free, divergence-free and their Helmholtz sum.
+# Exact curl-free kernels, divergence-free kernels, and their Helmholtz sums.
 #
-# With a scalar stationary kernel k(x, z) = κ(s), s = ‖τ/ℓ‖², τ = x − z, Λ = diag ℓ⁻², u = Λτ,
+# A scalar stationary kernel is k(x, z) = κ(s) with s = ‖τ/ℓ‖² and τ = x − z. With Λ = diag ℓ⁻² and
+# u = Λτ, its negative Hessian is
 #
 #     −∇∇ᵀk = −2κ′(s) Λ − 4κ″(s) u uᵀ .
 #
-# The base kernel k is the kernel of the potential; it is not rescaled. Matrices are point-major:
-# row n·p + i is output i at point n, as gpytorch's `MultitaskMultivariateNormal` expects.
+# The base kernel k is the covariance of the potential and is not rescaled. Rows of matrices are
+# ordered point by point: row n·p + i is output i at point n, as gpytorch's
+# `MultitaskMultivariateNormal` expects.
 
 
 class PotentialKernel(WrapperKernel):
-    """A kernel of fields that are derivatives of a potential with kernel `base_kernel`.
+    """The kernel of a field that is a derivative of a potential with the kernel `base_kernel`.
 
-    See `CurlFreeKernel` for the arguments and the errors.
+    Use its subclasses `CurlFreeKernel`, which lists the arguments and the errors, and
+    `DivergenceFreeKernel`.
     """
 
     is_stationary = True
@@ -76,18 +80,22 @@ class PotentialKernel(WrapperKernel):
             self._check(term)
 
     def factor(self, dims: tuple[int, ...] | None) -> Factor:
-        """The factor B(ω) of fields whose potential depends on the inputs `dims` (all if None)."""
+        """Return the factor B(ω) of the spectral matrix S(ω) B(ω) B(ω)* of the field.
+
+        Args:
+            dims: the inputs that the potential depends on; all inputs if None.
+        """
         raise NotImplementedError
 
     def _check(self, term: Term) -> None:
-        """Refuse a term of the potential whose field does not exist, or is not known here."""
+        """Raise an error if a term of the potential has no field, or is not supported."""
         name = type(self).__name__
         check_scalar(name, term.num_outputs)
         if len(term.leaves) != 1:
             raise ValueError(
-                f"{name} expects a potential made of scaled sums of stationary kernels, got a "
-                "constant or a product; a constant has no gradient, and products in space are "
-                f"not supported. For a product with time, multiply {name} itself"
+                f"{name} expects a stationary base kernel, or a sum of them, each with a "
+                "ScaleKernel or without, got a constant or a product; drop a constant, which has "
+                f"no gradient, and multiply {name} itself by a kernel of time"
             )
         leaf = term.leaves[0].kernel
         if spectrum.dispatch(type(leaf)) is spectrum.dispatch(object):
@@ -102,9 +110,9 @@ class PotentialKernel(WrapperKernel):
         dims = term.leaves[0].active_dims
         if dims is not None and not all(0 <= dim < self.num_dims for dim in dims):
             raise ValueError(
-                f"{name}(num_dims={self.num_dims}) expects active_dims of its base kernel within "
-                f"its own {self.num_dims} inputs, got {dims}; to select the inputs that are space, "
-                f"give active_dims to {name}"
+                f"{name}(num_dims={self.num_dims}) expects active_dims of its base kernel from 0 "
+                f"to {self.num_dims - 1}, got {dims}; to select the inputs that are directions of "
+                f"space, pass active_dims to {name}"
             )
         num_inputs = self.num_dims if dims is None else len(dims)
         for argument in ("ard_num_dims", "num_dims"):  # the latter of a BesselKernel
@@ -122,13 +130,21 @@ class PotentialKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> Float[Tensor, "*b n*d m*d"] | Float[Tensor, "*b n*d"]:
-        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+        """Return the covariance matrix (*b, n·d, m·d) between the points `x1` and `x2`.
 
-        Rows and columns are point-major, n·d + i. With `diag`, only the diagonal, (*b, n·d).
+        Row k·d + i is component i at point k of `x1`, both counted from 0. Columns are ordered in
+        the same way, by the points of `x2`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: whether to return only the diagonal (*b, n·d); it needs m = n.
+            last_dim_is_batch: must be False.
 
         Raises:
-            ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
-            TypeError: inputs of another dtype than the hyperparameters.
+            ValueError: `last_dim_is_batch` is True; the points have another number of columns than
+                d; there are no points; a point contains NaN or infinity.
+            TypeError: the points have another dtype than the hyperparameters.
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         axes = torch.eye(self.num_dims, dtype=x1.dtype, device=x1.device).unsqueeze(-2)
@@ -153,26 +169,27 @@ class CurlFreeKernel(PotentialKernel):
     The covariance matrix of points x (N, d) is (N·d, N·d). Its rows are ordered point by point: row
     n·d + i is component i at point n.
 
-    At one point, the variance of each component is s · m / ℓ², for one lengthscale ℓ. Here s is the
-    outputscale of k, and m is the variance of one frequency ω_i at unit lengthscale. For the RBF
-    kernel m = 1, and for Matérn kernels m = ν/(ν − 1). The units of the variance are potential² /
-    length².
+    For one lengthscale ℓ, each component has the variance s·m/ℓ², in units of potential² / length².
+    Here s is the outputscale of k, and m depends on the class of k. For RBF and rational quadratic
+    kernels m = 1, and for Matérn kernels m = ν/(ν − 1).
 
-    Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
+    Source: Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
     Args:
-        base_kernel: the scalar kernel k of the potential, an instance of a gpytorch kernel: RBF,
-            rational quadratic, Matérn 3/2 or 5/2, or a sum of them, each with a `ScaleKernel` or
-            without. ARD and batch shapes work as in gpytorch. An `RBFKernel` if None.
+        base_kernel: the scalar kernel k of the potential, an instance of a gpytorch kernel. It can
+            be an RBF, rational quadratic or Matérn kernel (ν > 1), a stationary kernel of this
+            package, or a sum of such kernels. Each of them may be inside a `ScaleKernel`. ARD and
+            batch shapes work as in gpytorch. If None, an `RBFKernel` is used.
         num_dims: d, the number of input columns and of outputs.
         active_dims: the d input columns that are directions of space; all columns if None.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
         ValueError: `base_kernel` is not twice differentiable (Matérn with ν ≤ 1), has more than one
-            output, is constant, or is a product of kernels; `num_dims` disagrees with `active_dims`
-            or with the ARD lengthscales.
-        NotImplementedError: `base_kernel` has no registered spectrum or radial derivatives.
+            output, is constant, or is a product of kernels; `num_dims` differs from the number of
+            `active_dims` or of ARD lengthscales.
+        NotImplementedError: `base_kernel` has neither a registered spectrum nor registered radial
+            derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -182,7 +199,7 @@ class CurlFreeKernel(PotentialKernel):
         >>> kernel.base_kernel.lengthscale = 0.5
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
-        >>> # 1 / ℓ² for each component
+        >>> # the variance of each component is 1 / ℓ²
         >>> kernel(torch.zeros(1, 2)).to_dense().detach().diag()
         tensor([4., 4.])
     """
@@ -194,25 +211,27 @@ class CurlFreeKernel(PotentialKernel):
 class DivergenceFreeKernel(PotentialKernel):
     r"""Divergence-free kernel K(x, z) = (∇∇ᵀ − Δ I) k(x − z), the prior of an incompressible field.
 
-    Δ is the Laplace operator. In two dimensions the fields are f = (∂₂ψ, −∂₁ψ), where the stream
-    function ψ has the scalar kernel k. In three dimensions they are f = ∇ × A, where the three
-    components of A are independent and have the kernel k. The kernel exists for every d ≥ 2.
+    Here Δ is the Laplace operator, and the derivatives are with respect to x − z. In two
+    dimensions, the field is f = (∂₂ψ, −∂₁ψ), and the stream function ψ has the scalar kernel k. In
+    three dimensions, the field is f = ∇ × A. The three components of A are independent, and each
+    has the kernel k. The kernel exists for every d ≥ 2.
 
-    The covariance matrix of points x (N, d) is (N·d, N·d), ordered as for `CurlFreeKernel`. The
-    variance of each component is (d − 1) times the variance of the curl-free kernel with the same
-    k, for one lengthscale.
+    The covariance matrix of points x (N, d) is (N·d, N·d), ordered as for `CurlFreeKernel`. For one
+    lengthscale, the variance of each component is d − 1 times its variance under the curl-free
+    kernel with the same k.
 
-    Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
+    Source: Brault et al. 2016, Section 2.3, Definition 2.2; Minh 2016, Section 3.3, Example 2.
 
     Args:
-        base_kernel: the scalar kernel k, as for `CurlFreeKernel`; an `RBFKernel` if None.
+        base_kernel: the scalar kernel k, as for `CurlFreeKernel`. If None, an `RBFKernel` is used.
         num_dims: d ≥ 2, the number of input columns and of outputs.
         active_dims: the d input columns that are directions of space; all columns if None.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
         ValueError: d < 2, or one of the reasons listed at `CurlFreeKernel`.
-        NotImplementedError: `base_kernel` has no registered spectrum or radial derivatives.
+        NotImplementedError: `base_kernel` has neither a registered spectrum nor registered radial
+            derivatives.
 
     Example:
         >>> import gpytorch, gp_orff, torch
@@ -235,39 +254,49 @@ _HALVES = "curl_free", "divergence_free"
 class HelmholtzKernel(AdditiveKernel):
     """The sum of a scaled curl-free and a scaled divergence-free kernel.
 
-    K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z). By Helmholtz's theorem, every smooth
-    field that vanishes at infinity is the sum of a curl-free and a divergence-free field. The two
-    terms, `.curl_free` and `.divergence_free`, are gpytorch `ScaleKernel`s. Each has a copy of
-    `base_kernel` with independent hyperparameters. Two copies of a `LearnedSpectrumKernel` are
-    related: the log spectrum of the second term is the log spectrum of the first plus a learned
-    difference. The prior standard deviations of the difference are half as large as those of the
-    first spectrum. In this case log(σ₂²/σ₁²) has the prior N(0, 3²).
+    K(x, z) = σ₁² (−∇∇ᵀ) k₁(x − z) + σ₂² (∇∇ᵀ − Δ I) k₂(x − z)
 
-    Berlinghieri et al. 2023, Section 4.
+    By Helmholtz's theorem, every smooth field that vanishes at infinity is the sum of a curl-free
+    and a divergence-free field. Both terms have gpytorch's class `ScaleKernel`, with the
+    outputscales σ₁² and σ₂². The scalar kernels k₁ and k₂ start as copies of `base_kernel`, and
+    their hyperparameters are independent. The covariance matrix of points x (N, d) is (N·d, N·d),
+    ordered as for `CurlFreeKernel`.
+
+    If `base_kernel` is a `LearnedSpectrumKernel`, the two spectra are related. The log spectrum of
+    k₂ is the log spectrum of k₁ plus a learned difference. The prior standard deviations of the
+    difference are half as large as those of the first log spectrum. In this case, log(σ₂²/σ₁²) has
+    the prior N(0, 3²).
+
+    Source: Berlinghieri et al. 2023, Section 4.
 
     Args:
-        base_kernel: the scalar kernel of both potentials, as for `CurlFreeKernel`; an `RBFKernel`
-            if None.
+        base_kernel: the scalar kernel of both potentials, as for `CurlFreeKernel`. If None, an
+            `RBFKernel` is used.
         num_dims: d ≥ 2, the number of input columns and of outputs.
         active_dims: the d input columns that are directions of space; all columns if None.
 
+    Attributes:
+        curl_free: the first term, a `ScaleKernel` of a `CurlFreeKernel`.
+        divergence_free: the second term, a `ScaleKernel` of a `DivergenceFreeKernel`.
+
     Raises:
-        TypeError: as for `DivergenceFreeKernel`.
-        ValueError: as for `DivergenceFreeKernel`.
-        NotImplementedError: as for `DivergenceFreeKernel`.
+        TypeError: `base_kernel` is not an instance of a kernel; `num_dims` is not an integer.
+        ValueError: d < 2, or one of the reasons listed at `CurlFreeKernel`.
+        NotImplementedError: `base_kernel` has neither a registered spectrum nor registered radial
+            derivatives.
 
     Example:
+        A flow whose divergence-free part is stronger and varies over shorter lengths:
+
         >>> import gp_orff, torch
         >>> kernel = gp_orff.HelmholtzKernel(num_dims=2)
         >>> kernel.divergence_free.outputscale = 2.0
-        >>> # of the RBF kernel
-        >>> kernel.divergence_free.base_kernel.base_kernel.lengthscale = 0.3
+        >>> kernel.divergence_free.base_kernel.lengthscale = 0.3
         >>> kernel(torch.rand(5, 2)).shape
         torch.Size([10, 10])
     """
 
     lengthscale = INNER_LENGTHSCALE
-    default_prior = "level_prior", 3.0  # of learned spectra: its name and standard deviation
 
     def __init__(
         self,
@@ -289,39 +318,39 @@ class HelmholtzKernel(AdditiveKernel):
         for name, part in zip(_HALVES, parts, strict=True):
             part.helmholtz_half = name
         if any(hasattr(part, "related") for part in first.modules()):
-            name, sd = self.default_prior
-            self.register_prior(name, NormalPrior(0.0, sd), _level, _set_level)
+            self.register_prior("level_prior", NormalPrior(0.0, 3.0), _level, _set_level)
 
     @classmethod
     def of_halves(cls, *halves: ScaleKernel) -> "HelmholtzKernel":
-        """The sum of both halves of a Helmholtz kernel, which shares their hyperparameters."""
+        """Return the Helmholtz kernel with the two terms `halves`, without copying them."""
         kernel = cls.__new__(cls)
         AdditiveKernel.__init__(kernel, *halves)
         return kernel
 
     def expand_batch(self, *sizes: torch.Size | int) -> "HelmholtzKernel":
-        """This kernel with both halves expanded to the batch shape `sizes`."""
+        """Return a copy of this kernel whose two terms have the batch shape `sizes`."""
         new = deepcopy(self)
         new.kernels = ModuleList([part.expand_batch(*sizes) for part in self.kernels])
         return new
 
     @property
     def curl_free(self) -> ScaleKernel:
-        """The scaled curl-free kernel."""
+        """The first term, a `ScaleKernel` of a `CurlFreeKernel`."""
         return self.kernels[0]
 
     @property
     def divergence_free(self) -> ScaleKernel:
-        """The scaled divergence-free kernel."""
+        """The second term, a `ScaleKernel` of a `DivergenceFreeKernel`."""
         return self.kernels[1]
 
 
 @singledispatch
 def summands(kernel: Kernel) -> list[Kernel]:
-    """The summands of a sum of kernels as the user wrote it; empty for other kernels.
+    """Return the summands of a sum of kernels; return an empty list for other kernels.
 
-    gpytorch flattens sums: H + k has three kernels if H is a `HelmholtzKernel`. Its two halves,
-    one after the other, are one summand. The summands of H alone are its halves.
+    gpytorch flattens sums. If H is a `HelmholtzKernel`, the sum H + k has three kernels, and the
+    two terms of H come one after the other. This function returns H as one summand. The summands of
+    H alone are its two terms.
 
     Example:
         >>> import gpytorch, gp_orff
@@ -357,7 +386,7 @@ def _(kernel: HelmholtzKernel) -> list[Kernel]:
 
 
 def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
-    """The part of a copy of a kernel that corresponds to a part of the kernel itself."""
+    """Return the part of `copy` that corresponds to `part` of the `kernel` itself."""
     names = {module: name for name, module in kernel.named_modules()}
     if part in names:
         return copy.get_submodule(names[part])
@@ -367,7 +396,7 @@ def counterpart(part: Kernel, kernel: Kernel, copy: Kernel) -> Kernel:
 
 
 def _level(kernel: HelmholtzKernel) -> Float[Tensor, "*b"]:
-    """log(σ₂²/σ₁²)."""
+    """Return log(σ₂²/σ₁²)."""
     return (kernel.divergence_free.outputscale / kernel.curl_free.outputscale).log()
 
 
@@ -387,47 +416,48 @@ def _(kernel: PotentialKernel) -> list[Term]:
 
 
 def require_field_products(kernel: Kernel) -> None:
-    """Check that kernels with several outputs are multiplied by `FieldProductKernel`.
+    """Raise an error if gpytorch's `ProductKernel` multiplies a kernel with several outputs.
 
     Raises:
-        ValueError: gpytorch's product, which multiplies matrices of different sizes.
+        ValueError: `kernel` contains such a product; use `FieldProductKernel` instead.
     """
-    for part in kernel.modules():
-        if isinstance(part, ProductKernel) and inner_terms(part)[0].num_outputs > 1:
+    for part in parts_of(kernel, ProductKernel):
+        if inner_terms(part)[0].num_outputs > 1:
             names = " * ".join(type(factor).__name__ for factor in part.kernels)
             raise ValueError(
                 "expected gp_orff.FieldProductKernel for a product with a kernel of several "
                 f"outputs, got gpytorch's ProductKernel {names}, which multiplies matrices of "
-                "different sizes; give FieldProductKernel(field_kernel, scalar_kernel)"
+                "different sizes; use FieldProductKernel(field_kernel, scalar_kernel)"
             )
 
 
 class FieldProductKernel(WrapperKernel):
-    """The product of a field kernel and a scalar kernel of other inputs, for example time.
+    """The product of a field kernel and a scalar kernel of other inputs, for example of time.
 
-    K((x, t), (z, s)) = K_field(x, z) · k(t, s). The expressions `field_kernel * scalar_kernel` and
-    `scalar_kernel * field_kernel` make this kernel. Both kernels receive all d input columns, and
-    each selects columns by `active_dims`. The field kernel differentiates with respect to its
-    columns only. The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by
-    point: row n·p + i is output i at point n.
+    K((x, t), (z, s)) = K_field(x, z) · k(t, s)
+
+    The expressions `field_kernel * scalar_kernel` and `scalar_kernel * field_kernel` return this
+    kernel. Both kernels receive all d input columns, and each kernel selects its columns by
+    `active_dims`. Derivatives of the field are with respect to the columns of `field_kernel` only.
+    The covariance matrix of points (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
+    output i at point n.
 
     Args:
-        field_kernel: a kernel with p > 1 outputs.
-        scalar_kernel: a kernel with one output.
+        field_kernel: a gpytorch kernel with p > 1 outputs.
+        scalar_kernel: a gpytorch kernel with one output.
 
     Raises:
         ValueError: `field_kernel` has one output only, or `scalar_kernel` has more than one.
 
     Example:
-        A curl-free field in the columns 0 and 1, which changes with the time in column 2:
+        A curl-free field in columns 0 and 1 that changes with time, in column 2:
 
         >>> import gpytorch, gp_orff, torch
         >>> space = gp_orff.CurlFreeKernel(num_dims=2, active_dims=(0, 1))
         >>> time = gpytorch.kernels.MaternKernel(nu=1.5, active_dims=(2,))
-        >>> # the same as space * time
-        >>> kernel = gp_orff.FieldProductKernel(space, time)
-        >>> kernel(torch.rand(5, 3)).shape
-        torch.Size([10, 10])
+        >>> kernel = space * time
+        >>> type(kernel).__name__, kernel(torch.rand(5, 3)).shape
+        ('FieldProductKernel', torch.Size([10, 10]))
     """
 
     def __init__(self, field_kernel: Kernel, scalar_kernel: Kernel):
@@ -451,9 +481,16 @@ class FieldProductKernel(WrapperKernel):
     def forward(
         self, x1: Float[Tensor, "*b n d"], x2: Float[Tensor, "*b m d"], diag: bool = False, **params
     ) -> Float[Tensor, "*b n*p m*p"] | Float[Tensor, "*b n*p"]:
-        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+        """Return the covariance matrix (*b, n·p, m·p) between the points `x1` and `x2`.
 
-        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+        Row k·p + i is output i at point k of `x1`, both counted from 0. Columns are ordered in the
+        same way, by the points of `x2`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: whether to return only the diagonal (*b, n·p); it needs m = n.
+            params: further arguments of both kernels.
         """
         field = to_dense(self.field_kernel(x1, x2, diag=diag, **params))
         inputs = about_their_middle(self.scalar_kernel, x1, x2)

@@ -1,4 +1,4 @@
-"""Fields in free space: gradients of potentials that satisfy Laplace's equation."""
+"""Harmonic fields, such as magnetic and gravity fields: gradients of solutions of ΔV = 0."""
 
 import math
 from collections.abc import Sequence
@@ -38,34 +38,35 @@ from gp_orff.kernels.pairs import (
     multiplied,
     prepared_rows,
 )
-from gp_orff.kernels.spectra import Range
+from gp_orff.kernels.spectra import KernelSpectrum, Range
 from gp_orff.kernels.tree import Factor, Leaf, Term, inner_terms
 from gp_orff.symbols.base import Symbol
 
 # Random sources on horizontal planes, and the covariance of derivatives of their potential.
 #
-# A potential with the spectrum a e^{−|k||z − p|} / (2π|k|) on each side of the plane z = p has, for
-# points x and x′ on one side,
+# The sources on the plane z = p have a potential whose waves decay on each side as e^{−|k||z − p|},
+# with the spectrum a / (2π|k|) on the plane. For points x and x′ on one side,
 #
 #   Cov[V(x), V(x′)] = a / R ,    R² = (x₁ − x′₁)² + (x₂ − x′₂)² + Z² ,    Z = |z − p| + |z′ − p| ,
 #
-# because ∫ e^{i⟨k,r⟩ − |k|Z} d²k / (2π|k|) = 1/√(r² + Z²). It is the potential at x of a charge at
-# the mirror image of x′, harmonic in either argument.
+# because ∫ e^{i⟨k,r⟩ − |k|Z} d²k / (2π|k|) = 1/√(r² + Z²). This covariance is the potential at x of
+# a charge at the mirror image of x′. It is harmonic in x and in x′.
 #
-# All covariances are thus derivatives of 1/R in the lag d = (τ, Z) from the mirror image. The lag
-# changes with x and with x′ by ±1 along each axis: a derivative in x′ changes the sign of the
-# horizontal components only, and sources above the points change that of the vertical one. `signs`
-# has these factors, and no other function needs to know on which side the sources are.
+# All covariances are thus derivatives of 1/R with respect to the lag d = (τ, Z) from the mirror
+# image. The derivative of each coordinate of d with respect to x or x′ is ±1. For x′, the
+# horizontal coordinates have the sign −1. If the sources are above the points, the vertical
+# coordinate has the sign −1. `signs` returns these factors, so that no other function depends on
+# the side of the sources.
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Independent planes of sources, all below the points or all above them.
+    """J independent planes of sources, all below the points or all above them.
 
     Args:
         side: 1 for sources below the points, −1 for sources above them.
-        planes: p_j, their heights.
-        amplitudes: a_j, in units of potential² times length.
+        planes: p_j, (*b, J), the heights of the planes, in units of x.
+        amplitudes: a_j, (*b, J), in units of potential² times length.
     """
 
     side: int
@@ -73,13 +74,16 @@ class Sources:
     amplitudes: Float[Tensor, "*b J"]
 
     def distances(self, z: Float[Tensor, "*b n"]) -> Float[Tensor, "*b J n"]:
-        """The distances of heights from the planes, negative on their other side."""
+        """Return the distances (*b, J, n) of n heights z from the planes.
+
+        A distance is negative if the height is on the wrong side of the plane.
+        """
         return self.side * (z.unsqueeze(-2) - self.planes.unsqueeze(-1))
 
     def lags(
         self, x: Float[Tensor, "*b #n #m 3"], z: Float[Tensor, "*b #n #m 3"]
     ) -> Float[Tensor, "*b J n m 3"]:
-        """x less the mirror images of z, seen from the side of the points."""
+        """Return the lags (*b, J, n, m, 3) from the mirror images of z to x, with Z > 0."""
         across = (x - z)[..., :2].unsqueeze(-4)
         planes = self.planes[..., None, None]
         vertical = self.side * ((x + z)[..., 2].unsqueeze(-3) - 2 * planes)
@@ -89,7 +93,7 @@ class Sources:
     def covariance(
         self, x: Float[Tensor, "*b #n #m 3"], z: Float[Tensor, "*b #n #m 3"]
     ) -> Float[Tensor, "*b n m 3 3"]:
-        """Cov[f(x), f(z)] of the field f = −∇V."""
+        """Return Cov[f(x), f(z)] for the field f = −∇V."""
         d = self.lags(x, z)
         inverse = d.square().sum(-1).rsqrt()
         cubed = self.amplitudes[..., None, None] * inverse**3
@@ -101,66 +105,74 @@ class Sources:
         return hessian * left.unsqueeze(-1) * right
 
     def signs(self, like: Tensor) -> tuple[Float[Tensor, "3"], Float[Tensor, "3"]]:
-        """The derivatives of the lag by x and by the mirrored z along every axis: ±1."""
+        """Return the derivatives ±1 of the lag with respect to x and to z, along every axis."""
         return like.new_tensor([1.0, 1.0, self.side]), like.new_tensor([-1.0, -1.0, self.side])
 
     def variance(self, height: Float[Tensor, "*b"]) -> Float[Tensor, "*b 3 3"]:
-        """Cov f at a height: Σ a_j diag(1, 1, 2) / (2|z − p_j|)³."""
+        """Return Cov f(x) = Σ_j a_j diag(1, 1, 2) / (2|z − p_j|)³ at the height z."""
         cubes = (2 * self.distances(height.unsqueeze(-1)).squeeze(-1)) ** 3
         share = (self.amplitudes / cubes).sum(-1)
         return torch.diag_embed(share.unsqueeze(-1) * share.new_tensor([1.0, 1.0, 2.0]))
 
 
-# `HarmonicKernel`: fields in free space, curl-free and divergence-free at once.
+# `HarmonicKernel`: fields outside their sources, which are both curl-free and divergence-free.
 
 
 _SIDES = {"below": (1,), "above": (-1,), "both": (1, -1)}
-_STEP = 3.0  # the ratio of depths at the start
+_STEP = 3.0  # the ratio of the starting depths
 
 
 class HarmonicKernel(FieldKernel):
-    r"""The prior of a magnetic or gravity field in free space: f = −∇V with ΔV = 0.
+    r"""The kernel of a magnetic or gravity field outside its sources: f = −∇V with ΔV = 0.
 
-    Away from its sources such a field is curl-free and divergence-free. V is a random potential
-    that is stationary in the horizontal coordinates x₁ and x₂ and decays with the height x₃ above
-    its sources. With J planes of sources at depths h_j below the reference height z₀,
+    Outside its sources, such a field is both curl-free and divergence-free. The random potential V
+    is stationary in the horizontal coordinates x₁ and x₂, and decays with the height x₃ above the
+    sources. With J planes of sources at the depths h_j below the reference height z₀, the potential
+    has the covariance
 
         Cov[V(x), V(x′)] = Σ_j a_j / √((x₁ − x′₁)² + (x₂ − x′₂)² + Z_j²) ,
-        Z_j = x₃ + x₃′ − 2z₀ + 2h_j ,
+        Z_j = x₃ + x₃′ − 2z₀ + 2h_j .
 
-    and the covariance of f follows by differentiation. Its two-dimensional spectrum, Σ_j a_j
-    e^{−2|k|h_j} |k| at z₀, decays like e^{−2|k|(x₃ − z₀)} with height. Observations at some heights
-    therefore determine the field at all heights above the sources (upward and downward
-    continuation), and one component determines the other two.
+    The covariance of f follows by differentiation. The horizontal spectrum of f at the height x₃ is
+    proportional to Σ_j a_j |k| e^{−2|k|(x₃ − z₀ + h_j)}, for horizontal frequencies k. Observations
+    at some heights therefore determine the field at all heights above the sources (upward and
+    downward continuation). Observations of one component determine the other two.
 
-    The depths and the variances of the field are trained. A variance is the mean over the three
-    components of f at the mean height z̄: 4a_j / (3(2z̄ − 2z₀ + 2h_j)³).
+    The trained parameters are the depths h_j and the variances v_j = 4a_j / (3(2z̄ − 2z₀ + 2h_j)³).
+    v_j is the mean variance of the three components of f at the height z̄ that the plane j causes.
 
-    The kernel is stationary in x₁ and x₂ only, and has no values below its sources. The covariance
-    matrix of points x (N, 3) is (N·3, N·3), ordered as for `CurlFreeKernel`.
+    The kernel is stationary in x₁ and x₂ only. Points on or beyond a plane of sources raise an
+    error. The covariance matrix of points x (N, 3) is (N·3, N·3), ordered as for `CurlFreeKernel`.
 
     Args:
         num_depths: J, the number of planes of sources on each side.
-        sources: "below" the points, "above" them (x₃ then decreases with the distance from the
-            sources), or "both".
-        reference_height: z₀, from which depths are measured; (z₀, z₁) for sources on both sides.
-            If None, `VectorFieldGP` uses the lowest observation for sources below, and the highest
-            for sources above.
-        mean_height: z̄, the height of the trained variances. If None, `VectorFieldGP` uses the mean
-            height of the observations. If `reference_height` is given, the default is this height,
-            or the middle of both heights.
-        depth_constraint, variance_constraint: constraints of the trained parameters; positive if
-            None.
-        depth_prior, variance_prior: priors of the trained parameters, if any.
-        batch_shape: as for other gpytorch kernels.
-        active_dims: the three input columns, height last; all columns if None.
+        sources: where the sources are relative to the points: "below", "above" or "both". For
+            sources above, V decays downward, and each plane is at the distance h_j above z₀.
+        reference_height: z₀, the height from which depths are measured, in units of x; (z₀, z₁) for
+            sources on both sides. If None, `VectorFieldGP` uses the height of the lowest
+            observation for sources below, and of the highest observation for sources above.
+        mean_height: z̄, the height at which the variances are defined, in units of x. By default, it
+            is `reference_height`, or the mean of both reference heights. If both arguments are
+            None, `VectorFieldGP` uses the mean height of the observations.
+        depth_constraint: the constraint of the depths; positive if None.
+        variance_constraint: the constraint of the variances; positive if None.
+        depth_prior: the prior of the depths; no prior if None.
+        variance_prior: the prior of the variances; no prior if None.
+        batch_shape: the batch shape of the parameters, as in gpytorch.
+        active_dims: the three input columns, with the height last; all columns if None.
+
+    Attributes:
+        depths: h_j, (\*b, J), in units of x. For sources on both sides, the shape is (\*b, 2J),
+            with the sources below first.
+        variances: v_j, in the shape of `depths` and in units of f².
 
     Raises:
-        ValueError: `sources` is another word; `num_depths` is not a positive integer; heights are
-            not finite, not one for each side, or in the wrong order.
+        ValueError: `sources` is another word; `num_depths` is not a positive integer;
+            `active_dims` does not have 3 columns; heights are not finite, not one for each side, or
+            in the wrong order; `mean_height` is passed without `reference_height`.
 
     Example:
-        The field is curl-free and divergence-free, and decays with the height:
+        The variances decrease with height, and the vertical variance is twice the horizontal ones:
 
         >>> import gp_orff, torch
         >>> kernel = gp_orff.HarmonicKernel(num_depths=1, reference_height=0.0)
@@ -169,7 +181,7 @@ class HarmonicKernel(FieldKernel):
         >>> kernel(x).to_dense().detach().diag()
         tensor([0.7500, 0.7500, 1.5000, 0.0938, 0.0938, 0.1875])
 
-        A magnetic field from observations of one component:
+        Observations of the vertical component determine all components, also at other heights:
 
         >>> x = torch.rand(
         ...     100, 3, generator=torch.Generator().manual_seed(0)
@@ -179,10 +191,9 @@ class HarmonicKernel(FieldKernel):
         >>> model = gp_orff.VectorFieldGP(
         ...     gp_orff.HarmonicKernel(num_depths=1), mean=ZeroMean()
         ... )
-        >>> up = torch.tensor([0.0, 0.0, 1.0]).expand(100, 3)
-        >>> model = model.condition(x, y, directions=up)
-        >>> # continued upward
-        >>> model.posterior().mean(x + torch.tensor([0.0, 0.0, 1.0])).shape
+        >>> up = torch.tensor([0.0, 0.0, 1.0])
+        >>> model = model.condition(x, y, directions=up.expand(100, 3))
+        >>> model.posterior().mean(x + up).shape  # upward continuation
         torch.Size([100, 3])
     """
 
@@ -206,7 +217,7 @@ class HarmonicKernel(FieldKernel):
         check_positive_integer(num_depths, "num_depths", "HarmonicKernel")
         if sources not in _SIDES:
             raise ValueError(
-                f'HarmonicKernel expects sources "below", "above" or "both", got {sources!r}'
+                f'HarmonicKernel expects sources="below", "above" or "both", got {sources!r}'
             )
         check_num_dims("HarmonicKernel", self.num_dims, self.num_dims, active_dims)
         super().__init__(batch_shape=torch.Size(batch_shape), active_dims=active_dims)
@@ -230,12 +241,15 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def num_sides(self) -> int:
-        """1, or 2 for sources on both sides of the points."""
+        """2 for sources on both sides of the points, 1 otherwise."""
         return len(_SIDES[self.sources])
 
     @property
     def depths(self) -> Float[Tensor, "*b S*J"]:
-        """The depths h_j, (\\*b, J), or (\\*b, 2J): first the depths below, then above."""
+        """The depths h_j of the sources, in units of the inputs.
+
+        The shape is (\\*b, J). For sources on both sides it is (\\*b, 2J), first the depths below.
+        """
         return self.raw_depths_constraint.transform(self.raw_depths)
 
     @depths.setter
@@ -244,7 +258,10 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def variances(self) -> Float[Tensor, "*b S*J"]:
-        """The variance of a component of the field at the mean height, by depth."""
+        """The variances v_j, in the shape of `depths` and in units of f².
+
+        v_j is the mean variance of the three components at `mean_height` from the plane j.
+        """
         return self.raw_variances_constraint.transform(self.raw_variances)
 
     @variances.setter
@@ -260,46 +277,50 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def reference_height(self) -> float | tuple[float, float]:
-        """The height z₀, from which depths are measured; (z₀, z₁) for sources on both sides."""
+        """The height z₀ from which depths are measured; (z₀, z₁) for sources on both sides."""
         low, _, high = self.heights.reshape(-1, 3)[0].tolist()
         return {"below": low, "above": high, "both": (low, high)}[self.sources]
 
     @property
     def mean_height(self) -> float:
-        """The height z̄ at which `variances` are the variances of the field."""
+        """The height z̄ at which the `variances` are defined."""
         return self.heights.reshape(-1, 3)[0, 1].item()
 
     def set_heights(self, lowest: float, mean: float, highest: float) -> None:
-        """Set the reference and the mean height from observations.
+        """Set the reference heights and the mean height from observations.
 
         Args:
-            lowest: the height of the lowest observation, the reference for sources below.
+            lowest: the height of the lowest observation, the reference height of sources below.
             mean: the mean height of the observations.
-            highest: the height of the highest observation, the reference for sources above.
+            highest: the height of the highest observation, the reference height of sources above.
         """
         self.heights.copy_(torch.tensor([lowest, mean, highest]).to(self.heights))
 
     def scales(self, lengths: Float[Tensor, "3"]) -> dict[str, Float[Tensor, "S*J"]]:
-        """Depths at which a search starts: the longest of the `lengths`, and multiples of it."""
+        """Return starting values of the depths, by the name of the parameter.
+
+        The first depth is the longest of the `lengths` (3,), the typical lengths of the field along
+        the inputs. Each further depth is three times the previous one.
+        """
         depths = lengths.amax() * _STEP ** torch.arange(self.num_depths).to(lengths)
         return {"depths": depths.repeat(self.num_sides)}
 
     def planes_of_sources(self) -> list[Sources]:
-        """Return the planes of sources below the points, those above the points, or both.
+        """Return the planes of sources on each side of the points.
 
         Returns:
-            One `Sources` for each side of `sources`, below first. It has the heights (*b, J) of its
-            J planes, in units of x, and their amplitudes (*b, J).
+            One `Sources` for each side, below first. It has the heights (*b, J) of its J planes, in
+            units of x, and their amplitudes (*b, J).
 
         Raises:
-            ValueError: the reference height, from which depths are measured, is not known.
+            ValueError: the reference height is unknown.
         """
         low, mean, high = self.heights.unbind(-1)
         if self.heights.isnan().any():
             raise ValueError(
                 "HarmonicKernel expects a reference height from which depths are measured, got "
-                "none; pass reference_height=, such as the lowest observation for sources below, "
-                "or use VectorFieldGP, which takes it from the data"
+                "none; pass reference_height=, for sources below the height of the lowest "
+                "observation, or use VectorFieldGP, which sets it from the data"
             )
         found = []
         sides = _SIDES[self.sources]
@@ -313,7 +334,7 @@ class HarmonicKernel(FieldKernel):
         return found
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """3, the number of outputs at each of the points `x1` (n, 3) and `x2` (m, 3)."""
+        """Return 3, the number of outputs at each of the points `x1` (n, 3) and `x2` (m, 3)."""
         return 3
 
     def forward(
@@ -323,14 +344,22 @@ class HarmonicKernel(FieldKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> Float[Tensor, "*b n*3 m*3"] | Float[Tensor, "*b n*3"]:
-        """The covariance matrix between the points `x1` (*b, n, 3) and `x2` (*b, m, 3).
+        """Return the covariance matrix (*b, n·3, m·3) between the points `x1` and `x2`.
 
-        Rows and columns are point-major, n·3 + i. With `diag`, only the diagonal, (*b, n·3).
+        Row k·3 + i is component i at point k of `x1`, both counted from 0. Columns are ordered in
+        the same way, by the points of `x2`.
+
+        Args:
+            x1: points (*b, n, 3), with the height in the last column.
+            x2: points (*b, m, 3).
+            diag: whether to return only the diagonal (*b, n·3); it needs m = n.
+            last_dim_is_batch: must be False.
 
         Raises:
-            ValueError: points on the other side of the sources; no reference height;
-                `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
-            TypeError: inputs of another dtype than the hyperparameters.
+            ValueError: a point is on the wrong side of the sources; the reference height is
+                unknown; `last_dim_is_batch` is True; the points do not have 3 columns; there are no
+                points; a point contains NaN or infinity.
+            TypeError: the points have another dtype than the hyperparameters.
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         planes = self.planes_of_sources()
@@ -344,10 +373,14 @@ class HarmonicKernel(FieldKernel):
 
 
 def check_above_sources(planes: Sequence[Sources], height: Float[Tensor, "*b n"]) -> None:
-    """Refuse points where there is no field.
+    """Raise an error if a point is not on the side of the sources where the field exists.
+
+    Args:
+        planes: the planes of sources on each side.
+        height: (*b, n), the heights of the points.
 
     Raises:
-        ValueError: points on the other side of a plane of sources, or on it.
+        ValueError: a point is on a plane of sources, or on its wrong side.
     """
     for part in planes:
         outside = (part.distances(height.detach()) <= 0).any(-2)
@@ -360,19 +393,19 @@ def check_above_sources(planes: Sequence[Sources], height: Float[Tensor, "*b n"]
             raise ValueError(
                 f"HarmonicKernel expects points {words[0]} its sources, which reach {reach} to "
                 f"height {nearest.item():.6g}, got {int(outside.sum())} {words[1]} them, such as "
-                f"height {worst:.6g}; drop these points, or give a reference_height beyond them"
+                f"height {worst:.6g}; drop these points, or pass a reference_height beyond them"
             )
 
 
 def _heights(
     sources: str, reference: float | Sequence[float] | None, mean: float | None
 ) -> list[float] | None:
-    """The lower reference, the mean height and the upper reference; None if not given."""
+    """Return the lower reference, the mean height and the upper reference; None if unknown."""
     if reference is None:
         if mean is not None:
             raise ValueError(
                 "HarmonicKernel expects a mean_height together with a reference_height, got only "
-                "the former; give both, or neither"
+                "mean_height; pass both, or neither"
             )
         return None
     what = "reference_height of HarmonicKernel"
@@ -388,25 +421,25 @@ def _heights(
     beyond = {"below": middle < low, "above": middle > high, "both": not low <= middle <= high}
     if not math.isfinite(middle) or beyond[sources] or low > high:
         raise ValueError(
-            f"HarmonicKernel expects a mean_height on the side of the reference_height "
-            f"{reference} that is away from the sources, got {mean}"
+            f"HarmonicKernel expects reference_height between the sources and mean_height, got "
+            f"reference_height={reference} and mean_height={mean}; correct the heights"
         )
     return [low, middle, high]
 
 
-# The two-dimensional spectrum of a `HarmonicKernel`, and its term of a kernel tree.
+# The horizontal spectrum of a `HarmonicKernel`, and the terms of this kernel in a kernel tree.
 
 
 @dataclass(frozen=True)
-class HarmonicSpectrum:
-    """The planes of sources on one side of a harmonic kernel, with horizontal frequencies k.
+class HarmonicSpectrum(KernelSpectrum):
+    """The spectrum of horizontal frequencies k, for sources on one side of the points.
 
-    It is no `Spectrum`: the kernel is stationary in the horizontal inputs only.
+    It is not a `Spectrum`, because the kernel is stationary in the horizontal inputs only.
 
     Args:
-        sources: the planes.
-        depths: h, of the planes of all sides: the parameter of the kernel.
-        mean_height: z̄.
+        sources: the planes of sources on this side.
+        depths: h, the depths of the planes on all sides, the parameter of the kernel.
+        mean_height: z̄, the height at which the variances are defined.
     """
 
     sources: Sources
@@ -414,13 +447,15 @@ class HarmonicSpectrum:
     mean_height: Float[Tensor, "*b"]
 
     def scaled_radius(self, omega: Float[np.ndarray, "D 3"]) -> Float[np.ndarray, "D"]:
-        """A norm of ω by the length over which the field varies along every input, for margins:
-        the smallest depth, and zero for the height."""
+        """Return the norm h (|ω₁| + |ω₂|) of frequencies, with the smallest depth h.
+
+        The margins of a grid need the length h over which the field varies along the inputs.
+        """
         depth = self.depths.detach().double().min().item()
         return np.abs(omega) @ np.array([depth, depth, 0.0])
 
     def num_coordinates(self, num_dims: int) -> int:
-        """Raise: random frequencies are not known for fields that decay with height.
+        """Raise an error, because random rules do not support waves that decay with height.
 
         Raises:
             NotImplementedError: always.
@@ -433,24 +468,24 @@ class HarmonicSpectrum:
     def frequency_parameters(
         self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
     ) -> list[Range]:
-        """The depths, and the interval to search; see `Spectrum.frequency_parameters`."""
+        """Return the depths and their interval to search; see `Spectrum.frequency_parameters`."""
         return [Range(self.depths, float(shortest.min()), float(longest.max()))]
 
 
 @dataclass(frozen=True)
 class HarmonicFactor(Factor):
-    """The directions (ik, −|k|) of the waves e^{i⟨k,x⟩ − |k|z} of a harmonic field."""
+    """The factor of a harmonic field, whose waves e^{i⟨k,x⟩ − |k|z} have directions (ik, −|k|)."""
 
     num_outputs = num_inputs = 3
     degree = rank = 1
     decays = True
 
     def variance(self, density: HarmonicSpectrum) -> Float[Tensor, "*b 3 3"]:
-        """K(x, x) at the mean height of the observations."""
+        """Return K(x, x) at the mean height of the observations."""
         return density.sources.variance(density.mean_height)
 
     def __call__(self, omega: Tensor) -> Tensor:
-        """Raise: the directions are complex, and belong to columns that decay.
+        """Raise an error, because stationary rules do not support waves that decay with height.
 
         Raises:
             NotImplementedError: always.
@@ -468,11 +503,20 @@ class HarmonicFactor(Factor):
         x: Float[Tensor, "#n #m d"],
         z: Float[Tensor, "#n #m d"],
     ) -> Float[Tensor, "n m q r"]:
-        """Cov[Q f(x), R f(z)] of a harmonic field f, times other kernels of other inputs.
+        """Return Cov[Q f(x), R f(z)] for a harmonic field f and the symbols Q and R.
+
+        The term may include kernels of other inputs, which multiply this covariance.
+
+        Args:
+            term: the term of the kernel tree, whose first leaf is the harmonic kernel.
+            left: Q, with q outputs.
+            right: R, with r outputs.
+            x: points that broadcast to (n, m, d).
+            z: points that broadcast to (n, m, d).
 
         Raises:
-            NotImplementedError: a symbol that is neither a polynomial in derivatives nor a
-                potential, or more than two derivatives of the field altogether.
+            NotImplementedError: a symbol is neither a polynomial in derivatives nor a potential; or
+                both symbols together have too many derivatives.
         """
         space, *others = term.leaves
         dims = list(space.columns(x.shape[-1]))
@@ -487,7 +531,10 @@ class HarmonicFactor(Factor):
             (len(axes) + len(others_axes) for (axes, _), (others_axes, _) in pairs), default=0
         )
         if order > HIGHEST_ORDER:
-            raise NotImplementedError(f"derivatives of order {order} of its potential")
+            raise NotImplementedError(
+                f"expected derivatives of the potential up to order {HIGHEST_ORDER}, got {order}; "
+                "use features"
+            )
         kappas, partials = _inverse_distances(lags, sources.amplitudes, order), {}
         for (axes, a), (others_axes, b) in pairs:
             sign = math.prod(
@@ -507,9 +554,9 @@ class HarmonicFactor(Factor):
 
 @dataclass(frozen=True)
 class SideOfHarmonic(Leaf):
-    """The sources of a harmonic kernel on one side of the points."""
+    """A leaf of the kernel tree: the sources of a harmonic kernel on one side of the points."""
 
-    side: int = 0  # its index among the sides of the kernel
+    side: int = 0  # the index of the side in `planes_of_sources`
     is_elementary = True
 
     @property
@@ -528,24 +575,25 @@ def _(kernel: HarmonicKernel) -> list[Term]:
     ]
 
 
-# Covariances of derivatives and potentials of harmonic fields: derivatives of 1/R.
+# Covariances of derivatives and potentials of harmonic fields, as derivatives of 1/R.
 #
-# 1. `_derivatives` writes a symbol as a sum of derivatives of −V: f_i is ∂_i of it, and a
-#    polynomial in ω stands for further ones. A symbol that annihilates all waves, such as the curl,
-#    gives none.
-# 2. `covariance` of the factor takes every pair of derivatives of both symbols; that of two is
-#    the derivative of their joint order of Σ a/R, with the signs of the mirrored lag.
-# 3. `_of_inverse_distances` computes a derivative from those of κ(s) = s^{−1/2}, s = R².
+# 1. `_derivatives` writes a symbol of f as a sum of partial derivatives of −V. The component f_i is
+#    ∂_i(−V), and powers of ω in the multiplier are further derivatives. If the symbol maps all
+#    waves to zero, as the curl does, the sum is empty.
+# 2. `HarmonicFactor.covariance` sums over all pairs of derivatives, one of each symbol. The
+#    covariance of a pair is the joint derivative of Σ a/R, with the signs of the mirrored lag.
+# 3. `_of_inverse_distances` computes this derivative from the derivatives of κ(s) = s^{−1/2}, with
+#    s = R².
 
 
-_ROUNDING = 1e-9  # of the coefficients of derivatives
+_ROUNDING = 1e-9  # smaller coefficients of derivatives count as zero
 
-# for each derivative of −V, by its axes, the coefficients of the outputs
+# maps the axes of each partial derivative of −V to its coefficients in the q outputs
 Derivatives = dict[tuple[int, ...], Float[Tensor, "q"]]
 
 
 def _derivatives(symbol: Symbol) -> Derivatives:
-    """A symbol of f = −∇V as derivatives of −V: ω^α stands for (−i∂)^α."""
+    """Return a symbol of f = −∇V as derivatives of −V, where ω^α becomes (−i∂)^α."""
     if symbol.of_gradients:
         return {(): torch.ones(1)}
     if symbol.order < 0:
@@ -562,8 +610,10 @@ def _derivatives(symbol: Symbol) -> Derivatives:
 
 
 def _vanishes(derivatives: Derivatives) -> bool:
-    """Whether derivatives of all waves e^{i⟨k,x⟩ − |k|z} are zero, as the curl of the gradient and
-    the divergence are."""
+    """Return whether the derivatives of all waves e^{i⟨k,x⟩ − |k|z} are zero.
+
+    This is so for the curl and for the divergence.
+    """
     angle = torch.linspace(0.1, 3.0, 7, dtype=torch.float64)
     wave = torch.stack([1j * angle.cos(), 1j * angle.sin(), -torch.ones_like(angle)], dim=-1)
     images = [
@@ -576,9 +626,9 @@ def _vanishes(derivatives: Derivatives) -> bool:
 def _inverse_distances(
     lags: Float[Tensor, "J n m 3"], amplitudes: Float[Tensor, "J"], order: int
 ) -> list[Float[Tensor, "J n m"]]:
-    """a_j κ, a_j κ′, … of κ(s) = s^{−1/2} at s = R_j², up to the derivative of some order.
+    """Return a_j κ, a_j κ′, … up to the derivative of the `order`, for κ(s) = s^{−1/2}, s = R_j².
 
-    κ^{(i)} = −½ · −3/2 ⋯ s^{−1/2 − i}.
+    The derivatives are κ^{(i)} = (−1/2)(−3/2)⋯(1/2 − i) s^{−1/2 − i}.
     """
     s = lags.square().sum(-1)
     found = [amplitudes[..., None, None] * s.rsqrt()]
@@ -590,16 +640,17 @@ def _inverse_distances(
 def _of_inverse_distances(
     kappas: Sequence[Float[Tensor, "J n m"]], lags: Float[Tensor, "J n m 3"], axes: Sequence[int]
 ) -> Float[Tensor, "n m"]:
-    """A partial derivative of Σ_j a_j / R_j."""
+    """Return the partial derivative of Σ_j a_j / R_j along the `axes`."""
     if not axes:
         return kappas[0].sum(0)
     return radial_partial(kappas[1:], lags.unbind(-1), (1.0, 1.0, 1.0), axes).sum(0)
 
 
-# Covariances of observed numbers of harmonic fields, without those of whole vectors.
+# Covariances of observed values of harmonic fields, along the observed directions only.
 #
-# As in `kernels.pairs`, hyperparameters enter through numbers of pairs, and the forms of directions
-# are computed once: the depths change Z, on which none of the four forms depends.
+# As in `kernels.pairs`, a covariance is a sum of products. One factor is a number that depends on
+# hyperparameters, and the other one is a form of the directions that is computed once. The depths
+# change Z, and none of the four forms depends on Z.
 
 
 def _forms(
@@ -608,13 +659,18 @@ def _forms(
     v: Float[Tensor, "q #n 3"],
     w: Float[Tensor, "r #m 3"],
 ) -> tuple[Float[Tensor, "n m"], Float[Tensor, "n m"], tuple[Plain, Plain, Plain, Plain]]:
-    """Of pairs of points and of directions, of which those that are mirrored change signs.
+    """Return the forms of vᵀ∇∇ᵀ(1/R)w for pairs of points, none of which depends on the depths.
 
-    With the lag d = (τ, Z), vᵀ∇∇ᵀ(1/R)w = 3 (vᵀd)(wᵀd) R⁻⁵ − vᵀw R⁻³ has four forms, of which none
-    depends on Z.
+    With the lag d = (τ, Z), vᵀ∇∇ᵀ(1/R)w = 3 (vᵀd)(wᵀd) R⁻⁵ − vᵀw R⁻³.
+
+    Args:
+        x: (n, 3), points.
+        z: (m, 3), points.
+        v: (q, #n, 3), directions at x, with the signs of the lag.
+        w: (r, #m, 3), directions at z, with the signs of the lag.
 
     Returns:
-        τᵀτ; x₃ + z₃; the forms −vᵀw, (vᵀτ)(wᵀτ), vᵀτ w₃ + v₃ wᵀτ and v₃ w₃.
+        τᵀτ (n, m); x₃ + z₃ (n, m); the forms −vᵀw, (vᵀτ)(wᵀτ), vᵀτ w₃ + v₃ wᵀτ and v₃ w₃.
     """
     lag = x[:, None, :2] - z[:, :2]  # τ
     v, w = v.unsqueeze(-2), w.unsqueeze(-3)  # (q, #n, 1, 3), (r, 1, #m, 3)
@@ -627,7 +683,7 @@ def _forms(
 
 @prepared_rows.register
 def _(factor: HarmonicFactor, term: Term, cut: Cut) -> RowForms:
-    """A harmonic field times scalar kernels of other inputs."""
+    """Prepare the covariance of a harmonic field times scalar kernels of other inputs."""
     space, *others = term.leaves
     sources = space.spectrum.sources
     amplitudes = term.outputscale.double() * sources.amplitudes.double()

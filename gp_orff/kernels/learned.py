@@ -1,4 +1,4 @@
-"""Scalar kernels whose spectral density is learned, and their spectrum."""
+"""Scalar kernels with a learned spectral density."""
 
 import math
 import warnings
@@ -9,7 +9,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel
 from gpytorch.priors import NormalPrior, Prior
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,27 +25,29 @@ from gp_orff.kernels.spectra import (
     chi2_tail,
 )
 
-# The power law that a learned curve follows beyond its shortest knot.
+# The power law that continues a learned curve beyond its shortest length.
 #
-# The variance of a field of length λ is π λ⁻². From the last knot on it continues as λ^q, with q
-# from the slope of the curve over its last knots. Four lengths, each half the one before, represent
-# all shorter ones: each has the weight of an interval of log λ, the last one that of all that
+# Waves of length λ with the weight π contribute a variance ∝ π λ⁻² to a field. Beyond the shortest
+# knot, this variance continues as λ^q. The exponent q follows from the slope of the curve over its
+# shortest knots. Four lengths, each half the previous one, represent all shorter lengths. Each of
+# them has the weight of an interval of log λ, and the shortest one has the weight of all that
 # remain. Sums of geometric series give these weights in closed form, as differentiable functions of
 # the curve.
 
 
-BEYOND = 4  # lengths beyond the knots, each half the one before
-_LEAST = 0.3  # q, of the variance of a field: it is finite for q > 0
-_ROUNDED = 0.25  # over how much of q the bound is rounded
+BEYOND = 4  # the number of lengths beyond the knots, each half the previous one
+_LEAST = 0.3  # the smallest q; the variance of a field is finite for q > 0
+_ROUNDED = 0.25  # the interval of q over which the bound is rounded
 _RATIO = math.log(2.0)
 
 
 def end_lengths(shortest: float, step: float) -> Float[np.ndarray, "M"]:
-    """The lengths beyond the knots, shortest first: the middles of the intervals that they stand
-    for, of which the last one has no end.
+    """Return the lengths beyond the knots, shortest first.
+
+    Each length is the middle of an interval of log λ. The shortest one represents all that remain.
 
     Args:
-        shortest: the length at the last knot.
+        shortest: the length at the shortest knot.
         step: the logarithm of the ratio of lengths from knot to knot.
     """
     middles = 0.5 * step + _RATIO * (np.arange(BEYOND)[::-1] + 0.5)
@@ -54,24 +55,23 @@ def end_lengths(shortest: float, step: float) -> Float[np.ndarray, "M"]:
 
 
 def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b M"]:
-    """The log weights of the `end_lengths`, from those at the knots, shortest first.
+    """Return the log weights of the `end_lengths`, shortest first.
 
-    The variance of a field of each length, π λ⁻², goes on as λ^q from the last knot, in steps from
-    knot to knot: all of it is Σ_{i≥1} e^{−q i Δ} = 1 / (e^{qΔ} − 1) times that of the last knot,
-    in closed form, and each length has that of an interval of log λ. With p the slope of log π
-    over the last knots, q = p − 2, but at least 0.3.
+    Beyond the shortest knot, the variance π λ⁻² continues as λ^q. With steps Δ of log λ, the
+    variance of all shorter lengths is Σ_{i≥1} e^{−q i Δ} = 1 / (e^{qΔ} − 1) times the variance at
+    this knot. If p is the slope of log π over the shortest knots, q = p − 2, but at least 0.3.
 
     Args:
-        curve: log weights at the knots.
+        curve: (*b, J), the log weights at the knots, shortest length first.
         step: Δ, the logarithm of the ratio of lengths from knot to knot.
     """
     steps = end_steps(step)
     slope = (curve[..., steps] - curve[..., 0]) / (steps * step) - 2
-    # a smooth maximum of the slope and the bound: a kink would stop a search
+    # a smooth maximum of the slope and the bound, because a kink would stop a search
     q = _LEAST + _ROUNDED * softplus((slope - _LEAST) / _ROUNDED)
-    # `total` is the logarithm of the whole variance beyond the last knot. The interval m halvings
-    # further has the share e^{−m q log 2} (1 − e^{−q log 2}) of it, and the last one all that
-    # remains, e^{−(M−1) q log 2}. The factor λ² turns variances of a field, π λ⁻², into weights π.
+    # `total` is the logarithm of the whole variance beyond the shortest knot. The interval after m
+    # halvings has the fraction e^{−m q log 2} (1 − e^{−q log 2}), and the last interval has the
+    # rest, e^{−(M−1) q log 2}. The factor λ² converts variances of a field, π λ⁻², to weights π.
     fall, total = q * _RATIO, curve[..., 0] - q * step - _log_complement(q * step)
     parts = [total - m * fall + _log_complement(fall) for m in range(BEYOND - 1)]
     parts.append(total - (BEYOND - 1) * fall)
@@ -80,89 +80,92 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
 
 
 def end_steps(step: float) -> int:
-    """The steps between knots over which a slope is taken, about 1.5 of u = log λ."""
+    """Return the number of steps between knots that span about 1.5 of u = log λ, for a slope."""
     return max(1, round(1.5 / step))
 
 
 def _log_complement(x: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """log(1 − e^{−x})."""
+    """Return log(1 − e^{−x})."""
     return (-torch.expm1(-x)).log()
 
 
 # A scalar kernel whose spectral density is learned from the data.
 #
 # The curve of log weights over u = log λ is a fixed parabola plus a linear map of `shape`, which
-# has a standard normal prior. The basis of this map is a slope, and curves with one second
-# difference each: D₂⁺ is the pseudo-inverse of second differences, so that its columns have neither
-# mean nor slope. The map has one coordinate fewer than knots, since a constant cancels in the
-# softmax of the weights.
+# has a standard normal prior. The basis of this map consists of a slope, and of curves with one
+# nonzero second difference each. These curves are the columns of D₂⁺, the pseudo-inverse of second
+# differences, so they have neither mean nor slope. The map has one coordinate fewer than there are
+# knots, because a constant cancels in the softmax of the weights.
 
 
-_WIDTH = 0.7  # standard deviation of the logarithm of the lengths, by their weights at the start
-_SLOPE = 3.0  # standard deviation of the slope of the log weights over the log lengths
+_WIDTH = 0.7  # the standard deviation of log λ under the starting weights
+_SLOPE = 3.0  # the prior standard deviation of the slope of log weights over log λ
 
 
 class LearnedSpectrumKernel(RadialKernel):
-    r"""A stationary kernel with a spectral density that is learned from the data.
+    r"""A stationary kernel whose spectral density is learned from the data.
 
-    The kernel is a mixture of RBF kernels of many lengths with trained weights:
+    The kernel is a mixture of RBF kernels of many lengths, with trained weights π_j:
 
-        k(x, z) = Σ_j π_j exp(−½ ‖(x − z)/(ℓ λ_j)‖²) ,    S(ω) = Σ_j π_j N(ω; 0, diag(ℓ λ_j)⁻²) ,
+        k(x, z) = Σ_j π_j exp(−½ ‖(x − z)/(ℓ λ_j)‖²) ,    S(ω) = Σ_j π_j N(ω; 0, diag(ℓ λ_j)⁻²) .
 
-    with `num_knots` lengths λ_j from 1/8 to 8 at equal ratios, and Σ_j π_j = 1. By Schoenberg's
-    theorem, every isotropic kernel that is valid in any number of dimensions is such a mixture.
-    RBF, Matérn and rational quadratic kernels are among them, so that you need not choose one.
-    Spectra with a narrow peak, for example of a periodic wave, are not included: use gpytorch's
-    `SpectralMixtureKernel`.
+    The J relative lengths λ_j are from 1/8 to 8 at equal ratios, and Σ_j π_j = 1. By Schoenberg's
+    theorem, every isotropic kernel that is valid for any number of inputs is such a mixture. RBF,
+    Matérn and rational quadratic kernels are examples, so you need not choose among them. Spectra
+    with a narrow peak, for example of a periodic wave, are not such mixtures. Use gpytorch's
+    `SpectralMixtureKernel` for them.
 
-    The log weights are a curve over u = log λ, which starts as −½ (u / 0.7)². The fit adds a slope
-    b ~ N(0, 3²) and second differences c_j ~ N(0, τ²) from knot to knot, where τ is the
-    `smoothness`:
+    The log weights form a curve over u = log λ. It is a fixed parabola plus a slope b ~ N(0, 3²)
+    and second differences c_j ~ N(0, τ²) from knot to knot, where τ is the `smoothness`:
 
         log π = const − ½ (u / 0.7)² + b u + D₂⁺ c .
 
+    D₂⁺ is the pseudo-inverse of the matrix of second differences. The trained parameter `shape`
+    consists of b and c divided by their standard deviations. Its standard normal prior is a
+    gpytorch prior, which `fit` and gpytorch's marginal likelihood include.
+
     If `continued` is False, the curve ends at its shortest length. Otherwise it continues as a
     power law π ∝ λ^p. The exponent p is the slope of the curve between its shortest length and 4.5
-    times that length. It is at least 2.3, so that the variance of a field is finite. The energy
-    spectrum of a field in the plane then falls as k^{1−p}. Four more lengths represent the power
-    law, and the last one represents all shorter lengths.
+    times that length, but at least 2.3, so that the variance of a field is finite. The energy
+    spectrum of a field in the plane falls as k^{1−p}. Four more lengths represent the power law,
+    and the shortest one represents all shorter lengths. `VectorFieldGP.fit` sets `continued`:
 
-    `fit` sets `continued`. With many observations, the curve is learned on a frequency grid and
-    continues, because observations may resolve the whole curve while the true field has shorter
-    waves. With few observations, the curve is learned with the exact kernel and ends. The data do
-    not resolve its shortest lengths, which then represent everything shorter.
+    - With many observations, the curve is learned on a frequency grid and continues. The
+      observations may resolve the whole curve while the true field has even shorter waves.
+    - With few observations, the curve is learned with the exact kernel and ends. The data do not
+      resolve its shortest lengths, which represent all shorter waves.
 
-    Only extrapolation of the curve separates unresolved waves from noise. Its prior is the prior of
-    the curve, and the noise has the prior log σ² ~ N(log 0.1 v, 3²), where v is the variance of the
-    data. A frequency grid covers the curve up to its end. Error bars include the variance
-    beyond its end, like all variance that a grid truncates.
+    The data do not distinguish unresolved waves from noise. Only the priors do: the prior of the
+    curve, and a prior log σ² ~ N(log 0.1 v, 3²) of the noise variance σ², where v is the variance
+    of the data. Error bars include the variance of waves that a grid truncates.
 
-    The parameter `shape` is b and c divided by their standard deviations, so that its prior is
-    standard normal. It is a gpytorch prior, and both `fit` and gpytorch's marginal likelihood
-    include it.
-
-    The covariance has a closed form, for any number of inputs and with ARD. Frequency grids
-    (`Grid`, `Auto`) approximate it as they do other kernels. Use random frequencies with fixed
-    weights only: they cannot follow weights in training, and raise an error. In a `HelmholtzKernel`
-    the curve of the second part is the curve of the first plus a difference. `fit` raises an error
-    if all observations have the same values in the inputs of the kernel, because they carry no
-    information about a spectrum.
+    The covariance has a closed form, for any number of inputs and with ARD. `Grid` and `Auto`
+    support the kernel. Random rules support it only if the weights are not trained, and raise an
+    error otherwise. In a `HelmholtzKernel`, the two curves are related by a learned difference.
+    `fit` raises an error if the inputs of this kernel are equal in all observations, because such
+    data do not determine a spectrum.
 
     Args:
-        num_knots: J, the number of lengths, at least 4. More lengths only add cost.
-        smoothness: τ, how far the curve of the log weights may bend.
+        num_knots: J ≥ 4, the number of lengths. More lengths rarely change the result, and add
+            cost.
+        smoothness: τ > 0, the prior standard deviation of the second differences. A larger value
+            allows a stronger curvature of the log weights.
         continued: whether the curve continues beyond its shortest length. `fit` sets it when it
-            trains the curve. It is in the `state_dict`, although it is not a parameter.
-        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+            trains the curve. It is part of the `state_dict`, although it is not a parameter.
+        ard_num_dims: the number of inputs, to train one lengthscale for each input. With None, the
+            default, all inputs share one lengthscale.
         batch_shape: the batch shape of the parameters, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
         lengthscale_prior: the prior of the lengthscales, as in gpytorch.
         lengthscale_constraint: the constraint of the lengthscales, as in gpytorch.
 
     Raises:
-        ValueError: fewer than 4 knots, or a smoothness that is not positive and finite.
+        ValueError: `num_knots` is not an integer of at least 4, or `smoothness` is not positive and
+            finite.
 
     Example:
+        The kernel with 12 lengths, as the potential of a curl-free field:
+
         >>> import gp_orff, torch
         >>> kernel = gp_orff.LearnedSpectrumKernel(num_knots=12)
         >>> kernel.weights.shape, kernel.lengths[[0, -1]].tolist()
@@ -173,8 +176,7 @@ class LearnedSpectrumKernel(RadialKernel):
     """
 
     highest_order = 4
-    is_wide = True  # of many lengths, whatever the lengthscale
-    default_prior = "shape_prior", 1.0  # its name and standard deviation, about zero
+    is_learned = True
 
     def __init__(
         self,
@@ -191,8 +193,8 @@ class LearnedSpectrumKernel(RadialKernel):
         check_positive_integer(num_knots, "num_knots", "LearnedSpectrumKernel")
         if num_knots < 4:
             raise ValueError(
-                f"LearnedSpectrumKernel expects num_knots of at least 4, got {num_knots}; a curve "
-                "needs some, the default is 12"
+                f"LearnedSpectrumKernel expects num_knots of at least 4, got {num_knots}; the "
+                "default is 12"
             )
         if not 0 < smoothness < math.inf:
             raise ValueError(
@@ -207,13 +209,13 @@ class LearnedSpectrumKernel(RadialKernel):
             lengthscale_constraint=lengthscale_constraint,
         )
         self.num_knots, self.smoothness = int(num_knots), float(smoothness)
-        knots = np.geomspace(1 / 8, 8, num_knots)  # lengths over the lengthscale
+        knots = np.geomspace(1 / 8, 8, num_knots)  # lengths, divided by the lengthscale
         u = np.log(knots)
         self._step = u[1] - u[0]
-        # The rows of the second differences are orthogonal to constants and to lines, and so are
-        # the columns of their pseudo-inverse: the slope and the bends do not overlap.
+        # The rows of the second differences are orthogonal to constants and to lines. So are the
+        # columns of their pseudo-inverse. They are thus orthogonal to the slope.
         bends = np.linalg.pinv(np.diff(np.eye(num_knots), n=2, axis=0))  # D₂⁺
-        # no buffers, which gpytorch takes for batches when it indexes a kernel
+        # These are not buffers, because gpytorch indexes buffers as if they were batched.
         ends = end_lengths(knots[0], self._step)
         self._lengths = torch.from_numpy(np.concatenate([ends, knots]))
         self.continued = continued
@@ -225,20 +227,20 @@ class LearnedSpectrumKernel(RadialKernel):
         self.register_prior("shape_prior", NormalPrior(0.0, 1.0), *closures)
 
     def get_extra_state(self) -> dict[str, bool]:
-        """The state on which the covariance depends, other than parameters and buffers."""
+        """Return `continued`, which the covariance depends on although it is not a parameter."""
         return {"continued": self.continued}
 
     def set_extra_state(self, state: dict[str, bool]) -> None:
-        """Restore `state`, which `get_extra_state` returned."""
+        """Restore a `state` that `get_extra_state` has returned."""
         self.continued = state["continued"]
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         key = prefix + "_extra_state"
         if key not in state_dict:
             warnings.warn(
-                "the state_dict is older than this version of gp_orff: it does not say whether "
-                f"the spectrum continues beyond its shortest length; continued={self.continued} "
-                "stays, set kernel.continued if that is wrong",
+                "the state_dict is older than this version of gp_orff and does not state whether "
+                "the spectrum continues beyond its shortest length; the kernel keeps "
+                f"continued={self.continued}, so set kernel.continued if this is wrong",
                 stacklevel=2,
             )
             state_dict[key] = self.get_extra_state()
@@ -246,18 +248,20 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def lengths(self) -> Float[Tensor, "M+J"]:
-        """λ, shortest first: the lengths of the power law if `continued`, then the lengths of the
-        knots."""
+        """The relative lengths λ, shortest first.
+
+        They are the J lengths of the knots and, if `continued`, the M = 4 lengths of the power law.
+        """
         return self._lengths if self.continued else self._lengths[BEYOND:]
 
     @property
     def curve(self) -> Float[Tensor, "*b J"]:
-        """The logarithms of the weights at the knots, up to a constant."""
+        """The log weights (*b, J) at the knots, up to a constant."""
         return self._start.to(self.shape) + self.shape @ self._basis.to(self.shape).mT
 
     @property
     def log_weights(self) -> Float[Tensor, "*b M+J"]:
-        """The logarithms of the weights of the M + J `lengths`, up to a constant."""
+        """The log weights (*b, M+J) of the `lengths`, up to a constant."""
         curve = self.curve
         if not self.continued:
             return curve
@@ -265,16 +269,16 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def weights(self) -> Float[Tensor, "*b M+J"]:
-        """The weights π of the lengths; they add up to one."""
+        """The weights π (*b, M+J) of the `lengths`, which add up to one."""
         return self.log_weights.softmax(dim=-1)
 
     @property
     def is_trained(self) -> bool:
-        """Whether a search changes the weights."""
+        """Whether the weights are trained."""
         return self.shape.requires_grad
 
     def related(self) -> "RelatedSpectrumKernel":
-        """The kernel of another part of the field, whose curve is this one plus a difference."""
+        """Return a kernel whose curve is the curve of this kernel plus a learned difference."""
         return RelatedSpectrumKernel(self)
 
     @property
@@ -284,28 +288,31 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @torch.no_grad()
     def centre(self, order: int) -> None:
-        """Start a search from a curve that is centred for derivatives of order t = `order`.
+        """Centre the starting curve for derivatives of order t = `order`.
 
-        The length λ contributes a fraction ∝ π λ^{−2t} to the variance of the derivatives, where π
-        is its weight. These fractions become symmetric about λ = 1 on a logarithmic axis. The
-        lengthscale and the slope of the curve change, and the spectrum at the start stays the same.
+        A length λ with the weight π contributes a variance ∝ π λ^{−2t} to these derivatives. This
+        method changes the lengthscale and the slope of the curve together, so that the starting
+        spectrum is unchanged and these contributions are symmetric about log λ = 0.
         """
-        shift = -2 * order * _WIDTH**2  # of u
+        shift = -2 * order * _WIDTH**2  # the shift of u
         self.lengthscale = self.lengthscale * math.exp(shift)
         self.shape.zero_()
-        # The slope 2t in u makes π λ^{−2t} symmetric about λ = 1. It moves the maximum of π to u =
-        # 2t · 0.7²; the shorter lengthscale moves it back to the same absolute length.
+        # With the slope 2t in u, π λ^{−2t} is symmetric about λ = 1, and the maximum of π is at
+        # u = 2t · 0.7². The shorter lengthscale moves this maximum back to its absolute length.
         self.shape[..., 0] = 2 * order / _SLOPE
 
     @torch.no_grad()
     def extrapolate(self, shortest: float) -> None:
-        """Replace the curve by a line at lengths λ below `shortest`. The line has the slope of the
-        curve from there to 4.5 times this length. At least three knots are unchanged."""
+        """Replace the curve by a straight line at lengths λ below `shortest`.
+
+        The line has the slope of the curve between `shortest` and 4.5 times `shortest`. At least
+        three knots are unchanged.
+        """
         curve, lengths = self.curve, self._lengths[BEYOND:]
         first = min(int((lengths < shortest).sum()), self.num_knots - 3)
         steps = min(end_steps(self._step), self.num_knots - 1 - first)
-        # Knots are numbered from the shortest length on; `number` counts the steps from the knot
-        # `first` down to the shortest.
+        # Knots are numbered from the shortest length. `number` counts the steps from the knot
+        # `first` to the shortest one.
         slope = (curve[..., first + steps] - curve[..., first]) / steps
         number = torch.arange(first, 0, -1).to(curve)
         line = curve[..., first, None] - slope.unsqueeze(-1) * number
@@ -313,8 +320,8 @@ class LearnedSpectrumKernel(RadialKernel):
         self.shape += self._coordinates(change)
 
     def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
-        """The change of `shape` that changes the curve so, up to a constant."""
-        # The constant completes the basis to J columns. Its coordinate is dropped, since the
+        """Return the change of `shape` that adds `change` to the curve, up to a constant."""
+        # The constant completes the basis to J columns. Its coordinate is dropped, because the
         # softmax of the weights does not depend on it.
         basis = torch.cat([self._basis, torch.ones(self.num_knots, 1).to(self._basis)], dim=-1)
         inverse = torch.linalg.inv(basis.to(change))[:-1]
@@ -322,18 +329,16 @@ class LearnedSpectrumKernel(RadialKernel):
 
     @property
     def spectrum(self) -> "FiniteMixture":
-        """The spectral density, a mixture of Gaussians with the present `weights` and
-        `lengthscale`."""
+        """The spectral density at the current weights and lengthscales, a mixture of Gaussians."""
         beyond = BEYOND if self.continued else 0
         return FiniteMixture(self.lengthscale, self.rates.detach(), self.weights, beyond)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
-        """κ(s) = Σ_j π_j e^{−s/2λ_j²}, s = ‖(x − z)/ℓ‖², or a derivative by s.
+        """Return κ(s) = Σ_j π_j e^{−s/2λ_j²} with s = ‖(x − z)/ℓ‖², or a derivative of κ.
 
         Args:
-            s: squared distances in units of the lengthscale, with up to two axes after the batch
-                axes.
-            order: the order of the derivative.
+            s: (*m), squared distances divided by ℓ², with up to two axes after the batch axes.
+            order: the order of the derivative with respect to s.
         """
         rates = -0.5 * self.rates.to(s)
         factors = (self.weights.to(s) * rates**order).unbind(-1)
@@ -343,26 +348,29 @@ class LearnedSpectrumKernel(RadialKernel):
         return sum(factor * (rate * s).exp() for factor, rate in zip(factors, rates, strict=True))
 
 
-# A learned spectrum that is another one plus a difference: the two parts of one field.
+# A learned spectrum whose curve is another curve plus a difference, for two parts of one field.
 
 
-_DIFFERENCE = 0.5  # standard deviations of a difference, over those of the curve itself
+_DIFFERENCE = 0.5  # the prior sd of the difference, divided by the prior sd of the first curve
 
 
 class RelatedSpectrumKernel(LearnedSpectrumKernel):
-    """A `LearnedSpectrumKernel` whose curve is that of another one plus a difference.
+    """A `LearnedSpectrumKernel` whose curve is the curve of another kernel plus a difference.
 
-    With the log weights log π of the other one and the same lengths ℓ λ_j,
+    The other kernel has the log weights log π. With the same lengths ℓ λ_j and u = log λ,
 
-        log π′ = const + log π + b′ u + D₂⁺ c′ ,    b′ ~ N(0, 1.5²) ,    c′_j ~ N(0, (τ/2)²) :
+        log π′ = const + log π + b′ u + D₂⁺ c′ ,    b′ ~ N(0, 1.5²) ,    c′_j ~ N(0, (τ/2)²) .
 
-    half the standard deviations of the first curve. `shape` holds b′ and c′ over theirs.
+    These standard deviations are half of those of the first curve. The parameter `shape` consists
+    of b′ and c′ divided by their standard deviations.
 
     Args:
-        other: the kernel whose lengthscale, lengths and curve this one shares. It is no submodule:
-            the part of the model that owns it trains it.
+        other: the kernel that defines the lengthscale, the lengths and log π. It is not a submodule
+            of this kernel. Another part of the model contains it and trains it.
 
     Example:
+        The weights are equal while the difference is zero:
+
         >>> import gp_orff
         >>> from gp_orff.kernels.learned import RelatedSpectrumKernel
         >>> first = gp_orff.LearnedSpectrumKernel(5)
@@ -372,7 +380,8 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         (2.0, True)
     """
 
-    has_lengthscale = False  # of its own: gpytorch registers none
+    has_lengthscale = False  # so that gpytorch does not register a second lengthscale
+    has_recipe = False  # for files, because the kernel of both curves creates this kernel
 
     def __init__(self, other: LearnedSpectrumKernel):
         super().__init__(
@@ -390,12 +399,12 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
 
     @property
     def other(self) -> LearnedSpectrumKernel:
-        """The kernel whose curve this one shares."""
+        """The kernel that defines the lengthscale, the lengths and the first curve."""
         return self._other[0]
 
     @property
     def lengthscale(self) -> Float[Tensor, "*b 1 d"]:
-        """ℓ of the other kernel."""
+        """The lengthscale ℓ of the other kernel."""
         return self.other.lengthscale.to(self.shape)
 
     @lengthscale.setter
@@ -404,31 +413,31 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
 
     @property
     def raw_lengthscale(self) -> nn.Parameter:
-        """The parameter of the other kernel."""
+        """The raw lengthscale of the other kernel."""
         return self.other.raw_lengthscale
 
     @property
     def raw_lengthscale_constraint(self) -> Interval:
-        """Its constraint."""
+        """The constraint of the raw lengthscale of the other kernel."""
         return self.other.raw_lengthscale_constraint
 
     @property
     def curve(self) -> Float[Tensor, "*b J"]:
-        """The logarithms of the weights at the knots, up to a constant."""
+        """The log weights (*b, J) at the knots, up to a constant."""
         difference = self.shape @ self._basis.to(self.shape).mT
         return self.other.curve.to(self.shape) + _DIFFERENCE * difference
 
     @property
     def is_trained(self) -> bool:
-        """Whether a search changes the weights: the difference, or the other curve."""
+        """Whether the difference or the curve of the other kernel is trained."""
         return super().is_trained or self.other.is_trained
 
     def _coordinates(self, change: Float[Tensor, "*b J"]) -> Float[Tensor, "*b J-1"]:
-        """The change of `shape` that changes the curve so, up to a constant."""
+        """Return the change of `shape` that adds `change` to the curve, up to a constant."""
         return super()._coordinates(change) / _DIFFERENCE
 
     def centre(self, order: int) -> None:
-        """Leave the curve where that of the other kernel is."""
+        """Set the difference from the curve of the other kernel to zero."""
         self.shape.data.zero_()
 
     def __getitem__(self, index) -> "RelatedSpectrumKernel":
@@ -438,50 +447,42 @@ class RelatedSpectrumKernel(LearnedSpectrumKernel):
         return own
 
     def expand_batch(self, *sizes: torch.Size | int) -> "RelatedSpectrumKernel":
-        """The kernel with parameters expanded to a batch shape, as in gpytorch."""
+        """Return a copy whose parameters are expanded to the batch shape `sizes`."""
         own = super().expand_batch(*sizes)
         if own is not self:
             own._other = (self.other.expand_batch(*sizes),)
         return own
 
 
-def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[LearnedSpectrumKernel]:
-    """The learned spectra anywhere in a kernel tree; if `trained`, those whose curve is."""
-    found = [part for part in kernel.modules() if isinstance(part, LearnedSpectrumKernel)]
-    return [part for part in found if part.shape.requires_grad or not trained]
-
-
-def has_learned_spectrum(kernel: Kernel, trained: bool = False) -> bool:
-    """Whether a learned spectrum is anywhere in a kernel tree; if `trained`, one whose curve is."""
-    return bool(learned_spectra(kernel, trained))
-
-
-# Mixtures of Gaussian spectra of known widths: spectra of `LearnedSpectrumKernel`.
+# Finite mixtures of Gaussian spectra, the spectra of `LearnedSpectrumKernel`.
 
 
 @dataclass(frozen=True)
 class FiniteMixture(ScaleMixture):
-    """Spectrum of `LearnedSpectrumKernel`: z = √s g, g ~ N(0, I), where s = s_j with weight π_j.
+    """The spectral density of a `LearnedSpectrumKernel`, a finite mixture of Gaussians.
 
-    Weighted by ‖z‖^{2t}: weights ∝ π_j s_j^t, and ‖g‖² ~ χ²_{d+2t}.
+    The scaled frequency of d inputs is z = ℓω = √s g with g ~ N(0, I). The scale s has the value
+    s_j with probability π_j. In the density weighted by ‖z‖^{2t} (see `Spectrum`), the
+    probabilities are ∝ π_j s_j^t, and ‖g‖² ~ χ²_{d+2t}.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
         variances: s, (J,), positive.
-        weights: π, (*b, J).
-        beyond: of how many of the s, the first ones, a grid omits what it does not represent: those
-            that continue a learned curve beyond its last knot. `tail` does not count them.
+        weights: π, (*b, J), which add up to one.
+        beyond: the number of scales, counted from the first, that continue a learned curve beyond
+            its shortest length; 0 by default. `tail` omits them, because a grid need not represent
+            them.
 
     Example:
+        The mean of ‖z‖² is d E s = 2 (0.75 · 1 + 0.25 · 4):
+
         >>> import gp_orff, torch
-        >>> variances, weights = (
-        ...     torch.tensor([1.0, 4.0]),
-        ...     torch.tensor([0.75, 0.25]),
-        ... )
         >>> mixture = gp_orff.spectra.FiniteMixture(
-        ...     torch.ones(1, 1), variances, weights
+        ...     torch.ones(1, 1),
+        ...     variances=torch.tensor([1.0, 4.0]),
+        ...     weights=torch.tensor([0.75, 0.25]),
         ... )
-        >>> mixture.moment(order=1, num_dims=2)  # d E s
+        >>> mixture.moment(order=1, num_dims=2)
         tensor([3.5000])
     """
 
@@ -490,7 +491,11 @@ class FiniteMixture(ScaleMixture):
     beyond: int = 0
 
     def scales(self, least: float) -> tuple[Float[Tensor, "*b J"], Float[Tensor, "*b J"]]:
-        """s and weights, (*b, J); `least` is for scales without end."""
+        """Return the scales s (*b, J) and their weights (*b, J).
+
+        Args:
+            least: scales below this number are replaced by it.
+        """
         weights = self.weights.double()
         return self.variances.double().clamp_min(least).expand_as(weights), weights
 
@@ -502,7 +507,7 @@ class FiniteMixture(ScaleMixture):
         return log_det + terms.logsumexp(-1)
 
     def moment(self, order: float, num_dims: int) -> Float[Tensor, "*b 1"]:
-        """E‖z‖^{2t} = E s^t E‖g‖^{2t}, t = `order`, in `num_dims` dimensions."""
+        """Return E‖z‖^{2t} = E s^t E‖g‖^{2t} for t = `order` and `num_dims` inputs."""
         mean = (self.weights * self.variances**order).sum(-1, keepdim=True)
         return mean * chi2_moment(order, num_dims)
 
@@ -516,15 +521,14 @@ class FiniteMixture(ScaleMixture):
 
     @property
     def shortest(self) -> float:
-        """The length of the curve, over ℓ, below which it has a hundredth of the variance of a
-        field."""
+        """The length λ below which the curve has a hundredth of the variance of a field."""
         s, weights = self._of_curve(1)
         below = np.cumsum(weights[:, np.argsort(-s)], axis=-1) > 0.01
         return float(np.sort(1 / np.sqrt(s))[below.argmax(-1).min()])
 
     def frequency_parameters(self, shortest, longest):
-        # The weights too: they decide which frequencies matter. Their coordinates are in standard
-        # deviations of their prior, and may move faster than the frequencies in a search.
+        # The weights also change the important frequencies. Their coordinates are in units of their
+        # prior standard deviations, and may change faster than the frequencies in a search.
         lengthscales = super().frequency_parameters(shortest, longest)
         return [*lengthscales, Range(self.weights, -16.0, 16.0, 6.0)]
 
@@ -533,18 +537,18 @@ class FiniteMixture(ScaleMixture):
         return replace(self, weights=weights / weights.sum(-1, keepdim=True))
 
     def _radial_correlation(self, r: float, order: int) -> float:
-        """`correlation` from the scaled lag r on: the mean of max(1, s r²)^t e^{−s r²/2}."""
+        """Bound `correlation` from the scaled lag r by the mean of max(1, s r²)^t e^{−s r²/2}."""
         s, weights = self._values(order)
         square = s * r * r
         return float((weights * np.maximum(1, square) ** order * np.exp(-square / 2)).sum(-1).max())
 
     def _of_curve(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
-        """Those of `_values` that are not beyond the curve."""
+        """Return `_values` without the scales beyond the curve."""
         s, weights = self._values(order)
         return s[self.beyond :], weights[:, self.beyond :]
 
     def _values(self, order: int) -> tuple[Float[np.ndarray, "J"], Float[np.ndarray, "b J"]]:
-        """s, and the weights ∝ π s^t of a batch, t = `order`."""
+        """Return s, and the weights ∝ π s^t of a batch for t = `order`."""
         s, weights = self._arrays
         weights = weights * s**order
         return s, weights / weights.sum(-1, keepdims=True)
@@ -555,10 +559,15 @@ class FiniteMixture(ScaleMixture):
         return s, self.weights.detach().double().cpu().numpy().reshape(-1, len(s))
 
     def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """The scales s (*b, D) of variables `base` (D, c), weighted by s^t, t = `order`.
+        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
+
+        Args:
+            base: (D, c), base variables. The last column is the quantile level of s.
+            order: t.
 
         Raises:
-            NotImplementedError: weights are trained, which the choice of a scale cannot follow.
+            NotImplementedError: the weights are trained, but random frequencies do not depend on
+                them smoothly.
         """
         # The selected component is a step function of the weights, whose derivative is zero almost
         # everywhere: training would ignore the weights.
@@ -566,14 +575,14 @@ class FiniteMixture(ScaleMixture):
             inputs = base.shape[-1] - 1
             remedy = "Grid or Auto" if inputs <= GRID_INPUTS else "the kernel without features"
             raise NotImplementedError(
-                "expected a frequency grid while the weights of a LearnedSpectrumKernel are "
-                f"trained, which is valid for up to {GRID_INPUTS} inputs, got random frequencies "
-                f"of {inputs}, which cannot follow the weights; use {remedy}, or freeze the "
-                "weights by kernel.shape.requires_grad_(False)"
+                f"expected a frequency grid, which supports up to {GRID_INPUTS} inputs, for a "
+                "LearnedSpectrumKernel with trained weights, got random frequencies of "
+                f"{inputs} inputs; use {remedy}, or fix the weights by "
+                "kernel.shape.requires_grad_(False)"
             )
         weights = self.weights * self.variances**order
-        # The inverse of the distribution function: the uniform number in the last column of `base`
-        # selects the component, as the number of levels it exceeds.
+        # The uniform number in the last column of `base` selects the component by the inverse
+        # distribution function: the index is the number of levels that it exceeds.
         levels = (weights / weights.sum(-1, keepdim=True)).cumsum(-1)[..., :-1]
         chosen = (base[:, -1, None] > levels.unsqueeze(-2)).sum(-1)  # (*b, D)
         return self.variances[chosen].to(base)
@@ -581,5 +590,5 @@ class FiniteMixture(ScaleMixture):
 
 @shortest_lengths.register
 def _(kernel: LearnedSpectrumKernel) -> Tensor:
-    """ℓ times the shortest of the lengths that matter."""
+    """Return ℓ times the shortest length with a relevant part of the variance."""
     return kernel.lengthscale * kernel.spectrum.shortest

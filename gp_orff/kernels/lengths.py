@@ -1,4 +1,4 @@
-"""The shortest lengths over which scalar kernels vary: they set the nodes of quadrature."""
+"""The shortest lengths over which scalar kernels vary, which set the nodes of quadrature."""
 
 import math
 from functools import singledispatch
@@ -14,25 +14,29 @@ from gpytorch.kernels import (
 from jaxtyping import Float
 from torch import Tensor
 
-_RBF_CUTOFF = 6.0  # cos(6τ/ℓ) is no harder to integrate than exp(−½τ²/ℓ²): its spectrum ends there
+_RBF_CUTOFF = 6.0  # the spectrum of exp(−½τ²/ℓ²) ends at about ω = 6/ℓ, the frequency of cos(6τ/ℓ)
 
 
 @singledispatch
 def shortest_lengths(kernel: Kernel) -> Float[Tensor, "*b k"]:
-    """Lengthscales of RBF kernels that vary as fast as `kernel`, one per input or one for all.
+    """Return the lengthscales of an RBF kernel that varies as fast as `kernel`.
 
-    For a kernel whose class is not registered it is the lengthscale, (*b, 1, k). Register a kernel
-    of your own that has no lengthscale, or varies faster than an RBF kernel with its lengthscale.
+    The result has one lengthscale per input, or one for all inputs, in units of the inputs. If the
+    class of `kernel` is not registered, the result is its lengthscale, (*b, 1, k). Register your
+    own class of kernels if it has no lengthscale, or if it varies faster than an RBF kernel with
+    the same lengthscale.
 
     Args:
         kernel: a stationary scalar kernel.
 
     Raises:
-        NotImplementedError: a kernel that is not registered and has no lengthscale.
+        NotImplementedError: the class of `kernel` is not registered and has no lengthscale.
 
     Example:
+        A kernel cos(100 τ) varies as fast as an RBF kernel with lengthscale 6/100:
+
         >>> import gpytorch, gp_orff, torch
-        >>> class Beats(gpytorch.kernels.Kernel):  # cos(100 τ), say
+        >>> class Beats(gpytorch.kernels.Kernel):
         ...     is_stationary = True
         >>> @gp_orff.lengths.shortest_lengths.register
         ... def _(kernel: Beats):
@@ -42,7 +46,8 @@ def shortest_lengths(kernel: Kernel) -> Float[Tensor, "*b k"]:
     """
     if not kernel.has_lengthscale:
         raise NotImplementedError(
-            f"no length is known over which {type(kernel).__name__} varies; register one with "
+            "expected a kernel with a lengthscale or a registered length, got "
+            f"{type(kernel).__name__}; register the length over which it varies with "
             "@gp_orff.lengths.shortest_lengths.register"
         )
     return kernel.lengthscale
@@ -50,31 +55,34 @@ def shortest_lengths(kernel: Kernel) -> Float[Tensor, "*b k"]:
 
 @shortest_lengths.register
 def _(kernel: RQKernel) -> Tensor:
-    """The shorter of ℓ and ℓ√(2α): (1 + τ²/2αℓ²)^{−α} has singularities at τ = ±iℓ√(2α)."""
+    """Return the shorter of ℓ and ℓ√(2α).
+
+    The kernel (1 + τ²/2αℓ²)^{−α} has singularities at τ = ±iℓ√(2α).
+    """
     return kernel.lengthscale * (2 * kernel.alpha.unsqueeze(-1)).sqrt().clamp_max(1.0)
 
 
 @shortest_lengths.register
 def _(kernel: PeriodicKernel) -> Tensor:
-    """exp(−2 sin²(πτ/p)/λ) ≈ exp(−½(2πτ/p)²/λ) near τ = 0, and with period p."""
+    """Use exp(−2 sin²(πτ/p)/λ) ≈ exp(−½(2πτ/p)²/λ) near τ = 0, and the period p."""
     rate = 2 * math.pi / kernel.period_length
     return 1 / (rate * (kernel.lengthscale.rsqrt() + 1 / _RBF_CUTOFF))
 
 
 @shortest_lengths.register
 def _(kernel: CosineKernel) -> Tensor:
-    """The kernel is cos(πτ/p)."""
+    """Use the frequency π/p of the kernel cos(πτ/p)."""
     return _RBF_CUTOFF * kernel.period_length / math.pi
 
 
 @shortest_lengths.register
 def _(kernel: SpectralMixtureKernel) -> Tensor:
-    """Means and standard deviations are in cycles per unit; each input has a mixture of its own."""
+    """Use the largest frequency of each input. Means and scales are in cycles per unit of input."""
     rate = 2 * math.pi * (kernel.mixture_scales + kernel.mixture_means.abs() / _RBF_CUTOFF)
     return 1 / rate.amax(dim=-3)
 
 
 @shortest_lengths.register
 def _(kernel: SpectralDeltaKernel) -> Tensor:
-    """The kernel is a sum of cos(2π⟨Z, τ/ℓ⟩)."""
+    """Use the largest frequency of the sum of cos(2π⟨Z, τ/ℓ⟩)."""
     return _RBF_CUTOFF * kernel.lengthscale / (2 * math.pi * kernel.Z.abs().amax(-2, keepdim=True))

@@ -1,4 +1,4 @@
-"""Spectra of lines: kernels of one input that repeat, as tides and seasons do."""
+"""Line spectra of periodic kernels of one input, for example of tides and seasons."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -17,62 +17,79 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 from gp_orff.kernels.spectra import Range, Spectrum, spectrum
 from gp_orff.kernels.tree import Leaf, Term, terms
 
-# A kernel of one input that is a sum of cosines,
+# A kernel of one input may be a sum of cosines of the lag τ,
 #
-#     k(τ) = Σ_j w_j cos(ν_j τ) ,   Σ_j w_j = 1 ,
+#     k(τ) = Σ_j w_j cos(ν_j τ) ,   Σ_j w_j = 1 .
 #
-# has a spectral measure with lines at ±ν_j instead of a density. gpytorch has two of them:
+# Its spectral measure has lines at ±ν_j instead of a density. gpytorch has two such kernels:
 #
-#     CosineKernel     cos(πτ/p):  one line at π/p, as its period is 2p
+#     CosineKernel     cos(πτ/p):  one line at π/p, because its period is 2p
 #     PeriodicKernel   exp(−2 sin²(πτ/p)/ℓ) = e^{−z} e^{z cos(2πτ/p)} ,  z = 1/ℓ (ℓ is not squared):
 #                      lines at 2πj/p, w_0 = e^{−z} I_0(z), w_j = 2 e^{−z} I_j(z)
 #
-# The second sum is the generating function of the modified Bessel functions I_j.
+# The weights of the second kernel follow from the generating function of the modified Bessel
+# functions I_j.
 
 
 class LineSpectrum(Spectrum):
-    """The spectral measure of a kernel of one input that is a sum Σ_j w_j cos(ν_j τ).
+    """The spectral measure of a kernel of one input that is a sum of cosines.
+
+    The kernel is k(τ) = Σ_j w_j cos(ν_j τ) with the lag τ, the frequencies ν_j and Σ_j w_j = 1. It
+    has no spectral density, so `log_density` raises a NotImplementedError. To define the spectrum
+    of a new kernel, subclass this class and define `lines` and `num_lines`.
 
     Example:
+        The five strongest lines contain all but a thousandth of the variance of this kernel:
+
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.PeriodicKernel())
-        >>> (
-        ...     isinstance(spectrum, gp_orff.spectra.LineSpectrum),
-        ...     spectrum.num_lines(tolerance=1e-3),
-        ... )
-        (True, 5)
+        >>> isinstance(spectrum, gp_orff.spectra.LineSpectrum)
+        True
+        >>> spectrum.num_lines(tolerance=1e-3)
+        5
     """
 
+    is_line = True
     has_density = is_weighted = False
 
     @abstractmethod
     def lines(self, count: int) -> tuple[Float[Tensor, "*b J"], Float[Tensor, "*b J"]]:
-        """Return ν_j and w_j of the first `count` lines, in radians per unit of the input."""
+        """Return the frequencies ν_j and the weights w_j of the first lines, (*b, J) each.
+
+        Args:
+            count: J, the number of lines. Frequencies are in radians per unit of the input.
+        """
 
     @abstractmethod
     def num_lines(self, tolerance: float, shorter: float = 1.0) -> int:
-        """The number of lines beyond which the share of the variance is at most `tolerance`, at
-        `shorter` times the present lengthscale."""
+        """Return the number of lines that contain all but a small fraction of the variance.
+
+        Args:
+            tolerance: the fraction of the variance that further lines may have.
+            shorter: a factor of the lengthscale, for which the number is computed.
+        """
 
     def num_coordinates(self, num_dims: int) -> int:
         if num_dims != 1:
             raise ValueError(
-                f"expected a periodic kernel of one input, got one of {num_dims}; give "
-                "active_dims=, and multiply kernels of one input each for more"
+                f"expected a periodic kernel of one input, got {num_dims} inputs; pass "
+                "active_dims=, and multiply kernels of one input each for several inputs"
             )
         return 1
 
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        """Sign, number j of the line, and its w_j, of lines that are drawn with the present w_j.
+        """Return base variables (D, 3): a sign, the number j of a line, and its probability w_j.
+
+        The lines are drawn with the current weights.
 
         Args:
-            directions: (D, 1), the signs.
-            u: (D, 1), uniform numbers in (0, 1).
-            order: not used.
+            directions: (D, 1), random signs ±1.
+            u: (D, 1), uniform random numbers in (0, 1).
+            order: ignored, because there are no weighted measures.
         """
         with torch.no_grad():
             weights = self.lines(self.num_lines(_ROUNDING))[1].double().cpu().numpy()
@@ -90,8 +107,8 @@ class LineSpectrum(Spectrum):
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         raise NotImplementedError(
-            "expected a kernel with a spectral density, got one with a spectrum of lines, such as "
-            "PeriodicKernel; use shared=False, and MultitaskKernel instead of LCMKernel"
+            "expected a kernel with a spectral density, got a kernel with a spectrum of lines, for "
+            "example a PeriodicKernel; use shared=False, and MultitaskKernel instead of LCMKernel"
         )
 
     def moment(self, order: float, num_dims: int) -> float:
@@ -99,39 +116,35 @@ class LineSpectrum(Spectrum):
         return (weights * nu.pow(2 * order)).sum(-1).max().item()
 
 
-def is_line(density: Spectrum) -> bool:
-    """Whether a spectrum is lines and no density."""
-    return isinstance(density, LineSpectrum)
-
-
 def has_lines(term: Term) -> bool:
-    """Whether a term is a product with kernels of lines."""
-    return any(is_line(leaf.spectrum) for leaf in term.leaves)
+    """Return whether a kernel with a line spectrum is a factor of a term."""
+    return any(leaf.spectrum.is_line for leaf in term.leaves)
 
 
 def inputs_of_lines(kernel: Kernel) -> list[int]:
-    """The inputs along which a kernel tree varies, and in all terms by kernels of lines alone."""
+    """Return the inputs that enter a kernel tree through kernels with line spectra only."""
     lines, others = set(), set()
     for term in terms(kernel):
         for leaf in term.leaves:
-            (lines if is_line(leaf.spectrum) else others).update(leaf.active_dims or ())
+            (lines if leaf.spectrum.is_line else others).update(leaf.active_dims or ())
     return sorted(lines - others)
 
 
-_ROUNDING = 1e-15  # of the variance
+_ROUNDING = 1e-15  # a fraction of the variance that is negligible
 
 
 @dataclass(frozen=True)
 class CosineLine(LineSpectrum):
-    """The line of cos(πτ/p).
+    """The spectral measure of gpytorch's `CosineKernel`, cos(πτ/p) with the lag τ.
+
+    It is a single line at the frequency ν = π/p, with the weight 1.
 
     Args:
-        period_length: p, (*b, 1), half a period.
+        period_length: p, (*b, 1), half of the period, in units of the input.
 
     Example:
         >>> import gp_orff, torch
-        >>> nu, weights = gp_orff.spectra.CosineLine(torch.tensor([2.0])).lines(1)
-        >>> nu, weights  # π/2
+        >>> gp_orff.spectra.CosineLine(torch.tensor([2.0])).lines(1)  # ν = π/2
         (tensor([1.5708]), tensor([1.]))
     """
 
@@ -150,19 +163,21 @@ class CosineLine(LineSpectrum):
 
 @dataclass(frozen=True)
 class PeriodicLines(LineSpectrum):
-    """The lines of exp(−2 sin²(πτ/p)/ℓ).
+    """The spectral measure of gpytorch's `PeriodicKernel`, exp(−2 sin²(πτ/p)/ℓ) with the lag τ.
+
+    It has lines at the frequencies ν_j = 2πj/p for j = 0, 1, … With z = 1/ℓ and the modified Bessel
+    functions I_j, the weights are w_0 = e^{−z} I_0(z), and w_j = 2 e^{−z} I_j(z) for j > 0.
 
     Args:
-        period_length: p, (*b, 1).
+        period_length: p, (*b, 1), the period, in units of the input.
         lengthscale: ℓ, (*b, 1), which has no unit.
 
     Example:
+        With p = 1, the frequencies are multiples of 2π:
+
         >>> import gp_orff, torch
         >>> one = torch.ones(1)
-        >>> nu, weights = gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(
-        ...     3
-        ... )
-        >>> nu, weights  # multiples of 2π
+        >>> gp_orff.spectra.PeriodicLines(one, lengthscale=one).lines(3)
         (tensor([ 0.0000,  6.2832, 12.5664]), tensor([0.4658, 0.4158, 0.0999]))
     """
 
@@ -177,9 +192,8 @@ class PeriodicLines(LineSpectrum):
     def num_lines(self, tolerance: float, shorter: float = 1.0) -> int:
         z = 1 / (shorter * self.lengthscale.detach().min().item())
         count = 16
-        while (
-            scipy.special.ive(count, z) > 1e-3 * tolerance
-        ):  # the w_j fall faster than 2^{−j} soon
+        # For large j, the w_j fall faster than 2^{−j}.
+        while scipy.special.ive(count, z) > 1e-3 * tolerance:
             count *= 2
         beyond = 2 * scipy.special.ive(np.arange(1, count), z)[::-1].cumsum()[::-1]
         return 1 + int((beyond > tolerance).sum())
@@ -192,9 +206,9 @@ class PeriodicLines(LineSpectrum):
 
 
 class _ScaledBessel(Function):
-    """e^{−z} I_j(z), (*b, J), for j < J = `count` from z (*b, 1).
+    """e^{−z} I_j(z), (*b, J), for j < J = `count` and z (*b, 1).
 
-    Its derivative is (I_{j−1} + I_{j+1})/2 − I_j, each times e^{−z}.
+    The derivative with respect to z is e^{−z} ((I_{j−1} + I_{j+1})/2 − I_j).
     """
 
     @staticmethod
@@ -231,7 +245,7 @@ def _(kernel: PeriodicKernel) -> Spectrum:
     return PeriodicLines(kernel.period_length.squeeze(-1), kernel.lengthscale.squeeze(-1))
 
 
-# Tides: one cosine for each constituent, with the period that astronomy gives.
+# Tides: one cosine for each tidal constituent, with its astronomical period.
 
 
 _TABLE = """
@@ -242,25 +256,31 @@ _TABLE = """
     MN4 57.4238337  M4 57.9682084  MS4 58.9841042  S4 60  M6 86.9523127
 """
 SPEEDS = dict(zip(_TABLE.split()[::2], map(float, _TABLE.split()[1::2]), strict=True))
-"""Degrees per mean solar hour (Schureman 1958, Table 2), by the name of the constituent."""
+"""Speeds in degrees per mean solar hour, by the name of the constituent.
 
-HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}  # of a unit of time
+Source: Schureman 1958, Table 2.
+"""
+
+HOURS = {"s": 1 / 3600, "min": 1 / 60, "h": 1.0, "d": 24.0}  # the hours in a unit of time
 
 
 class TidalKernel(CosineKernel):
-    """The kernel cos(2π(t − s)/P) of a tidal constituent of period P; `tides` makes sums of them.
+    """The kernel cos(2π(t − s)/P) of a tidal constituent with the period P.
 
-    The period is not trained, and is that of the constituent to the precision of its type.
+    The period is not trained, and is stored in the dtype of the kernel. `tides` returns a sum of
+    products with such kernels.
 
     Args:
-        constituent: its name, a key of `gp_orff.kernels.lines.SPEEDS`.
-        unit: of time: "s", "min", "h" or "d".
-        kwargs: of gpytorch's `CosineKernel`, such as `active_dims`.
+        constituent: the name of the constituent, a key of `gp_orff.kernels.lines.SPEEDS`.
+        unit: the unit of time: "s", "min", "h" or "d".
+        kwargs: further arguments of gpytorch's `CosineKernel`, such as `active_dims`.
 
     Raises:
-        ValueError: a constituent or a unit that is not known.
+        ValueError: the constituent or the unit is unknown.
 
     Example:
+        The period of the constituent M2:
+
         >>> import torch
         >>> from gp_orff.kernels.lines import TidalKernel
         >>> kernel = TidalKernel("M2", active_dims=(2,))
@@ -280,15 +300,21 @@ class TidalKernel(CosineKernel):
     def forward(
         self, x1: Float[Tensor, "*b n 1"], x2: Float[Tensor, "*b m 1"], diag: bool = False, **_
     ) -> Float[Tensor, "*b n m"] | Float[Tensor, "*b n"]:
-        """The covariance of times `x1` and `x2`, by their plain difference, which has all digits of
-        times since 1970; with `diag`, of each pair alone.
+        """Return the covariance matrix (*b, n, m) between the times `x1` and `x2`.
+
+        It is computed from differences of times, so that times since 1970 lose no digits.
+
+        Args:
+            x1: times (*b, n, 1).
+            x2: times (*b, m, 1).
+            diag: whether to return only the diagonal (*b, n); it needs m = n.
 
         Raises:
-            ValueError: several columns.
+            ValueError: the times have several columns.
         """
         if x1.shape[-1] != 1:
             raise ValueError(
-                f"tides expect one column of time, got {x1.shape[-1]}; give active_dims="
+                f"tides expect one column of time, got {x1.shape[-1]} columns; pass active_dims="
             )
         lag = x1 - x2 if diag else x1 - x2.mT
         values = torch.cos(torch.pi * lag / self.period_length)
@@ -296,7 +322,7 @@ class TidalKernel(CosineKernel):
 
     @property
     def period(self) -> float:
-        """P, in units of time; twice `period_length`."""
+        """The period P, in units of time, which is twice `period_length`."""
         return 360 / SPEEDS[self.constituent] / HOURS[self.unit]
 
     def _set_period(self) -> None:
@@ -305,7 +331,7 @@ class TidalKernel(CosineKernel):
     def _apply(self, fn, recurse=True):
         module = super()._apply(fn, recurse)
         if not self.raw_period_length.requires_grad:
-            self._set_period()  # a kernel that becomes float64 has the digits of float64
+            self._set_period()  # so that a kernel that becomes float64 has all digits
         return module
 
 
@@ -323,39 +349,45 @@ def tides(
     unit: str = "h",
     period_bound: float | None = None,
 ) -> Kernel:
-    """Return the kernel of a field with tides: a sum of `kernel` times cos(2π(t − s)/P).
+    """Return the kernel of a field with tides.
 
-    Each constituent has a copy of `kernel`, with separate amplitudes and lengthscales. Its field is
-    a(x) cos(2πt/P) + b(x) sin(2πt/P), where P is its period, and a and b are independent fields
-    with this kernel. `FieldPosterior.ellipses` returns the tidal ellipses, with phases relative to
-    t = 0 or another epoch. Nodal corrections are not applied: amplitudes and phases are valid for
-    the time of the record. Over 18.6 years the amplitude of M2 changes by 4 %, and the amplitude of
-    K2 by 29 %.
+    Each tidal constituent has the field a(x) cos(2πt/P) + b(x) sin(2πt/P) at the place x and the
+    time t, where P is the period of the constituent. The fields a and b are independent and have
+    the kernel k. The kernel of the tides is thus Σ k(x, x′) cos(2π(t − t′)/P), a sum over the
+    constituents. Each constituent has a separate copy of k, with separate hyperparameters.
 
-    Add a kernel for motion other than tides, for example eddies that decorrelate in time. Without
-    it, error bars of tides may be far too small. `VectorFieldGP` gives a `DataWarning` if a record
-    is too short to separate two of the constituents.
+    Add another kernel for motion that is not a tide, for example for eddies that decorrelate in
+    time. Without it, the error bars of tides may be far too small. `VectorFieldGP` issues a
+    `DataWarning` if a record is too short to separate two of the constituents.
+
+    `FieldPosterior.ellipses` returns the tidal ellipses. Nodal corrections are not applied, so that
+    amplitudes and phases are valid for the time of the record. Over 18.6 years, the amplitude of M2
+    varies by 4 %, and the amplitude of K2 by 29 %.
 
     Args:
-        kernel: the kernel of the field in space, such as a `HelmholtzKernel` with `active_dims`. If
-            it has no outputscale, one is added.
-        constituents: names such as "M2", of `gp_orff.kernels.lines.SPEEDS`.
-        active_dims: the input column that is time.
+        kernel: k, the kernel of the field in space, such as a `HelmholtzKernel` with `active_dims`.
+            If it has no outputscale, a `ScaleKernel` is added.
+        constituents: the names of the constituents, such as "M2", from
+            `gp_orff.kernels.lines.SPEEDS`.
+        active_dims: the number of the time column, such as (2,).
         unit: the unit of time: "s", "min", "h" or "d". Data with another unit of time raise an
-            error. Dates are in seconds unless you pass `time_unit="h"` to `gp_orff.labelled`.
-        period_bound: None for fixed periods. Otherwise each period is trained within this relative
-            distance of the period of the constituent. On a `Grid` only the first searches, on few
-            data, change it.
+            error. Dates are in seconds, unless you pass `time_unit="h"` to `gp_orff.labelled`.
+        period_bound: None, the default, for fixed periods. Otherwise each period is trained, and
+            differs from the astronomical period by at most this fraction. With a `Grid`, only the
+            first searches of a fit, which use a subset of the data, train it.
 
     Returns:
-        A sum of `FieldProductKernel`, or of products if there is one output. With one constituent,
-        a single product is returned.
+        A sum with one `FieldProductKernel` for each constituent, or a single one. If k has one
+        output, the terms have gpytorch's class `ProductKernel`.
 
     Raises:
-        ValueError: no constituents; a constituent that is unknown or occurs twice; several columns
-            of time; an unknown unit; a bound that is not between 0 and 1.
+        ValueError: `constituents` is a single string or empty, or contains an unknown name or a
+            name twice; `active_dims` is not one column; `unit` is unknown; `period_bound` is not
+            between 0 and 1.
 
     Example:
+        Four constituents, and eddies with a Matérn kernel of time:
+
         >>> import gp_orff, gpytorch, torch
         >>> space = gp_orff.HelmholtzKernel(num_dims=2, active_dims=(0, 1))
         >>> tides = gp_orff.tides(space, ["M2", "S2", "K1", "O1"], active_dims=(2,))
@@ -375,7 +407,7 @@ def tides(
         )
     if period_bound is not None and not 0 < period_bound < 1:
         raise ValueError(f"tides expects a period_bound between 0 and 1, got {period_bound}")
-    if not any(isinstance(part, ScaleKernel | MultitaskKernel) for part in kernel.modules()):
+    if not parts_of(kernel, ScaleKernel, MultitaskKernel):
         kernel = ScaleKernel(kernel)
     summands = []
     for name in constituents:
@@ -391,19 +423,20 @@ def tides(
 
 
 def tidal_leaves(kernel: Kernel) -> list[Leaf]:
-    """The leaves of a kernel tree that are tidal constituents."""
+    """Return the leaves of a kernel tree that are tidal constituents."""
     leaves = {leaf.kernel: leaf for term in terms(kernel) for leaf in term.leaves}
-    return [leaf for kind, leaf in leaves.items() if isinstance(kind, TidalKernel)]
+    return [leaves[part] for part in parts_of(kernel, TidalKernel)]
 
 
 def inseparable(kernel: Kernel, durations: Sequence[float]) -> list[tuple[str, str, float]]:
-    """Pairs of constituents that a record is too short to separate, and the duration they need.
+    """Return pairs of constituents that a record cannot separate, and the duration they need.
 
-    By Rayleigh's criterion a record of duration T separates periods P and Q if |T/P − T/Q| ≥ 1.
+    By Rayleigh's criterion, a record of duration T separates the periods P and Q if
+    |T/P − T/Q| ≥ 1.
 
     Args:
-        kernel: with tidal constituents.
-        durations: T along every input.
+        kernel: a kernel with tidal constituents.
+        durations: T, the duration of the record along every input.
     """
     pairs = []
     leaves = {(leaf.kernel.constituent, leaf.active_dims): leaf for leaf in tidal_leaves(kernel)}

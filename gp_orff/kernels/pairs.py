@@ -1,4 +1,4 @@
-"""Covariances of pairs of observed numbers vᵀf(x) in closed form."""
+"""Covariances of pairs of observed values vᵀf(x) in closed form."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,25 +27,25 @@ from gp_orff.kernels.tree import (
     terms,
 )
 
-# Covariances as sums Σ c Φ of numbers c of pairs of points times forms Φ of directions v and w.
+# Covariances as sums Σ c Φ of coefficients c of pairs of points times forms Φ of directions v, w.
 #
-# Terms of a kernel that have a form in common add their numbers first. Numbers of pairs are
-# matrices (n, m); directions come before them.
+# If terms of a kernel have the same form, their coefficients are added first. The coefficients of
+# pairs are matrices (n, m). Axes of directions precede these two axes.
 #
-# The point of this representation is that the covariance of vectors, p² numbers for each pair of
-# points, is never formed where only some components or directions are observed. Hyperparameters
-# enter through c only, if all inputs have one lengthscale: the forms are then computed once for a
-# tile, and an evaluation of the evidence computes κ′ and κ″ of squared distances, and sums.
+# If only some components or directions are observed, this representation avoids the covariance of
+# whole vectors, which has p² numbers for each pair of points. If all inputs have one lengthscale,
+# hyperparameters change c only. The forms of a tile are then computed once, and an evaluation of
+# the evidence only computes κ′ and κ″ of squared distances, and sums.
 #
-# The gradient of Σ c Φ is contracted form by form (`cotangents`), which needs no products for all
-# pairs of directions in the graph. Each form has the tensors that it is made of (`factors`), adds
-# c Φ to a total, (*b, q, r, n, m), and gives the derivatives of Σ G ∘ c Φ in c and in every factor,
-# before they are summed over axes that were broadcast; None for factors that need none.
+# The gradient of Σ c Φ is computed form by form (`cotangents`), so that the graph has no products
+# for all pairs of directions. A form has three methods. `factors` returns its tensors. `added` adds
+# c Φ to a total (*b, q, r, n, m). `cotangents` returns the derivatives of Σ G ∘ c Φ with respect to
+# c and to every factor, or None if a factor needs none. Sums over broadcast axes follow later.
 
 
 @dataclass(frozen=True, eq=False)
 class Plain:
-    """Φ itself, the same for all pairs or one for each."""
+    """A form Φ that is stored, with one value for all pairs of points or one for each pair."""
 
     value: Float[Tensor, "*b q r #n #m"]
 
@@ -57,14 +57,14 @@ class Plain:
         return torch.addcmul(total, _of_pairs(number), self.value)
 
     def cotangents(self, number: Tensor, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        # Sums over axes that were broadcast follow in `_gradients`, in one place for all forms.
+        # `_gradients` sums over broadcast axes, for all forms.
         of_value = _of_pairs(number) * gradient if self.value.requires_grad else None
         return _sum(_sum(gradient * self.value, -4), -3), of_value
 
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """Φ = l rᵀ, with l of the left directions and r of the right ones."""
+    """A form Φ = l rᵀ, where l belongs to the left directions and r to the right ones."""
 
     left: Float[Tensor, "*b q n m"]
     right: Float[Tensor, "*b r n m"]
@@ -95,12 +95,12 @@ def _of_pairs(number: Float[Tensor, "*b #n #m"]) -> Float[Tensor, "*b 1 1 #n #m"
 
 
 def _sum(values: Tensor, axis: int) -> Tensor:
-    """Over an axis of directions; of one direction, without a copy."""
+    """Sum over an axis of directions, without a copy if there is one direction."""
     return values.squeeze(axis) if values.shape[axis] == 1 else values.sum(axis)
 
 
 def collected(products: Iterable[tuple[Form, Float[Tensor, "*b #n #m"]]]) -> Products:
-    """The sum of the numbers of every form."""
+    """Return the sum of the coefficients for every form."""
     numbers: dict[Form, Tensor] = {}
     for form, number in products:
         numbers[form] = numbers[form] + number if form in numbers else number
@@ -108,7 +108,7 @@ def collected(products: Iterable[tuple[Form, Float[Tensor, "*b #n #m"]]]) -> Pro
 
 
 def total(products: Products) -> Float[Tensor, "*b q r n m"]:
-    """Σ c Φ, differentiable any number of times."""
+    """Return Σ c Φ, which can be differentiated any number of times."""
     if is_traced():
         return _added(products)
     return _Total.apply(products, *_tensors(products))
@@ -117,13 +117,13 @@ def total(products: Products) -> Float[Tensor, "*b q r n m"]:
 def cotangents(
     products: Products, gradient: Float[Tensor, "*b q r n m"]
 ) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of Σ c Φ that require derivatives of Σ G ∘ c Φ, and these derivatives."""
+    """Return the tensors of Σ c Φ that require gradients, and the derivatives of Σ G ∘ c Φ."""
     pairs = zip(_tensors(products), _gradients(products, gradient), strict=True)
     return [(tensor, own) for tensor, own in pairs if tensor.requires_grad]
 
 
 class _Total(Function):
-    """Σ c Φ, whose derivatives store no products for all pairs of directions."""
+    """The sum Σ c Φ, whose derivatives store no products for all pairs of directions."""
 
     @staticmethod
     def forward(ctx, products: Products, *tensors: Tensor) -> Tensor:
@@ -154,48 +154,56 @@ def _gradients(products: Products, gradient: Tensor) -> list[Tensor | None]:
     ]
 
 
-# Covariances of the fields of a scalar kernel k(x, z) = κ(s), s = τᵀΛτ, between pairs of points.
+# Covariances of fields of a scalar kernel k(x, z) = κ(s), s = τᵀΛτ, between pairs of points.
 #
-# With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Numbers of pairs are matrices (n, m); inputs, and directions
-# v and w, come before them.
+# With u = Λτ, −∇∇ᵀk = −2κ′Λ − 4κ″u uᵀ. Coefficients of pairs are matrices (n, m). The axes of
+# inputs, and of the directions v and w, precede these two axes.
 #
-# 1. `Pairs` has the lags τ and the products vᵀw and vᵀτ of directions; they depend on positions
+# 1. `Pairs` has the lags τ, and the products vᵀw and vᵀτ of directions. They depend on positions
 #    only and are cached.
 # 2. `field_forms` computes κ′ and κ″ at s, times the outputscale and powers of the lengthscale.
-# 3. `products` combines both: a curl-free field has two forms, vᵀΛw and (vᵀΛτ)(τᵀΛw); a
-#    divergence-free one subtracts them from a multiple of vᵀw.
+# 3. `products` combines both. A curl-free field has two forms, vᵀΛw and (vᵀΛτ)(τᵀΛw). A
+#    divergence-free field subtracts them from a multiple of vᵀw.
 #
 # The sum of a curl-free and a divergence-free field on the same inputs has the same three forms.
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Inputs of a potential at both ends, and directions v and w of the field there."""
+    """Two sets of inputs of a potential, and directions v and w of the field at these inputs.
+
+    Attributes:
+        x: (*b, k, n), the inputs at n points.
+        z: (*b, k, m), the inputs at m points.
+        v: (q, #n, d), directions at x; #n is 1 if they are equal at all points.
+        w: (r, #m, d), directions at z.
+        dims: the k components of the field that belong to these inputs; None for all.
+    """
 
     x: Float[Tensor, "*b k n"]
     z: Float[Tensor, "*b k m"]
-    v: Float[Tensor, "q #n d"]  # one n for directions that are the same at every point
+    v: Float[Tensor, "q #n d"]
     w: Float[Tensor, "r #m d"]
-    dims: tuple[int, ...] | None  # the components of directions that x and z have; None: all
+    dims: tuple[int, ...] | None
 
     @cached_property
     def ones(self) -> Float[Tensor, "k"]:
-        """The metric of unit lengthscales; what depends on no other is computed once."""
+        """The metric of unit lengthscales, for which forms are cached."""
         return self.x.new_ones(self.x.shape[-2])
 
     @cached_property
     def inner(self) -> Plain:
-        """vᵀw."""
+        """The form vᵀw."""
         return Plain(self.v.unsqueeze(-3) @ self.w.mT)
 
     def squared_lengths(self, metric: Float[Tensor, "*b k"]) -> Float[Tensor, "*b n m"]:
-        """τᵀMτ, with M = diag `metric`."""
+        """Return τᵀMτ with M = diag `metric`."""
         if metric is self.ones:
             return self._unit_squares
         return _weighted(metric.unsqueeze(-2), self._squares).squeeze(-3)
 
     def forms(self, metric: Float[Tensor, "*b k"]) -> tuple[Form, Form]:
-        """vᵀMw and (vᵀMτ)(τᵀMw), which multiply −2κ′ and −4κ″ in a curl-free field."""
+        """Return vᵀMw and (vᵀMτ)(τᵀMw), the forms of −2κ′ and −4κ″ in a curl-free field."""
         return self._unit_forms if metric is self.ones else self._forms(metric)
 
     @cached_property
@@ -204,7 +212,7 @@ class Pairs:
 
     @cached_property
     def _squares(self) -> Float[Tensor, "*b k n m"]:
-        """τ∘τ; no smaller than what rounding of vᵀτ may be, so that κ″ stays finite next to it."""
+        """The squares τ∘τ, at least as large as the rounding of vᵀτ, so that κ″ is finite."""
         # κ″ of a kernel such as Matérn 3/2 is infinite at s = 0, where it multiplies (vᵀτ)² = 0.
         extent = torch.maximum(*(x.detach().abs().amax((-2, -1)) for x in self._centred))
         return self._tau.square().clamp_min((1e-14 * extent).square()[..., None, None, None])
@@ -227,16 +235,16 @@ class Pairs:
         return Plain(scaled.unsqueeze(-3) @ w.mT), outer
 
     def _along_left(self, v: Float[Tensor, "*b q #n k"]) -> Float[Tensor, "*b q n m"]:
-        """vᵀτ, as a product of matrices; with one v, of exact lags."""
+        """Return vᵀτ, by exact lags if all points have the same v."""
         if v.shape[-2] == 1:
             return _weighted(v.squeeze(-2), self._tau)
-        # A product of matrices, without lags; centring keeps its rounding relative to the extent of
-        # the points instead of their distance from the origin.
+        # This is a product of matrices, without lags. The points are centred, so that its rounding
+        # is relative to their extent instead of their distance from the origin.
         x, z = self._centred
         return v @ -z.unsqueeze(-3) + (v * x.mT.unsqueeze(-3)).sum(-1, keepdim=True)
 
     def _along_right(self, w: Float[Tensor, "*b r #m k"]) -> Float[Tensor, "*b r n m"]:
-        """τᵀw."""
+        """Return τᵀw."""
         if w.shape[-2] == 1:
             return _weighted(w.squeeze(-2), self._tau)
         x, z = self._centred
@@ -251,7 +259,7 @@ class Pairs:
 def _weighted(
     weights: Float[Tensor, "*b q k"], values: Float[Tensor, "*b k n m"]
 ) -> Float[Tensor, "*b q n m"]:
-    """Σ_k w_qk a_k."""
+    """Return Σ_k w_qk a_k for weights w and values a."""
     return (weights @ values.flatten(-2)).unflatten(-1, values.shape[-2:])
 
 
@@ -262,11 +270,11 @@ FormsOfTerm = Iterator[tuple[Form, Float[Tensor, "*b n m"]]]
 def products(
     factor: FieldFactor, pairs: Pairs, metric: Float[Tensor, "*b k"], a: Tensor, b: Tensor
 ) -> FormsOfTerm:
-    """The forms of vᵀK(τ)w and their numbers, for fields with a factor B(ω).
+    """Yield the forms of vᵀK(τ)w and their coefficients, for fields with a factor B(ω).
 
     Args:
         factor: B(ω).
-        pairs: lags and directions.
+        pairs: the lags and directions.
         metric: the diagonal of Λ.
         a: −2κ′, (*b, n, m).
         b: −4κ″, (*b, n, m).
@@ -291,19 +299,20 @@ def _(factor: Solenoidal, pairs: Pairs, metric: Tensor, a: Tensor, b: Tensor) ->
     yield second, -b
 
 
-# replaces a tensor that is computed once, from hyperparameters, by a leaf of another graph
+# A `Cut` replaces a tensor that is computed once from hyperparameters by a leaf of another graph.
 Cut = Callable[[Tensor], Tensor]
 
 
 def field_forms(term: Term, cut: Cut = lambda tensor: tensor) -> Callable[[Pairs], FormsOfTerm]:
-    """The forms of vᵀK(τ)w and their numbers as a function of pairs, for the field of one term.
+    """Return the forms of vᵀK(τ)w and their coefficients as a function of pairs.
 
-    The hyperparameters of the term are tensors that `cut` is applied to once. With one lengthscale,
-    powers of it are in the factors of κ′ and κ″, and the forms do not depend on hyperparameters.
+    `cut` is applied once to the tensors that are computed from the hyperparameters of the term. If
+    there is one lengthscale, its powers are factors of κ′ and κ″, and the forms do not depend on
+    hyperparameters.
     """
     kernel, scale = term.leaves[0].kernel, term.outputscale
     if not kernel.has_lengthscale:
-        radial_derivatives.dispatch(object)(kernel, None)  # raises, and lists the known ones
+        radial_derivatives.dispatch(object)(kernel, None)  # raises an error
     rates = kernel.lengthscale.squeeze(-2).pow(-2)  # ℓ⁻², one for all inputs or one for each
     one = rates.shape[-1] == 1
     power = rates[..., 0] if one else 1
@@ -320,39 +329,44 @@ def field_forms(term: Term, cut: Cut = lambda tensor: tensor) -> Callable[[Pairs
     return forms
 
 
-# The covariance of observed numbers: a component of a field, or its part along a direction.
+# The covariance of observed values, which are components of a field along directions.
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The numbers v_qnᵀ f(x_n), q of them at every point."""
+    """The values v_qnᵀ f(x_n), with q values at each of n points.
+
+    Attributes:
+        x: (n, d), the points.
+        v: (q, #n, p), the directions; #n is 1 if they are equal at all points.
+    """
 
     x: Float[Tensor, "n d"]
-    v: Float[Tensor, "q #n p"]  # one n for directions that are the same at every point
+    v: Float[Tensor, "q #n p"]
 
     def __getitem__(self, points: slice) -> "Rows":
         return Rows(self.x[points], self.v if self.v.shape[-2] == 1 else self.v[:, points])
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of values."""
         return len(self.v) * len(self.x)
 
 
-# what of two sets of rows depends on no hyperparameter, for each set of inputs; filled on use
+# A cache of everything that depends on two sets of rows, but not on hyperparameters.
 Geometry = dict[tuple, Pairs]
 RowProducts = Callable[[Rows, Rows, Geometry], Products]
 RowForms = Callable[[Rows, Rows, Geometry], FormsOfTerm]
 
 
 def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProducts:
-    """The covariance of two sets of rows under a kernel, as numbers of pairs times forms.
+    """Return a function that computes the covariance of two sets of rows, as a sum Σ c Φ.
 
-    Field kernels and separable kernels, their sums and their products with scalar kernels are
-    contracted with the directions without the covariance of whole vectors.
+    For field kernels and separable kernels, their sums, and their products with scalar kernels, it
+    does not compute the covariance of whole vectors.
 
     Args:
-        kernel: with its hyperparameters as they are now.
-        cut: applied once to every tensor that is computed from hyperparameters for all rows.
+        kernel: the kernel, at its current hyperparameters.
+        cut: a function that is applied once to every tensor computed from hyperparameters.
     """
     summands = terms(kernel)
     if not _have_closed_forms(kernel, summands):
@@ -362,8 +376,11 @@ def row_products(kernel: Kernel, cut: Cut = lambda tensor: tensor) -> RowProduct
 
 
 def row_covariance(kernel: Kernel) -> Callable[..., Float[Tensor, "*b n*q m*r"]]:
-    """The covariance of two sets of rows, point-major, differentiable in the kernel; of a batch of
-    kernels, if their covariance is in closed form."""
+    """Return a function that computes the covariance matrix of two sets of rows.
+
+    The matrix is ordered point by point, and differentiable in the hyperparameters. A batch of
+    kernels is possible if the covariance has a closed form.
+    """
     found = row_products(kernel)
 
     def covariance(
@@ -381,13 +398,13 @@ def row_covariance(kernel: Kernel) -> Callable[..., Float[Tensor, "*b n*q m*r"]]
 def by_directions(
     matrix: Float[Tensor, "n*q m*r"], left: Rows, right: Rows
 ) -> Float[Tensor, "q r n m"]:
-    """The entries of a matrix of rows for every pair of directions."""
+    """Return the elements of a matrix of rows for every pair of directions."""
     q, r = len(left.v), len(right.v)
     return matrix.unflatten(0, (-1, q)).unflatten(2, (-1, r)).permute(1, 3, 0, 2).contiguous()
 
 
 def _of_kernel(kernel: Kernel, left: Rows, right: Rows, _: Geometry) -> Products:
-    """By the covariance of whole vectors, as the kernel gives it."""
+    """Compute the covariance of rows from the covariance of whole vectors."""
     n, m = len(left.x), len(right.x)
     blocks = to_dense(kernel(left.x, right.x)).reshape(n, left.v.shape[-1], m, -1)
     v, w = left.v.expand(-1, n, -1), right.v.expand(-1, m, -1)
@@ -397,13 +414,13 @@ def _of_kernel(kernel: Kernel, left: Rows, right: Rows, _: Geometry) -> Products
 
 @singledispatch
 def prepared_rows(factor: Factor, term: Term, cut: Cut) -> RowForms:
-    """A term with all that is computed from its hyperparameters for all rows."""
+    """Return a function that computes the forms of a term, after preparing its hyperparameters."""
     raise NotImplementedError(f"no covariances of rows are known for {type(factor).__name__}")
 
 
 @prepared_rows.register
 def _(factor: FieldFactor, term: Term, cut: Cut) -> RowForms:
-    """A field times scalar kernels; terms of the same inputs share their pairs."""
+    """Prepare a field times scalar kernels; terms with the same inputs share their pairs."""
     (space, *others), of_pairs = term.leaves, field_forms(term, cut)
     key = space.active_dims, factor.dims
 
@@ -418,7 +435,7 @@ def _(factor: FieldFactor, term: Term, cut: Cut) -> RowForms:
 
 @prepared_rows.register
 def _(factor: Mixing, term: Term, cut: Cut) -> RowForms:
-    """A product of scalar kernels and a constant matrix L Lᵀ: one form."""
+    """Prepare a product of scalar kernels and a constant matrix L Lᵀ, which has one form."""
     scale, root = cut(term.outputscale.double()), cut(factor.matrix.double())
 
     def forms(left: Rows, right: Rows, _: Geometry) -> FormsOfTerm:
@@ -432,7 +449,7 @@ def _(factor: Mixing, term: Term, cut: Cut) -> RowForms:
 def multiplied(
     forms: Iterable[tuple[Form, Tensor]], leaves: Sequence[Leaf], left: Rows, right: Rows
 ) -> FormsOfTerm:
-    """Forms and their numbers, these multiplied by scalar kernels between the points of rows."""
+    """Yield forms and their coefficients, multiplied by scalar kernels of the points of rows."""
     inputs = [(leaf.kernel, inputs_of(leaf, left), inputs_of(leaf, right)) for leaf in leaves]
     factors = [to_dense(of[0].forward(*about_their_middle(*of))) for of in inputs]
     for form, number in forms:
@@ -440,12 +457,12 @@ def multiplied(
 
 
 def inputs_of(leaf: Leaf, rows: Rows) -> Float[Tensor, "n k"]:
-    """The inputs of a leaf."""
+    """Return the inputs of a leaf."""
     return rows.x if leaf.active_dims is None else rows.x[:, list(leaf.active_dims)]
 
 
 def in_closed_form(kernel: Kernel) -> bool:
-    """Whether the terms of a kernel are all that there is to it, and all of them are known."""
+    """Return whether the covariance of a kernel is the sum of its terms, all in closed form."""
     return _have_closed_forms(kernel, terms(kernel))
 
 
@@ -457,7 +474,7 @@ def _have_closed_forms(kernel: Kernel, summands: Sequence[Term]) -> bool:
 
 
 def _is_known(term: Term) -> bool:
-    """Whether a term has rows; of a field, whether its potential has radial derivatives."""
+    """Return whether a term has a covariance of rows in closed form."""
     if not (term.factor.is_gradient or term.factor.is_solenoidal):
         return prepared_rows.dispatch(type(term.factor)) is not prepared_rows.dispatch(object)
     kernel, unknown = term.leaves[0].kernel, radial_derivatives.dispatch(object)
@@ -465,6 +482,6 @@ def _is_known(term: Term) -> bool:
 
 
 def _has_covariance_of_terms(cls: type[Kernel]) -> bool:
-    """Whether a class has the covariance of the class that its terms are registered for."""
+    """Return whether a class has the covariance of the class for which its terms are registered."""
     registered = next(base for base in cls.__mro__ if base in inner_terms.registry)
     return registered is object or cls.forward is registered.forward

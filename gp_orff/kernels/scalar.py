@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Real
 
 import numpy as np
 import scipy
@@ -15,38 +14,44 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd import Function
 
-from gp_orff.kernels.base import check_positive_integer, positive, refuse_tracing
+from gp_orff.kernels.base import check_positive_integer, is_number, positive, refuse_tracing
 from gp_orff.kernels.spectra import Radial, RadialKernel, StudentT
 
 # Powers of Bessel functions as kernels.
 
 
 class BesselKernel(RadialKernel):
-    r"""Power of a Bessel function, which Le et al. (2013, eq. 37) call Matérn kernel.
+    r"""The kernel of Le et al. (2013, eq. 37), a power of a Bessel function.
 
-    k(x, z) = [Γ(ν + 1) (2/r)^ν J_ν(r)]^t, with ν = d/2, r = ‖(x − z)/ℓ‖ and the power t.
+    k(x, z) = [Γ(ν + 1) (2/r)^ν J_ν(r)]^t, with ν = d/2 and r = ‖(x − z)/ℓ‖
 
-    Its spectral density is the distribution of a sum of t independent points, each uniform in the
-    unit ball of d dimensions, divided by ℓ. So k has no frequencies beyond t/ℓ. For t = 1 all
-    frequencies below are equally probable, and k is sin(r)/r if d = 1 as well. In many dimensions,
-    k approaches exp(−t r²/(2d + 4)), an RBF kernel with lengthscale ℓ √((d + 2)/t). Its
-    lengthscales are therefore not comparable to those of other kernels. Start from ℓ √(t/(d + 2)),
-    where ℓ is a lengthscale for an RBF kernel.
+    J_ν is the Bessel function of the first kind, and t is the power. Le et al. call this kernel a
+    Matérn kernel. Its frequencies are sums of t independent points, each uniform in the unit ball
+    of d dimensions, divided by ℓ. So all frequencies have ‖ω‖ ≤ t/ℓ. For t = 1, all points of this
+    ball are equally probable. For t = 1 and d = 1, the kernel is sin(r)/r.
 
-    The kernel is valid for one number of dimensions. `MonteCarlo`, `QuasiMonteCarlo` and
-    `Orthogonal` work for every d, and `FourierFastfood` does with its bias. Among the rules that
-    pad the inputs, `Fastfood` needs d = 2^k, and `StructuredOrthogonal` needs d = 2^k ≥ 32. `Grid`,
-    `GaussHermite` and rules with `shared=True` do not work, because the density is not evaluated.
-    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` with this base kernel are exact.
-    Their features need `measure="base"`.
+    Lengthscales of this kernel are not comparable to those of other kernels. With many inputs, k
+    approaches an RBF kernel with the lengthscale ℓ √((d + 2)/t). If r is a good lengthscale of an
+    RBF kernel for your data, start from ℓ = r √(t/(d + 2)).
 
-    The covariance is accurate to 1e-13 for all d and r, and can be differentiated any number of
-    times.
+    The kernel is valid for d inputs only, and some rules for frequencies do not support it:
+
+    - `MonteCarlo`, `QuasiMonteCarlo` and `Orthogonal` work for every d.
+    - `FourierFastfood` works for every d, with its usual bias.
+    - `Fastfood` needs d = 2^k, because it pads the inputs to a power of two.
+    - `StructuredOrthogonal` needs d = 2^k ≥ 32, for the same reason.
+    - `Grid`, `GaussHermite` and rules with `shared=True` raise an error, because the spectral
+      density has no simple form.
+
+    `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel` accept this kernel as their base
+    kernel. Their features need a rule with `measure="base"`. The covariance is accurate to 1e-13
+    for all d and r. It can be differentiated any number of times.
 
     Args:
         power: t, a positive integer.
         num_dims: d, the number of inputs.
-        ard_num_dims: d for one lengthscale of each input; one for all inputs if None.
+        ard_num_dims: d, to train one lengthscale for each input. With None, the default, all inputs
+            share one lengthscale.
         batch_shape: the batch shape of the lengthscales, as in gpytorch.
         active_dims: the d input columns of the kernel; all columns if None.
         lengthscale_prior: the prior of the lengthscales, as in gpytorch.
@@ -54,9 +59,11 @@ class BesselKernel(RadialKernel):
 
     Raises:
         ValueError: `power` or `num_dims` is not a positive integer; `ard_num_dims`, `active_dims`
-            or the inputs have another number of dimensions.
+            or the inputs disagree with `num_dims`.
 
     Example:
+        Random features approximate the covariance:
+
         >>> import gp_orff, torch
         >>> exact = gp_orff.BesselKernel(power=3, num_dims=16)
         >>> kernel = gp_orff.ORFFKernel(exact, gp_orff.Fastfood(4096))
@@ -86,8 +93,8 @@ class BesselKernel(RadialKernel):
         for name, number in numbers.items():
             if number is not None and number != num_dims:
                 raise ValueError(
-                    f"BesselKernel expects {name} to be num_dims={num_dims}, got {number}; the "
-                    "kernel belongs to one number of dimensions, give it as num_dims"
+                    f"BesselKernel expects {name} to be num_dims={num_dims}, got {number}; pass "
+                    "the number of inputs as num_dims"
                 )
         super().__init__(
             ard_num_dims=ard_num_dims,
@@ -105,39 +112,41 @@ class BesselKernel(RadialKernel):
         diag: bool = False,
         **params,
     ) -> Float[Tensor, "*b n m"]:
-        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+        """Return the covariance matrix (*b, n, m) between the points `x1` and `x2`.
 
         Args:
             x1: points (*b, n, d).
             x2: points (*b, m, d).
-            diag: return the diagonal only.
+            diag: whether to return only the diagonal (*b, n); it needs m = n.
             params: further arguments of gpytorch's `covar_dist`.
 
         Raises:
-            ValueError: another number of inputs than `num_dims`.
+            ValueError: the points have another number of columns than `num_dims`.
         """
         for x in (x1, x2):
             if x.shape[-1] != self.num_dims:
                 raise ValueError(
                     f"BesselKernel expects {self.num_dims} inputs, its num_dims, got "
-                    f"{x.shape[-1]}; the kernel belongs to one number of dimensions, use "
-                    f"BesselKernel({self.power}, num_dims={x.shape[-1]})"
+                    f"{x.shape[-1]}; use BesselKernel({self.power}, num_dims={x.shape[-1]})"
                 )
         return super().forward(x1, x2, diag, **params)
 
     @property
     def spectrum(self) -> "BesselSpectrum":
-        """The density of ω = z/ℓ, with z the sum of `power` uniform points in the unit ball."""
+        """The spectral density, which is the density of ω = z/ℓ.
+
+        Here z is the sum of `power` independent points, each uniform in the unit ball.
+        """
         return BesselSpectrum(self.lengthscale, self.power, self.num_dims)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
-        """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
+        """Return κ(s) or a derivative of κ, where k(x, z) = κ(s) and s = ‖(x − z)/ℓ‖².
 
-        κ = f^t with t = `power`, f(s) = ₀F₁(; b; −s/4) and b = d/2 + 1. Derivatives follow from
-        ₀F₁(; b; −q)′ = −₀F₁(; b + 1; −q)/b.
+        κ = f^t with t = `power`, f(s) = ₀F₁(; b; −s/4) and b = d/2 + 1. The derivatives follow from
+        ₀F₁(; b; −q)′ = −₀F₁(; b + 1; −q)/b, where ′ is the derivative with respect to q.
 
         Args:
-            s: (*m), squared distances in units of the lengthscale.
+            s: (*m), squared distances divided by ℓ².
             order: 0 for κ, 1 for κ′ and 2 for κ″.
         """
         b, t = self.num_dims / 2 + 1, self.power
@@ -155,10 +164,11 @@ class BesselKernel(RadialKernel):
 class BesselFunction(Function):
     """₀F₁(; b; −q) = Γ(b) J_{b−1}(2√q) / q^{(b−1)/2} for q ≥ 0, in float64.
 
-    Its derivative by q is −₀F₁(; b + 1; −q)/b. It is e^{−y} Σ c_n yⁿ with y = q/b, c_0 = 1, c_1 = 0
-    and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}, which follows from Bessel's equation. Beyond
-    y = 13 it is that of scipy, whose functions underflow for b > 100; there the series is valid up
-    to y = 45, and the function vanishes beyond.
+    Its derivative with respect to q is −₀F₁(; b + 1; −q)/b. With y = q/b, the function is
+    e^{−y} Σ c_n yⁿ, where c_0 = 1, c_1 = 0 and (n + 1)(n + b) c_{n+1} = 2n c_n − c_{n−1}. This
+    recurrence follows from Bessel's equation. The series is used up to y = 13, and scipy for larger
+    y. For b > 100, scipy underflows. The series is then used up to y = 45, where the function
+    vanishes to rounding.
     """
 
     @staticmethod
@@ -178,7 +188,7 @@ class BesselFunction(Function):
 
 
 def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
-    """e^{−y} Σ c_n yⁿ, with 49 terms; no smaller beyond y = 45."""
+    """Return e^{−y} Σ c_n yⁿ with 49 terms, where a larger y is replaced by 45."""
     coefficients = [1.0, 0.0]
     for n in range(1, 48):
         step = 2 * n * coefficients[-1] - coefficients[-2]
@@ -190,28 +200,34 @@ def _gaussian_series(y: Float[Tensor, "*m"], b: float) -> Float[Tensor, "*m"]:
     return total.mul_((-y).exp_())
 
 
-# Sums of points in a ball: spectra of powers of Bessel functions.
+# Spectra of powers of Bessel functions: distributions of sums of points in a ball.
 
 
 @dataclass(frozen=True)
 class BesselSpectrum(Radial):
-    """Spectrum of `BesselKernel`: z is the sum of t points, uniform in the unit ball.
+    """The spectral density of a `BesselKernel`, from which frequencies ω = z/ℓ are drawn.
 
-    Le et al. (2013, Section 4.4) draw ‖z‖ from these points. It follows without them from t radii
-    ρ = u^{1/d} and the cosines c of the angles between each point and the sum S of those before it:
-    ‖S + ξ‖² = ‖S‖² + ρ² + 2‖S‖ρc, where (c + 1)/2 ~ Beta((d − 1)/2, (d − 1)/2).
+    The vector z is the sum of t independent points, each uniform in the unit ball of d dimensions.
+    Le et al. (2013, Section 4.4) draw the t points. This class draws only the norm ‖z‖, by adding
+    one point at a time. A point ξ has the norm ρ = u^{1/d}, with u uniform in (0, 1). Its angle to
+    the sum S of the previous points has the cosine c, with (c + 1)/2 ~ Beta((d − 1)/2, (d − 1)/2).
+    The new sum has ‖S + ξ‖² = ‖S‖² + ρ² + 2‖S‖ρc.
+
+    The density of ω itself has no simple form, so `log_density` raises a NotImplementedError.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
-        power: t.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
+        power: t, a positive integer.
         num_dims: d, the number of inputs.
 
     Example:
+        The mean of ‖z‖² is td/(d + 2):
+
         >>> import gp_orff, torch
-        >>> # td/(d+2)
-        >>> gp_orff.spectra.BesselSpectrum(torch.ones(1, 1), 3, num_dims=4).moment(
-        ...     1, 4
+        >>> spectrum = gp_orff.spectra.BesselSpectrum(
+        ...     torch.ones(1, 1), power=3, num_dims=4
         ... )
+        >>> spectrum.moment(order=1, num_dims=4)
         2.0
     """
 
@@ -225,15 +241,15 @@ class BesselSpectrum(Radial):
     def radial_base(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
         if num_dims != self.num_dims:
             raise ValueError(
-                f"expected frequencies in {self.num_dims} dimensions, those of "
-                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; give the kernel its "
-                "number of inputs as num_dims, and, if the rule pads them to a power of two, use "
-                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal, which do not"
+                f"expected frequencies in {self.num_dims} dimensions for "
+                f"BesselKernel(num_dims={self.num_dims}), got {num_dims}; set num_dims of the "
+                "kernel to its number of inputs. If the rule pads inputs to a power of two, use "
+                "gp_orff.QuasiMonteCarlo or gp_orff.Orthogonal instead"
             )
         if order:
             raise NotImplementedError(
-                f"expected frequencies of the density p of a BesselKernel, got ‖z‖^{2 * order} p, "
-                'which is not known; use measure="base"'
+                "expected frequencies from the spectral density p of a BesselKernel, got a rule "
+                f'that draws from ‖z‖^{2 * order} p, which is not available; use measure="base"'
             )
         radii, levels = u[:, : self.power] ** (1 / num_dims), u[:, self.power :]
         total = radii[:, 0]
@@ -246,7 +262,7 @@ class BesselSpectrum(Radial):
         return torch.ones_like(base[:, 0])
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """Raise, for all `omega` (*b, m, d): the density has no simple form.
+        """Raise an error for all `omega` (*b, m, d), because the density has no simple form.
 
         Raises:
             NotImplementedError: always.
@@ -258,27 +274,26 @@ class BesselSpectrum(Radial):
         )
 
     def moment(self, order: float, num_dims: int) -> float:
-        """E‖z‖^{2m} of a frequency z = ℓω at unit lengthscale, with m = `order`.
+        """Return the moment E‖z‖^{2m} of z = ℓω, with m = `order`.
 
-        z is the sum of t independent points, uniform in the unit ball of d = `num_dims` dimensions,
-        where t is `power`. The moments follow from the series of E cos⟨z, x⟩, which is the t-th
-        power of the series of one point. Its coefficient of ‖x‖^{2m} is
-        (−1)^m E‖z‖^{2m} / (4^m m! (d/2)_m), with the rising factorial (d/2)_m.
+        The moments follow from the power series of E cos⟨z, x⟩. In this series, the coefficient of
+        ‖x‖^{2m} is (−1)^m E‖z‖^{2m} / (4^m m! (d/2)_m), with the rising factorial (d/2)_m. The
+        series for t points is the t-th power of the series for one point.
 
         Args:
-            order: m ≥ 0, a whole number unless t = 1.
+            order: m ≥ 0. It must be an integer if t > 1.
             num_dims: d, the number of inputs of the kernel.
 
         Raises:
-            NotImplementedError: m is not a whole number, and t > 1.
+            NotImplementedError: m is not an integer, and t > 1.
         """
         d = self.num_dims
         if self.power == 1:
             return d / (d + 2 * order)
         if order != int(order):
             raise NotImplementedError(
-                f"expected a moment E‖z‖^(2m) of whole order m of BesselKernel with power > 1, got "
-                f"m={order}; bounds of its error need power=1"
+                "expected an integer order m of the moment E‖z‖^(2m) of a BesselKernel with "
+                f"power > 1, got m={order}; use power=1 for bounds of the error"
             )
         m = int(order)
         j = np.arange(m + 1)
@@ -293,26 +308,27 @@ class BesselSpectrum(Radial):
 
 
 def _cosines(u: Float[np.ndarray, "D k"], num_dims: int) -> Float[np.ndarray, "D k"]:
-    """The u-quantiles of one coordinate of a point on the unit sphere."""
+    """Return the u-quantiles of one coordinate of a uniform point on the unit sphere."""
     if num_dims == 1:
         return np.where(u < 0.5, -1.0, 1.0)
     half = (num_dims - 1) / 2
     return 2 * scipy.special.betaincinv(half, half, u) - 1
 
 
-# The functions z^μ K_μ(z) of Matérn kernels of any smoothness, from tables of scipy's.
+# The functions z^μ K_μ(z) of Matérn kernels of any smoothness, from tables of values of scipy.
 
 
-_FIRST, _CELLS = -30.0, 32 * 43  # log q where the table begins, and cells of width 1/32: to z = 665
+# The table starts at log q = −30. It has cells of width 1/32, up to z = 665.
+_FIRST, _CELLS = -30.0, 32 * 43
 
 
 class MaternFunction(Function):
     """g_μ(q) = z^μ K_μ(z) with z = √q, for q > 0 and any real μ, in float64.
 
-    K_μ is the modified Bessel function of the second kind. The derivative of g_μ by q is −½ g_{μ−1}
-    (Abramowitz & Stegun 1964, 9.6.28). The logarithm of e^z g_μ, as a function of log q, is close
-    to straight lines at both ends and smooth between them: polynomials in 1376 cells interpolate it
-    to 1e-14. Below the table are values of scipy, beyond it z is so large that g_μ is zero.
+    K_μ is the modified Bessel function of the second kind. The derivative of g_μ with respect to q
+    is −½ g_{μ−1} (Abramowitz & Stegun 1964, 9.6.28). As a function of log q, the logarithm of
+    e^z g_μ is close to a straight line at both ends, and smooth between them. Polynomials in 1376
+    cells interpolate it to 1e-14. Smaller q use scipy. For larger q, g_μ is zero to rounding.
     """
 
     @staticmethod
@@ -342,7 +358,7 @@ class MaternFunction(Function):
 
 @lru_cache(maxsize=64)
 def _table(order: float, device: torch.device) -> Float[Tensor, "k cells"]:
-    """The coefficients of log(e^z g_μ) in every cell, of the highest power first."""
+    """Return the polynomial coefficients of log(e^z g_μ) in every cell, highest power first."""
     nodes = np.cos((np.arange(7) + 0.5) * np.pi / 7)  # for polynomials of degree 6
     positions = np.arange(_CELLS)[:, None] + 0.5 * (nodes + 1)
     q = np.exp(_FIRST + positions / 32)
@@ -351,7 +367,10 @@ def _table(order: float, device: torch.device) -> Float[Tensor, "k cells"]:
 
 
 def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*m"]:
-    """log g_μ(q); where K_μ(z) overflows, from its series 2^{μ−1} Γ(μ) (1 − q/(4(μ − 1)) + …)."""
+    """Return log g_μ(q).
+
+    If K_μ(z) overflows, it is computed from the series 2^{μ−1} Γ(μ) (1 − q/(4(μ − 1)) + …).
+    """
     z = np.sqrt(q)
     scaled = scipy.special.kve(order, z)
     large = ~np.isfinite(scaled)
@@ -365,26 +384,29 @@ def _logarithm(q: Float[np.ndarray, "*m"], order: float) -> Float[np.ndarray, "*
 # Matérn kernels of any smoothness.
 
 
-_ROUGHEST = 1.2  # ν of fields: lags of 1e-14 change their variance by 1e-28^(ν − 1)
+# The smallest ν of field kernels. A lag of 1e-14 changes their variance by 1e-28^(ν − 1).
+_ROUGHEST = 1.2
 
 
 class GeneralMaternKernel(RadialKernel):
     r"""Matérn kernel of any smoothness ν > 0.
 
-    k(x, z) = 2^{1−ν}/Γ(ν) · u^ν K_ν(u), with u = √(2ν) ‖(x − z)/ℓ‖ and the modified Bessel
-    function K_ν (Rasmussen & Williams 2006, eq. 4.14).
+    k(x, z) = 2^{1−ν}/Γ(ν) · u^ν K_ν(u), with u = √(2ν) ‖(x − z)/ℓ‖
 
-    Use gpytorch's `MaternKernel` for ν = 1/2, 3/2 or 5/2: the kernel is then a polynomial times an
-    exponential, and about ten times faster than this class. This kernel is exact, alone and in
-    field kernels, and has features. Its spectral density is a multivariate Student-t density with
-    2ν degrees of freedom and scale 1/ℓ. The smoothness ν is fixed and not trained. Values are
-    accurate to 1e-12, and can be differentiated any number of times. For ν > 50, and for field
-    kernels with ν < 1.2, only features are available.
+    K_ν is the modified Bessel function of the second kind (Rasmussen & Williams 2006, eq. 4.14).
+    The smoothness ν is fixed and not trained. The spectral density is a multivariate Student-t
+    density with 2ν degrees of freedom and scale 1/ℓ.
+
+    For ν = 1/2, 3/2 or 5/2, use gpytorch's `MaternKernel`, which is about ten times faster. Values
+    of this kernel are accurate to 1e-12. They can be differentiated any number of times. If ν > 50,
+    or if ν < 1.2 in a field kernel, the exact covariance is not available: put the kernel inside an
+    `ORFFKernel`.
 
     Args:
         nu: ν > 0, the smoothness. `CurlFreeKernel`, `DivergenceFreeKernel` and `HelmholtzKernel`
             need ν > 1.
-        ard_num_dims: the number of lengthscales, one for each input; one for all inputs if None.
+        ard_num_dims: the number of inputs, to train one lengthscale for each input. With None, the
+            default, all inputs share one lengthscale.
         batch_shape: the batch shape of the lengthscales, as in gpytorch.
         active_dims: the input columns of the kernel; all columns if None.
         lengthscale_prior: the prior of the lengthscales, as in gpytorch.
@@ -393,10 +415,12 @@ class GeneralMaternKernel(RadialKernel):
     Raises:
         TypeError: ν is not a number.
         ValueError: ν ≤ 0.
-        NotImplementedError: the covariance is evaluated without an `ORFFKernel`, for ν > 50,
-            or for ν < 1.2 in a field kernel.
+        NotImplementedError: raised by an evaluation of the exact covariance if ν > 50, or if
+            ν < 1.2 in a field kernel.
 
     Example:
+        A curl-free field that is rougher than with ν = 5/2, exact and with features:
+
         >>> import gp_orff, torch
         >>> potential = gp_orff.GeneralMaternKernel(nu=1.8, ard_num_dims=2)
         >>> field = gp_orff.CurlFreeKernel(potential, num_dims=2)
@@ -419,7 +443,7 @@ class GeneralMaternKernel(RadialKernel):
         lengthscale_prior: Prior | None = None,
         lengthscale_constraint: Interval | None = None,
     ):
-        if isinstance(nu, bool) or not isinstance(nu, Real):
+        if not is_number(nu):
             raise TypeError(f"GeneralMaternKernel expects nu as a number, got {nu!r}")
         if not nu > 0:
             raise ValueError(f"GeneralMaternKernel expects nu > 0, got {nu}")
@@ -434,33 +458,34 @@ class GeneralMaternKernel(RadialKernel):
 
     @property
     def spectrum(self) -> StudentT:
-        """The spectral density at the present lengthscales."""
+        """The spectral density at the current lengthscales."""
         return StudentT(self.lengthscale, self.nu)
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
-        """κ(s), or a derivative: k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖².
+        """Return κ(s) or a derivative of κ, where k(x, z) = κ(s) and s = ‖(x − z)/ℓ‖².
 
-        κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. For j > ν the
-        derivative is infinite at s = 0, and a very large number is returned.
+        κ^{(j)}(s) = (−ν)^j 2^{1−ν}/Γ(ν) · u^{ν−j} K_{ν−j}(u), with u² = 2νs. If j > ν, this is
+        infinite at s = 0, and a very large number is returned instead.
 
         Args:
-            s: (*m), squared distances in units of the lengthscale.
-            order: j, 0 for κ, 1 for κ′ and 2 for κ″.
+            s: (*m), squared distances divided by ℓ².
+            order: j = 0 for κ, 1 for κ′ and 2 for κ″.
 
         Raises:
-            NotImplementedError: ν > 50, or a derivative for ν < 1.2.
+            NotImplementedError: ν > 50, or j > 0 and ν < 1.2.
         """
         refuse_tracing(self)
         if order and self.nu < _ROUGHEST:
             raise NotImplementedError(
-                f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, whose "
-                "field changes too much between neighbouring floating-point numbers for a "
-                "covariance at lag zero; put it inside ORFFKernel, or use a larger nu"
+                f"expected a GeneralMaternKernel with nu >= {_ROUGHEST}, got nu={self.nu}, for "
+                "which rounding of the inputs changes the covariance of the field near lag zero; "
+                "put it inside ORFFKernel, or use a larger nu"
             )
         if self.nu > 50:  # K_ν overflows near zero
             raise NotImplementedError(
-                f"GeneralMaternKernel(nu={self.nu}) has features, but values for nu <= 50 only; "
-                "put it inside ORFFKernel, or use gpytorch's RBFKernel, its limit for large nu"
+                f"expected a GeneralMaternKernel with nu <= 50 for an exact covariance, got "
+                f"nu={self.nu}; put it inside ORFFKernel, or use gpytorch's RBFKernel, its limit "
+                "for large nu"
             )
         factor = (-self.nu) ** order * 2.0 ** (1 - self.nu) / math.gamma(self.nu)
         values = MaternFunction.apply(positive(2 * self.nu * s.double()), self.nu - order)

@@ -1,4 +1,4 @@
-"""Separable kernels k(x, z) L Lᵀ with a root L of any rank."""
+"""Separable kernels k(x, z) L Lᵀ with a root L of any rank, fixed or trained."""
 
 import torch
 from gpytorch.kernels import Kernel
@@ -22,51 +22,51 @@ _ROOT = "the root L of SeparableKernel"
 class SeparableKernel(WrapperKernel):
     r"""Separable kernel K(x, z) = k(x, z) L Lᵀ with a root L (p, r) that is fixed or trained.
 
-    The p outputs are f(x) = L g(x), where g is r independent functions with the scalar kernel k.
-    L Lᵀ (p, p) is the covariance of the outputs at one point if k(x, x) = 1. D random frequencies
-    make 2D·r features; with gpytorch's `MultitaskKernel` they make 2D·p, whatever its rank.
+    The p outputs are f(x) = L g(x), where g consists of r independent functions with the scalar
+    kernel k. If k(x, x) = 1, the covariance of the outputs at one point is L Lᵀ (p, p). With D
+    random frequencies, this kernel has 2D·r features. gpytorch's `MultitaskKernel` has 2D·p
+    features for any rank.
 
     The covariance matrix of points x (N, d) is (N·p, N·p). Its rows are ordered point by point: row
     n·p + i is output i at point n.
 
-    Typical roots:
+    Choose the root as follows:
 
-    - Outputs are the nodes of a graph with the Laplacian M: L Lᵀ = M†, the pseudoinverse. Compute
-      the root from the eigenvectors of M†, as in the example. Its rank is p minus the number of
-      connected components. The outputs of each component then sum to zero. For a common signal, add
-      a second term whose root is `torch.ones(p, 1)`.
-    - Classes are coded by the corners of a simplex: L is (p, p − 1), with one corner for each
-      class.
-    - All outputs have one signal: L is (p, 1), the strength of the signal in each output.
-    - The relations are unknown: L is an `nn.Parameter` (p, r) of the rank you choose. Start it from
-      random numbers, because equal columns would stay equal.
+    - If the outputs are the nodes of a graph with the Laplacian M, use L Lᵀ = M†, the pseudoinverse
+      of M. The example computes this root from the eigenvectors of M. Its rank r is p minus the
+      number of connected components of the graph, and the outputs of each component sum to zero.
+      For a common signal, add a second kernel with the root `torch.ones(p, 1)`.
+    - If the outputs are classes, coded by the corners of a simplex, use L (p, p − 1) with one
+      corner in each row. See `gp_orff.regression.simplex_codes`.
+    - If all outputs share one signal, use L (p, 1) with the strength of the signal in each output.
+    - If the relations are unknown, use an `nn.Parameter` (p, r) with a rank r that you choose.
+      Start from random numbers, because equal columns would stay equal.
 
-    If r < p, p − r linear combinations of the outputs are zero in this prior. If the data
-    contradict this, error bars are too small: use a larger r, a second term, or `MultitaskKernel`,
-    which adds a separate variance to each output.
+    If r < p, then p − r linear combinations of the outputs are zero under this prior. If the data
+    contradict this, the error bars are too small. In this case, use a larger r, add a second
+    kernel, or use `MultitaskKernel`, which adds a separate variance for each output.
 
-    Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
+    Source: Brault et al. 2016, Definition 2.1 and Example 2.1; Minh 2016, Example 1.
 
     Args:
-        base_kernel: the scalar kernel k, an instance of a gpytorch kernel, including sums,
-            products, scaled and constant kernels. Its `active_dims` refer to the columns that the
-            `active_dims` of this kernel select.
-        root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, as the
-            parameter `root` of this kernel. Any other tensor is copied and fixed. To train a common
-            variance, make `base_kernel` a `ScaleKernel`; `VectorFieldGP` adds one to a term with a
-            fixed root and no scale. A fixed root is used in the dtype of `base_kernel`. A trained
-            root must have this dtype.
-        active_dims: the input columns that this kernel uses; all columns if None.
+        base_kernel: the scalar kernel k, an instance of a gpytorch kernel. Sums, products, scaled
+            and constant kernels work too. Its `active_dims` count the columns that the
+            `active_dims` of the separable kernel select.
+        root: L, of shape (p, r), or (\*b, p, r) for a batch. An `nn.Parameter` is trained, and must
+            have the dtype of `base_kernel`. Any other tensor is copied, converted to this dtype,
+            and fixed. To train a common variance, pass a `ScaleKernel` as `base_kernel`.
+            `VectorFieldGP` adds a `ScaleKernel` if the root is fixed and there is none.
+        active_dims: the input columns that the kernel uses; all columns if None.
 
     Raises:
         TypeError: `base_kernel` is not an instance of a kernel, or `root` is not a tensor of
             floating-point numbers.
-        ValueError: `base_kernel` has several outputs; `root` is not a matrix (or a batch of
-            matrices) with at least one row and one column; `root` has NaN or infinite values, or is
-            zero.
+        ValueError: `base_kernel` has several outputs; `root` is not a matrix, or a batch of
+            matrices, with at least one row and one column; `root` is zero, or contains NaN or
+            infinity.
 
     Example:
-        Three tasks in a row, the graph 1 – 2 – 3:
+        The root for three outputs in a row, the graph 1 – 2 – 3:
 
         >>> import gpytorch, gp_orff, torch
         >>> laplacian = torch.tensor(
@@ -74,11 +74,9 @@ class SeparableKernel(WrapperKernel):
         ... )
         >>> values, vectors = torch.linalg.eigh(laplacian)
         >>> positive = values > 1e-6 * values.max()
-        >>> # root @ root.mT is L†
         >>> root = vectors[:, positive] / values[positive].sqrt()
-        >>> torch.allclose(
-        ...     root @ root.mT, torch.linalg.pinv(laplacian, rtol=1e-6), atol=1e-6
-        ... )
+        >>> inverse = torch.linalg.pinv(laplacian, rtol=1e-6)
+        >>> torch.allclose(root @ root.mT, inverse, atol=1e-6)
         True
         >>> kernel = gp_orff.SeparableKernel(gpytorch.kernels.RBFKernel(), root)
         >>> kernel(torch.rand(5, 2)).shape
@@ -86,7 +84,7 @@ class SeparableKernel(WrapperKernel):
         >>> features = gp_orff.ORFFKernel(
         ...     kernel, gp_orff.MonteCarlo(10), num_dims=2
         ... )
-        >>> features.num_features  # 2 · 10 columns, r = 2 features each
+        >>> features.num_features  # 2 D r with D = 10 and r = 2
         40
 
         A trained root of rank 1:
@@ -129,12 +127,12 @@ class SeparableKernel(WrapperKernel):
         return super().__getitem__(index)._with_root(self.root.expand(shape)[index])
 
     def expand_batch(self, *sizes: torch.Size | int) -> "SeparableKernel":
-        """This kernel with the base kernel and the root expanded to the batch shape `sizes`."""
+        """Return a copy whose base kernel and root are expanded to the batch shape `sizes`."""
         new = super().expand_batch(*sizes)
         return new._with_root(self.root.expand(*new.base_kernel.batch_shape, -1, -1))
 
     def _with_root(self, root: Float[Tensor, "*b p r"]) -> "SeparableKernel":
-        """This copy of a kernel, with another root: trained if the present one is."""
+        """Replace the root of this copy of a kernel, and keep whether it is trained."""
         if isinstance(self.root, nn.Parameter):
             root = nn.Parameter(root.detach(), requires_grad=self.root.requires_grad)
         self.root, self.batch_shape = root, root.shape[:-2]
@@ -147,15 +145,21 @@ class SeparableKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> KroneckerProductLinearOperator | Float[Tensor, "*b n*p"]:
-        """The covariance (*b, n·p, m·p) between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+        """Return the covariance matrix (*b, n·p, m·p) between the points `x1` and `x2`.
 
         Row k·p + i is output i at point k of `x1`, both counted from 0. Columns are ordered in the
-        same way, by the points of `x2`. With `diag`, only the diagonal (*b, n·p) is returned.
+        same way, by the points of `x2`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: whether to return only the diagonal (*b, n·p); it needs m = n.
+            last_dim_is_batch: must be False.
 
         Raises:
-            ValueError: `last_dim_is_batch` is True; `x1` or `x2` has no points, or contains NaN or
+            ValueError: `last_dim_is_batch` is True; there are no points; a point contains NaN or
                 infinity.
-            TypeError: inputs of another dtype than the hyperparameters.
+            TypeError: the points have another dtype than the hyperparameters.
         """
         check_points(self, None, x1, x2, last_dim_is_batch)
         k = to_dense(self.base_kernel(x1, x2, diag=diag))
@@ -170,8 +174,8 @@ def _check_root(root: Tensor) -> None:
     if not tensor or not as_real_tensor(root, _ROOT).is_floating_point():
         got = root.dtype if tensor else type(root).__name__
         raise TypeError(
-            f"SeparableKernel expects a tensor of floating-point numbers as root, got {got}; for "
-            "instance torch.as_tensor(root, dtype=torch.float64), or a torch.nn.Parameter of it to "
+            f"SeparableKernel expects a tensor of floating-point numbers as root, got {got}; pass "
+            "torch.as_tensor(root, dtype=torch.float64), or a torch.nn.Parameter of this tensor to "
             "train it"
         )
     if root.dim() < 2 or 0 in root.shape[-2:]:
@@ -184,18 +188,18 @@ def _check_root(root: Tensor) -> None:
     if invalid:
         raise ValueError(
             f"SeparableKernel expects finite numbers as root, got {invalid} that are NaN or "
-            "infinite; a pseudoinverse has only eigenvectors of eigenvalues that are not zero"
+            "infinite; to build the root of a pseudoinverse, omit eigenvectors with eigenvalue zero"
         )
     if not root.any():
         raise ValueError(
-            "SeparableKernel expects a root that is not zero, got only zeros: no output would "
-            "vary, and no gradient would change that; start from small random numbers"
+            "SeparableKernel expects a root that is not zero, got only zeros, with which all "
+            "outputs and gradients are zero; start from small random numbers"
         )
 
 
 @inner_terms.register
 def _(kernel: SeparableKernel) -> list[Term]:
     summands = terms(kernel.base_kernel)
-    root = as_real_tensor(kernel.root, _ROOT)  # which can be assigned
-    mixing = Mixing(root.to(summands[0].outputscale))  # one for all: they share columns
+    root = as_real_tensor(kernel.root, _ROOT)  # checked again, because users can assign it
+    mixing = Mixing(root.to(summands[0].outputscale))  # all terms share it, and their columns
     return [term.with_factor(mixing) for term in summands]

@@ -1,4 +1,4 @@
-"""Spectral densities of stationary kernels: the protocol, radial kernels, mixtures of Gaussians."""
+"""Spectral densities of stationary kernels: base classes, radial kernels, and Gaussian mixtures."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,106 +12,161 @@ import scipy
 import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, RQKernel, SpectralMixtureKernel
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
-from gp_orff.kernels.base import require_covariance_of
+from gp_orff.kernels.base import parts_of, require_covariance_of
 
 # Spectral densities of gpytorch's stationary scalar kernels.
 #
-# By Bochner's theorem a stationary kernel with k(0) = 1 is the Fourier transform of a probability
-# measure, its spectral measure:
+# By Bochner's theorem, a stationary kernel with k(0) = 1 is the Fourier transform of a probability
+# measure of frequencies ω, its spectral measure:
 #
 #     k(x, z) = E cos⟨ω, x − z⟩ .
 #
-# A random ω is made in two steps. *Base variables* do not depend on hyperparameters and are drawn
-# once. The present hyperparameters then turn them into frequencies, so that gradients flow to every
-# hyperparameter. `spectrum(kernel)` returns the spectrum of a kernel.
+# A random ω is drawn in two steps. *Base variables* do not depend on hyperparameters, and are drawn
+# once. The current hyperparameters then map base variables to frequencies, so that gradients flow
+# to every hyperparameter. `spectrum(kernel)` returns the spectrum of a kernel.
 
 
-GRID_INPUTS = 4  # the most inputs of a frequency grid by default: three of space, and time
+GRID_INPUTS = 4  # the default maximum of inputs of a frequency grid: three of space, and time
 
 
 class Range(NamedTuple):
-    """A hyperparameter and the interval in which a search looks for it."""
+    """A hyperparameter and the interval in which a fit searches for it.
 
-    value: Tensor  # of the kernel itself: gradients flow to it
+    Attributes:
+        value: the hyperparameter of the kernel itself, so that gradients flow to it.
+        low: the lower end of the interval.
+        high: the upper end of the interval.
+        stretch: the relative change of the hyperparameter, divided by the relative change of the
+            frequencies that it causes; 1 for a lengthscale.
+    """
+
+    value: Tensor
     low: float | Float[Tensor, "..."]
     high: float | Float[Tensor, "..."]
-    stretch: float = 1.0  # relative change for a relative change of the frequencies
+    stretch: float = 1.0
 
 
-class Spectrum(ABC):
-    """The spectral density of a stationary scalar kernel with k(0) = 1, as a probability measure.
+class KernelSpectrum:
+    """The spectrum of a kernel: a `Spectrum`, or another class for kernels that are not stationary.
 
-    Frequencies ω are in radians per unit of the inputs. At unit lengthscales they are
-    z = ℓω, with density p(z). Methods with an argument `order` = t use the density ∝ ‖z‖^{2t} p(z):
-    t = 0 for scalar kernels, t = 1 for curl-free and divergence-free kernels, whose variance lies
-    at higher frequencies because they are derivatives of k.
+    Attributes:
+        is_stationary: whether this is a `Spectrum`; False by default.
+        is_line: whether this is a `LineSpectrum`, which has no density; False by default.
+        for_grids: whether this is a `GridSpectrum`; False by default.
+        is_radial: whether this is a `Radial` spectrum; False by default.
+        is_gaussian: whether this is the spectrum of an RBF kernel; False by default.
+    """
 
-    Subclass this class for a kernel of your own, or `GridSpectrum`, for `Grid` as well. Define
-    `num_coordinates`, `base`, `frequencies`, `importance`, `log_density` and `moment`; then
-    register a function of the kernel with `gp_orff.spectrum.register`. Define
-    `log_importance` too if `base` draws from another density than ∝ ‖z‖^{2t} p(z).
+    is_stationary = False
+    is_line = False
+    for_grids = False
+    is_radial = False
+    is_gaussian = False
+
+    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
+        """Return the marginal distribution of some coordinates of ω, or None if it is unknown.
+
+        A grid uses it to sum over the frequencies along inputs that are constant in the data.
+
+        Args:
+            dims: the coordinates, at least one and not all.
+            order: t, the exponent of a weight ω_a^{2t}, where a is any coordinate not in `dims`.
+        """
+        return None
+
+
+class Spectrum(KernelSpectrum, ABC):
+    """The spectral density of a stationary scalar kernel k with k(0) = 1.
+
+    The spectral density S(ω) is the probability density with k(x, z) = E cos⟨ω, x − z⟩. Frequencies
+    ω are in radians per unit of the inputs. The scaled frequency z = ℓω, with the lengthscales ℓ,
+    has the density p(z).
+
+    Methods with an argument `order` = t use the weighted density ∝ ‖z‖^{2t} p(z). Scalar kernels
+    use t = 0. Curl-free and divergence-free kernels use t = 1, because they are second derivatives
+    of k, and their variance lies at higher frequencies.
+
+    To define the spectral density of a new kernel, subclass this class and define
+    `num_coordinates`, `base`, `frequencies`, `importance`, `log_density` and `moment`. If `base`
+    draws from another density than ∝ ‖z‖^{2t} p(z), define `log_importance` too. Subclass
+    `GridSpectrum` instead if `Grid` should support the kernel. Then register a function of the
+    kernel with `gp_orff.spectrum.register`.
+
+    Attributes:
+        has_density: True, the default, for a density; False for a sum of spectral lines.
+        is_weighted: whether `base` supports t > 0; True by default.
 
     Example:
-        `gp_orff.spectrum` returns the spectrum of a kernel of gpytorch:
+        `gp_orff.spectrum` returns the spectrum of a gpytorch kernel:
 
         >>> import gpytorch, gp_orff, torch
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
         >>> isinstance(spectrum, gp_orff.spectra.Spectrum)
         True
-        >>> # log S(ω) at 5 frequencies ω
-        >>> spectrum.log_density(torch.zeros(5, 2)).shape
+        >>> omega = torch.zeros(5, 2)  # 5 frequencies of 2 inputs
+        >>> spectrum.log_density(omega).shape
         torch.Size([5])
         >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² of a standard normal z
         2.0
     """
 
-    has_density = True  # rather than lines
-    is_weighted = True  # whether `base` draws with weights ‖z‖^{2t}, t > 0, too
+    is_stationary = True
+    has_density = True
+    is_weighted = True
 
     @abstractmethod
     def num_coordinates(self, num_dims: int) -> int:
-        """The number k of uniform coordinates u that `base` needs, for `num_dims` inputs."""
+        """Return k, the number of uniform coordinates that `base` needs for `num_dims` inputs."""
 
     @abstractmethod
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        """Base variables (D, c) of the measure weighted to an order.
+        """Return c base variables (D, c) for each of D frequencies, without hyperparameters.
 
         Args:
-            directions: (D, d), unit vectors.
-            u: (D, k), uniform numbers in (0, 1), k = `num_coordinates(d)`.
-            order: t, of the weight ‖z‖^{2t}.
+            directions: (D, d), random unit vectors.
+            u: (D, k), uniform random numbers in (0, 1), with k = `num_coordinates(d)`.
+            order: t, the exponent of the weight ‖z‖^{2t} of the density of z.
         """
 
     @abstractmethod
     def frequencies(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D d"]:
-        """ω (*b, D, d) from base variables `base` (D, c) of the measure weighted to `order`.
+        """Return the frequencies ω (*b, D, d), differentiable in all hyperparameters.
 
-        It is differentiable in all hyperparameters of the kernel.
+        Args:
+            base: (D, c), base variables that the method `base` has drawn.
+            order: t, as in the call of `base`.
         """
 
     @abstractmethod
     def importance(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """Return the importance weights (*b, D) of base variables that `base` has drawn.
+        """Return the importance weights E‖z‖^{2t} / ‖z‖^{2t}, (*b, D), of D frequencies.
 
-        The base variables `base` (D, c) are drawn from the density ∝ ‖z‖^{2t} p(z), with
-        t = `order`. Their importance weights for p(z) are E‖z‖^{2t} / ‖z‖^{2t}.
+        With these weights, frequencies from the density ∝ ‖z‖^{2t} p(z) give means over p(z).
+
+        Args:
+            base: (D, c), base variables that the method `base` has drawn.
+            order: t, as in the call of `base`.
         """
 
     @abstractmethod
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """The density as log S(ω), (*b, m), at `omega` (*b, m, d), ∫ S(ω) dω = k(0) = 1."""
+        """Return log S(ω), (*b, m), at the frequencies `omega` (*b, m, d); ∫ S(ω) dω = 1."""
 
     def log_importance(self, omega: Float[Tensor, "*b m d"], order: int) -> Float[Tensor, "*b m"]:
-        """The weights log S(ω)/ρ(ω), (*b, m), at any `omega` (*b, m, d).
+        """Return log S(ω)/ρ(ω), (*b, m), at any frequencies.
 
-        ρ is the density of `frequencies(base, order)`: S(ω) ‖z‖^{2t} / E‖z‖^{2t}, z = ℓω and
-        t = `order`.
+        Here ρ(ω) = S(ω) ‖z‖^{2t} / E‖z‖^{2t}, with z = ℓω, is the density of
+        `frequencies(base, order)`.
+
+        Args:
+            omega: (*b, m, d), m frequencies in radians per unit of the inputs.
+            order: t.
 
         Raises:
-            NotImplementedError: t > 0, and no lengthscale ℓ is known.
+            NotImplementedError: t > 0, and `isotropic_lengthscale` is None.
         """
         if order == 0:
             return torch.zeros_like(omega[..., 0])
@@ -125,24 +180,26 @@ class Spectrum(ABC):
 
     @abstractmethod
     def moment(self, order: float, num_dims: int) -> float:
-        """E‖z‖^{2t}, t = `order`, for `num_dims` inputs; infinite if the kernel is too rough.
+        """Return the moment E‖z‖^{2t}, which is infinite if the kernel is too rough.
 
-        t is a whole number or, for `gp_orff.bounds`, half of one.
+        Args:
+            order: t ≥ 0. It is an integer, or for `gp_orff.bounds` also half an integer.
+            num_dims: the number of inputs.
         """
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"] | None:
-        """ℓ (*b, 1, d) with which the distribution of ℓω is isotropic; None where no ℓ is known."""
+        """The lengthscales ℓ, (*b, 1, d), for which ℓω is isotropic; None if there are none."""
         return None
 
     def frequency_parameters(
         self, shortest: Float[np.ndarray, "k"], longest: Float[np.ndarray, "k"]
     ) -> list[Range]:
-        """The hyperparameters that move the frequencies, and the intervals to search.
+        """Return the hyperparameters that change the frequencies, with intervals to search.
 
         Args:
-            shortest: (k,), the shortest distances in the data along the k inputs of the kernel.
-            longest: (k,), the longest distances.
+            shortest: (k,), the shortest distances between observations along the k inputs.
+            longest: (k,), the longest distances between observations along the k inputs.
         """
         lengthscale = self.isotropic_lengthscale
         if lengthscale is None:
@@ -154,14 +211,18 @@ class Spectrum(ABC):
 
 
 class GridSpectrum(Spectrum):
-    """A spectrum for `Grid`, which also bounds the variance that a frequency grid leaves out.
+    """A `Spectrum` that also computes the variance that a frequency grid truncates.
 
-    A `Grid` needs the share of the variance beyond its largest frequency (`tail`), and the size of
-    the covariance at large lags (`correlation`). A subclass for a kernel of your own defines these
-    two, `scaled_radius` and `second_moments`, besides the methods of `Spectrum`.
+    A `Grid` needs the fraction of the variance beyond its largest frequency (`tail`), and the size
+    of the covariance at large lags (`correlation`). To define the spectral density of a new kernel,
+    define `tail`, `correlation`, `scaled_radius`, `second_moments` and the methods of `Spectrum`.
+
+    Attributes:
+        is_mixture: whether this is a `ScaleMixture`; False by default.
 
     Example:
-        The share of the variance of an RBF kernel in two dimensions with ‖ℓω‖ > 2, which is e⁻²:
+        In two dimensions, frequencies with ‖ℓω‖ > 2 contribute the fraction e⁻² of the variance of
+        an RBF kernel:
 
         >>> import gpytorch, gp_orff
         >>> spectrum = gp_orff.spectrum(gpytorch.kernels.RBFKernel())
@@ -169,73 +230,71 @@ class GridSpectrum(Spectrum):
         0.135335
     """
 
-    is_mixture = False  # whether it is a `ScaleMixture`
+    for_grids = True
+    is_mixture = False
 
     @abstractmethod
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
-        """A norm (D,) of `omega` (D, d), even in every coordinate.
+        """Return a norm (D,) of the frequencies `omega` (D, d), for example ‖ℓω‖.
 
-        Grids end at one of its level sets. For a batch of kernels it is the smallest norm of them.
+        The norm must not depend on the signs of the coordinates. A grid ends at a level set of the
+        norm. For a batch of kernels, return the smallest norm in the batch.
         """
 
     @abstractmethod
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
         """Return the fraction of E‖z‖^{2t} that frequencies beyond a radius contribute.
 
-        A grid ends at this radius and truncates this fraction of the variance.
+        A grid that ends at the radius truncates this fraction of the variance.
 
         Args:
-            scaled_radius: the radius, as a value of the method `scaled_radius` at ω.
-            order: t, of the weight ‖z‖^{2t}, where z = ℓω.
+            scaled_radius: the radius, in units of the method `scaled_radius`.
+            order: t, the exponent of the weight ‖z‖^{2t}, with z = ℓω.
             num_dims: d, the number of inputs.
         """
 
     @abstractmethod
     def correlation(self, lag: float, axis: int, order: int) -> float:
-        """A bound of |K(r)| / |K(0)| for all lags r ≥ `lag` along the input `axis`.
+        """Return an upper bound of |K(r)| / |K(0)| for all lags r ≥ `lag`.
 
-        K is the kernel whose spectral measure is this one, weighted by ‖z‖^{2t}, t = `order`.
+        K is the kernel with the spectral density ∝ ‖z‖^{2t} p(z).
+
+        Args:
+            lag: the shortest lag r, in units of the input.
+            axis: the input along which the lag is taken.
+            order: t.
         """
 
     @abstractmethod
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        """The second moments E ω_i², (*b, d), d = `num_dims`; the coordinates are uncorrelated."""
-
-    def marginal(self, dims: Sequence[int], order: int = 0) -> "GridSpectrum | None":
-        """The distribution of the coordinates `dims` of ω; None if it is not known here.
-
-        With it, a grid sums over the frequencies along inputs that are constant.
-
-        Args:
-            dims: the coordinates, at least one and not all.
-            order: t, of a weight ω_a^{2t}, where a is any other coordinate.
-        """
-        return None
+        """Return the second moments E ω_i², (*b, d), for d = `num_dims` uncorrelated inputs."""
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "m"]:
-        """Further lengths (m,) along the `num_dims` inputs that a grid is built for.
+        """Return further lengths (m,) along the `num_dims` inputs that a grid must resolve.
 
-        They come beside the lengths that `scaled_radius` gives; most spectra have none.
+        They are in addition to the lengths that follow from `scaled_radius`. By default, there are
+        none.
         """
         return np.zeros(0)
 
 
 @singledispatch
 def spectrum(kernel: Kernel) -> Spectrum:
-    """The spectral density of a stationary scalar kernel, at its present hyperparameters.
+    """Return the spectral density of a stationary scalar kernel, at its current hyperparameters.
 
-    These kernels are registered, with one lengthscale or ARD: `RBFKernel`, `MaternKernel`,
-    `GeneralMaternKernel` (any ν > 0), `RQKernel` (with a trained α), `BesselKernel` and
-    `SpectralMixtureKernel`. `PeriodicKernel` and `CosineKernel` of one input have line spectra. To
-    use another kernel, register a function that returns its `gp_orff.spectra.Spectrum`; the package
-    then accepts it. A curl-free or divergence-free kernel of it also needs
-    `gp_orff.radial_derivatives` for the exact covariance.
+    The kernels `RBFKernel`, `MaternKernel`, `GeneralMaternKernel`, `RQKernel`, `BesselKernel`,
+    `LearnedSpectrumKernel` and `SpectralMixtureKernel` are registered, with one lengthscale or ARD.
+    `PeriodicKernel` and `CosineKernel` of one input have line spectra.
+
+    To use another kernel, register a function that returns its `gp_orff.spectra.Spectrum`, as in
+    the example. For exact curl-free or divergence-free kernels, also register its derivatives with
+    `gp_orff.radial_derivatives`.
 
     The dot-product kernels `LinearKernel`, `PolynomialKernel` and `DotProductKernel` are not
-    stationary. For them the function returns eigenvalues instead of a `Spectrum`.
+    stationary. For these kernels, the function returns eigenvalues instead of a `Spectrum`.
 
     Args:
-        kernel: a stationary scalar kernel. Its variance k(0) does not matter.
+        kernel: a stationary scalar kernel.
 
     Returns:
         A `Spectrum`, the spectral density of k / k(0).
@@ -244,48 +303,72 @@ def spectrum(kernel: Kernel) -> Spectrum:
         NotImplementedError: the class of the kernel is not registered.
 
     Example:
+        For a Matérn kernel, the mean of ‖ℓω‖² is d ν/(ν − 1):
+
         >>> import gpytorch, gp_orff
         >>> matern = gp_orff.spectrum(gpytorch.kernels.MaternKernel(nu=2.5))
-        >>> round(matern.moment(order=1, num_dims=2), 6)  # E‖ℓω‖² = d ν/(ν − 1)
+        >>> round(matern.moment(order=1, num_dims=2), 6)
         3.333333
 
-        A kernel of your own, here a Matérn 5/2 kernel under another name:
+        Register a new kernel, here a Matérn 5/2 kernel under another name:
 
         >>> class MyKernel(gpytorch.kernels.Kernel):
         ...     has_lengthscale = True
         >>> @gp_orff.spectrum.register
         ... def _(kernel: MyKernel):
         ...     return gp_orff.spectra.StudentT(kernel.lengthscale, nu=2.5)
-        >>> gp_orff.ORFFKernel(
-        ...     MyKernel(ard_num_dims=3), gp_orff.MonteCarlo(64)
-        ... ).num_features
+        >>> kernel = MyKernel(ard_num_dims=3)
+        >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(64)).num_features
         128
     """
     raise NotImplementedError(
-        f"no spectral density is known for {type(kernel).__name__}; known are "
-        f"{registered(spectrum)}. "
-        "Register yours with @gp_orff.spectrum.register (see its docstring)."
+        "expected a kernel with a registered spectral density, which is one of "
+        f"{registered(spectrum)}, got {type(kernel).__name__}; use one of them, or register the "
+        "spectral density with @gp_orff.spectrum.register (see its docstring)"
     )
 
 
+class Law(KernelSpectrum):
+    """A registered spectrum that is not a subclass of `Spectrum`.
+
+    It has the methods and attributes that random rules need.
+    """
+
+    def __init__(self, registered: object):
+        self.registered = registered
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(object.__getattribute__(self, "registered"), name)
+
+
+def law_of(kernel: Kernel) -> KernelSpectrum:
+    """Return the spectrum of a kernel as a `KernelSpectrum`."""
+    law = spectrum(kernel)
+    return law if isinstance(law, KernelSpectrum) else Law(law)
+
+
 def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
-    """The spectrum of a base kernel of `owner`, which has to be stationary.
+    """Return the spectrum of a stationary base kernel.
+
+    Args:
+        kernel: the base kernel.
+        owner: the class that has this base kernel, for the error.
 
     Raises:
         NotImplementedError: the class of the kernel is not registered, or has no spectral density.
     """
-    density = spectrum(kernel)
-    if not isinstance(density, Spectrum):
+    density = law_of(kernel)
+    if not density.is_stationary:
         raise NotImplementedError(
             f"{owner} expects a stationary base kernel, got {type(kernel).__name__}, a function of "
             "inner products, which has no spectral density; use RBFKernel, MaternKernel or "
-            "RQKernel, or a separable kernel, such as MultitaskKernel, of this one"
+            f"RQKernel, or replace {owner} by a separable kernel, such as MultitaskKernel"
         )
     if not density.has_density:
         raise NotImplementedError(
             f"{owner} expects a base kernel with a spectral density, got {type(kernel).__name__}, "
-            "whose spectrum is lines and no spectral density; multiply a field kernel by it, as a "
-            "factor of time"
+            "which has a spectrum of lines; multiply the field kernel by it instead, as a kernel "
+            "of time"
         )
     return density
 
@@ -294,23 +377,28 @@ def spectral_density(kernel: Kernel, owner: str) -> Spectrum:
 
 
 class RadialKernel(Kernel):
-    """A stationary scalar kernel k(x, z) = κ(s) of this package, s = ‖(x − z)/ℓ‖², κ(0) = 1.
+    """A stationary scalar kernel k(x, z) = κ(s) with s = ‖(x − z)/ℓ‖² and κ(0) = 1.
 
-    A subclass defines `correlation` and `spectrum`. Its covariance, the exact field kernels of it
-    and its features follow. If its arguments are attributes of the same names, models with it can
-    be saved.
+    To define a new kernel, subclass this class and define `correlation` and `spectrum`. Its
+    covariance, exact field kernels and features then work. Models with the kernel can be saved if
+    each argument of its constructor is an attribute of the same name.
+
+    Attributes:
+        spectrum: the spectral density at the current hyperparameters.
+        highest_order: the highest derivative that `correlation` returns, at least 2.
     """
 
-    spectrum: Spectrum  # at the present hyperparameters
+    spectrum: Spectrum
     has_lengthscale = True
-    highest_order = 2  # of the derivatives that `correlation` knows, at least 2
+    highest_order = 2
+    is_learned = False
 
     def correlation(self, s: Float[Tensor, "*m"], order: int = 0) -> Float[Tensor, "*m"]:
-        """κ(s), or a derivative by s.
+        """Return κ(s), or a derivative of κ with respect to s.
 
         Args:
-            s: (*m), squared distances in units of the lengthscale.
-            order: of the derivative, up to `highest_order`.
+            s: (*m), squared distances divided by ℓ².
+            order: the order of the derivative, from 0 to `highest_order`.
         """
         raise NotImplementedError
 
@@ -321,12 +409,12 @@ class RadialKernel(Kernel):
         diag: bool = False,
         **params,
     ) -> Float[Tensor, "*b n m"]:
-        """k(x1, x2), or its diagonal (*b, n) if `diag`.
+        """Return the covariance matrix (*b, n, m) between the points `x1` and `x2`.
 
         Args:
             x1: points (*b, n, d).
             x2: points (*b, m, d).
-            diag: return the diagonal only.
+            diag: whether to return only the diagonal (*b, n); it needs m = n.
             params: further arguments of gpytorch's `covar_dist`.
         """
         x1, x2 = x1 / self.lengthscale, x2 / self.lengthscale
@@ -334,6 +422,12 @@ class RadialKernel(Kernel):
             s = (x1 - x2).square().sum(-1, keepdim=True)
             return self.correlation(s).squeeze(-1)
         return self.correlation(self.covar_dist(x1, x2, square_dist=True, **params))
+
+
+def learned_spectra(kernel: nn.Module, trained: bool = False) -> list[RadialKernel]:
+    """Return the learned spectra in a kernel tree, or only the trained ones if `trained`."""
+    found = [part for part in parts_of(kernel, RadialKernel) if part.is_learned]
+    return [part for part in found if part.shape.requires_grad or not trained]
 
 
 @spectrum.register
@@ -344,7 +438,7 @@ def _(kernel: RadialKernel) -> Spectrum:
 
 
 def registered(function: Callable) -> str:
-    """The kernels that a function is registered for, and those of this package, for messages."""
+    """Return the names of the kernels that a function supports, for messages."""
     classes = [cls for cls in function.registry if cls not in (object, RadialKernel)]
     return ", ".join(sorted(cls.__name__ for cls in classes + RadialKernel.__subclasses__()))
 
@@ -355,9 +449,14 @@ def registered(function: Callable) -> str:
 def unit_sphere(
     dims: int, device: torch.device, angles: int = 128
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-    """Unit vectors and weights of a mean over the sphere; spectrally accurate for dims ≤ 3.
+    """Return unit vectors (m, k) and weights (m,) of a mean over the unit sphere.
 
-    `angles` points lie on a circle; a sphere has half as many circles.
+    The mean of a smooth function is spectrally accurate for `dims` ≤ 3.
+
+    Args:
+        dims: k, the number of dimensions.
+        device: the device of the results.
+        angles: the number of points on a circle. A sphere has half as many circles.
     """
     if dims == 1:
         points = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
@@ -380,45 +479,50 @@ def unit_sphere(
     return torch.cat([flat, heights], dim=-1).flatten(0, 1), weights
 
 
-# Gaussian and Student-t spectral densities, of RBF and Matérn kernels.
+# Spectral densities of RBF kernels (Gaussian) and Matérn kernels (Student-t).
 #
-# Both are radial: ω = r u/ℓ with a uniform direction u. In the density weighted by ‖z‖^{2t} the
-# direction stays uniform, and the law of r² stays in its family with other parameters: χ²_d becomes
-# χ²_{d+2t}, and the beta-prime law BetaPrime(d/2, ν) becomes BetaPrime(d/2 + t, ν − t). Quantiles,
-# tails and moments of the trace measure are thus the same functions as those of the base measure.
+# Both are radial: ω = r u/ℓ with a uniform direction u. In the density weighted by ‖z‖^{2t}, the
+# direction is still uniform, and the distribution of r² has other parameters. For RBF kernels, χ²_d
+# becomes χ²_{d+2t}. For Matérn kernels, BetaPrime(d/2, ν) becomes BetaPrime(d/2 + t, ν − t). The
+# same functions therefore give the quantiles, tails and moments for every t.
 
 
 @dataclass(frozen=True)
 class Radial(Spectrum):
-    """A spectrum of ω = z / ℓ with isotropic z: a uniform direction times a radius ‖z‖.
+    """The spectrum of frequencies ω = z/ℓ, where z is a uniform direction times a radius ‖z‖.
 
-    Base variables are the direction times a radius, and what else turns this into ‖z‖.
+    The first d base variables are the direction times a radius without hyperparameters. Further
+    base variables, if any, determine ‖z‖ from this radius.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
     """
 
     lengthscale: Float[Tensor, "*b 1 d"]
+    is_radial = True
 
     @property
     def isotropic_lengthscale(self) -> Float[Tensor, "*b 1 d"]:
         return self.lengthscale
 
     def inverse_lengthscale(self, num_dims: int) -> Float[Tensor, "*b 1 d"]:
-        """1/ℓ of every input."""
+        """Return 1/ℓ for each of `num_dims` inputs."""
         return self.lengthscale.reciprocal().expand(*self.lengthscale.shape[:-1], num_dims)
 
     @abstractmethod
     def radial_base(
         self, u: Float[np.ndarray, "D k"], num_dims: int, order: int
     ) -> Float[np.ndarray, "D c"]:
-        """Base variables of ‖z‖ in `num_dims` dimensions, the first of which scales a direction.
+        """Return base variables (D, c) of the radius ‖z‖; the first one scales the direction.
 
-        `u` are uniform numbers, k = `num_coordinates(num_dims)`; `order` is that of `base`.
+        Args:
+            u: (D, k), uniform numbers in (0, 1), with k = `num_coordinates(num_dims)`.
+            num_dims: the number of inputs.
+            order: t, the exponent of the weight ‖z‖^{2t}.
         """
 
     def radii(self, radial: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """‖z‖ from base variables, differentiable in the hyperparameters."""
+        """Return ‖z‖ from base variables, differentiable in the hyperparameters."""
         return radial[:, 0]
 
     def frequencies(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "*b D d"]:
@@ -429,7 +533,7 @@ class Radial(Spectrum):
         return np.concatenate([directions * radial[:, :1], radial[:, 1:]], axis=-1)
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
-        """E ω_i², (*b, d); the coordinates are uncorrelated."""
+        """Return E ω_i², (*b, d); the coordinates of ω are uncorrelated."""
         moment = torch.as_tensor(
             self.moment(1, num_dims), dtype=self.lengthscale.dtype, device=self.lengthscale.device
         )
@@ -439,7 +543,7 @@ class Radial(Spectrum):
 
 @dataclass(frozen=True)
 class Elliptical(Radial, GridSpectrum):
-    """A radial spectrum whose density and tail are known."""
+    """A radial spectrum whose density and tail can be computed, so that `Grid` supports it."""
 
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
         lengthscale = self._lengthscales(np.min, omega.shape[-1])
@@ -451,12 +555,14 @@ class Elliptical(Radial, GridSpectrum):
 
     @cached_property
     def _longest(self) -> Float[np.ndarray, "k"]:
-        """The largest ℓ in the batch, of every input or one for all: grids ask for correlations at
-        hundreds of lags."""
+        """The largest ℓ in the batch, for each input or for all inputs.
+
+        It is cached, because grids compute correlations at hundreds of lags.
+        """
         return self._lengthscales(np.max, self.lengthscale.shape[-1])
 
     def _lengthscales(self, over_batch: Callable, num_dims: int) -> Float[np.ndarray, "d"]:
-        """ℓ of every input, reduced over the batch."""
+        """Return ℓ of every input, after a reduction over the batch."""
         lengthscale = self.lengthscale.detach().double().cpu().numpy()
         lengthscale = over_batch(lengthscale.reshape(-1, lengthscale.shape[-1]), axis=0)
         return np.broadcast_to(lengthscale, (num_dims,)) if len(lengthscale) == 1 else lengthscale
@@ -467,9 +573,10 @@ class Elliptical(Radial, GridSpectrum):
         return replace(self, lengthscale=lengthscale)._weighted_across(order)
 
     def _weighted_across(self, order: int) -> "Elliptical | None":
-        """The spectrum of some coordinates, weighted by ω_a^{2t} of another one, t = `order`.
+        """Return the spectrum weighted by ω_a^{2t}, where ω_a is another coordinate, t = `order`.
 
-        As z = √s g with normal g, it is that of s weighted by s^t. None if it is not known here.
+        If z = √s g with a normal g, the weighted spectrum has the density of s weighted by s^t. The
+        result is None if this distribution is unknown.
         """
         return None
 
@@ -480,14 +587,17 @@ class Elliptical(Radial, GridSpectrum):
         return np.sqrt(self._squared_radius(u[:, :1], num_dims, order))
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of the square of the radius that scales a direction; of a Gaussian one."""
+        """Return the u-quantile of the squared radius of the direction, by default of ‖g‖².
+
+        Here g is standard normal, with the density weighted by ‖g‖^{2t}, t = `order`.
+        """
         return chi2_quantile(u, num_dims + 2 * order)
 
     def importance(self, base: Float[Tensor, "D d"], order: int) -> Float[Tensor, "D"]:
         return self.moment(order, base.shape[-1]) / base.square().sum(-1) ** order
 
     def _scaled(self, omega: Float[Tensor, "*b m d"]) -> tuple[Tensor, Tensor]:
-        """‖ℓω‖² and log det ℓ of the change of variables."""
+        """Return ‖ℓω‖² and log det diag ℓ, which a change of variables needs."""
         d = omega.shape[-1]
         lengthscale = self.lengthscale.expand(*self.lengthscale.shape[:-1], d)
         return (omega * lengthscale).square().sum(-1), lengthscale.log().sum(-1)
@@ -495,20 +605,24 @@ class Elliptical(Radial, GridSpectrum):
 
 @dataclass(frozen=True)
 class ScaleMixture(Elliptical):
-    """A radial spectrum of z = √s g, g ~ N(0, I), with a random scale s > 0.
+    """The spectrum of z = ℓω = √s g with g ~ N(0, I) and an independent random scale s > 0.
 
-    Weighted by ‖z‖^{2t}: s weighted by s^t, and ‖g‖² ~ χ²_{d+2t}. Base variables are g and the
-    quantile level of s.
+    In the density weighted by ‖z‖^{2t} (see `Spectrum`), the density of s is weighted by s^t, and
+    ‖g‖² ~ χ²_{d+2t}. The base variables of a frequency are g and the quantile level of s.
+
+    This class is abstract. Subclasses are `GammaMixture` and `FiniteMixture`.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
 
     Example:
+        The quadrature weights of the scales of a rational quadratic kernel add up to one:
+
         >>> import gp_orff, gpytorch
         >>> mixture = gp_orff.spectrum(gpytorch.kernels.RQKernel(ard_num_dims=2))
         >>> isinstance(mixture, gp_orff.spectra.ScaleMixture)
         True
-        >>> nodes, weights = mixture.scales(least=1e-3)
+        >>> scales, weights = mixture.scales(least=1e-3)
         >>> abs(weights.sum().item() - 1) < 1e-6
         True
     """
@@ -517,13 +631,19 @@ class ScaleMixture(Elliptical):
 
     @abstractmethod
     def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-        """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
+        """Return nodes s (*b, n) and weights (*b, n) of a quadrature for means E f(s).
+
+        Args:
+            least: the quadrature assumes that f(s) is constant for s < `least`.
+        """
 
     @abstractmethod
     def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """The scales s (*b, D) of variables `base` (D, c), whose last column is the level of s.
+        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
 
-        They are weighted by s^t, t = `order`.
+        Args:
+            base: (D, c), base variables. The last column is the quantile level of s.
+            order: t.
         """
 
     def num_coordinates(self, num_dims: int) -> int:
@@ -545,20 +665,24 @@ class ScaleMixture(Elliptical):
 
 @dataclass(frozen=True)
 class Gaussian(Elliptical):
-    """Spectrum of the RBF kernel exp(−½‖τ/ℓ‖²): ω ~ N(0, diag ℓ⁻²), so that ‖z‖² ~ χ²_d.
+    """The spectral density of the RBF kernel exp(−½‖τ/ℓ‖²) of the lag τ: ω ~ N(0, diag ℓ⁻²).
 
-    Weighted by ‖z‖^{2t}: ‖z‖² ~ χ²_{d+2t} (Rahimi & Recht 2007; with the weight, Minh
-    2016, Example 4).
+    The scaled frequency z = ℓω of d inputs is standard normal, so ‖z‖² ~ χ²_d (Rahimi & Recht
+    2007). In the density weighted by ‖z‖^{2t} (see `Spectrum`), ‖z‖² ~ χ²_{d+2t} (Minh 2016,
+    Example 4).
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
 
     Example:
+        The mean of ‖z‖² is d:
+
         >>> import gp_orff, torch
-        >>> # E‖z‖² = d
         >>> gp_orff.spectra.Gaussian(torch.ones(1, 1)).moment(order=1, num_dims=2)
         2.0
     """
+
+    is_gaussian = True
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
         radius2, log_det = self._scaled(omega)
@@ -580,17 +704,19 @@ class Gaussian(Elliptical):
 
 @dataclass(frozen=True)
 class StudentT(Elliptical):
-    """The spectrum of a Matérn kernel: a multivariate Student-t distribution of frequencies ω.
+    """The spectral density of a Matérn kernel, a multivariate Student-t density of ω.
 
-    It has 2ν degrees of freedom and the scale 1/ℓ. At unit lengthscale, z = ℓω has the distribution
-    ‖z‖²/(2ν) ~ BetaPrime(d/2, ν) for d inputs. For the density weighted by ‖z‖^{2t} (see
-    `Spectrum`), this is BetaPrime(d/2 + t, ν − t), which exists only for ν > t.
+    It has 2ν degrees of freedom and the scale 1/ℓ. The scaled frequency z = ℓω of d inputs has
+    ‖z‖²/(2ν) ~ BetaPrime(d/2, ν). In the density weighted by ‖z‖^{2t} (see `Spectrum`), this
+    becomes BetaPrime(d/2 + t, ν − t), which exists only for ν > t.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
         nu: ν > 0, the smoothness.
 
     Example:
+        A field with the kernel Matérn 1/2 has no derivative, so the mean of ‖z‖² is infinite:
+
         >>> import gp_orff, torch
         >>> gp_orff.spectra.StudentT(torch.ones(1, 1), nu=0.5).moment(
         ...     order=1, num_dims=2
@@ -625,7 +751,10 @@ class StudentT(Elliptical):
         return replace(self, lengthscale=self.lengthscale * math.sqrt(nu / self.nu), nu=nu)
 
     def _radial_correlation(self, r: float, order: int) -> float:
-        """The larger of |M_{ν−t}(z)| and, for t = 1, |z M′_{ν−t}(z) + M_{ν−t}(z)|; z = √(2ν) r."""
+        """Return |M_{ν−t}(z)|, or |z M′_{ν−t}(z) + M_{ν−t}(z)| if it is larger and t = 1.
+
+        Here M is the Matérn correlation at z = √(2ν) r.
+        """
         nu, z = self.nu - order, math.sqrt(2 * self.nu) * r
         if z < 1e-3:
             return 1.0
@@ -635,26 +764,26 @@ class StudentT(Elliptical):
         return float(max(abs(across), abs(along)))
 
     def _squared_radius(self, u: np.ndarray, num_dims: int, order: int) -> np.ndarray:
-        """The u-quantile of ‖z‖²."""
+        """Return the u-quantile of ‖z‖²."""
         a, b = num_dims / 2 + order, self.nu - order
-        # quantile x/(1 − x) of a beta variable x; 1 − x by its own quantile keeps the tail exact
-        # Near u = 1, 1 − x would lose all digits; the quantile of the complement has them.
+        # The quantile is 2ν x/(1 − x) with a beta variable x. Near u = 1, the difference 1 − x
+        # would lose all digits, so it is computed as a quantile of the complement.
         x, complement = scipy.special.betaincinv(a, b, u), scipy.special.betaincinv(b, a, 1 - u)
         return 2 * self.nu * x / complement
 
 
 def chi2_quantile(u: np.ndarray, degrees: int) -> np.ndarray:
-    """The u-quantile of χ² with so many degrees of freedom."""
+    """Return the u-quantile of a χ² variable with these degrees of freedom."""
     return 2 * scipy.special.gammaincinv(degrees / 2, u)
 
 
 def chi2_tail(x: np.ndarray | float, degrees: int) -> np.ndarray | float:
-    """P(χ² > x), χ² with so many degrees of freedom."""
+    """Return P(χ² > x) for a χ² variable with these degrees of freedom."""
     return scipy.special.gammaincc(degrees / 2, x / 2)
 
 
 def chi2_moment(order: float, degrees: int) -> float:
-    """E[(χ²_d)^t], t = order, d = degrees of freedom."""
+    """Return E[(χ²_d)^t] for t = `order` and d = `degrees` of freedom."""
     return float(2.0**order * scipy.special.poch(degrees / 2, order))
 
 
@@ -670,21 +799,21 @@ def _(kernel: MaternKernel) -> Spectrum:
     return StudentT(kernel.lengthscale, kernel.nu)
 
 
-# Integrals over Gamma-distributed scales, by quadrature that adapts to peak and width.
+# Integrals over Gamma-distributed scales, by a quadrature that adapts to peak and width.
 #
 # The integrand is e^{−a φ(t) − b φ(−t)} with φ(t) = e^t − 1 − t. It is one at its peak t = 0. For
-# large a + b it falls like a Gaussian of variance 1/(a + b), for small a + b first exponentially
-# and then doubly exponentially. Gauss–Legendre nodes cover the interval on which it exceeds
-# e^{−38}; they are dense at the ends, where it falls steeply.
+# large a + b, it falls like a Gaussian of variance 1/(a + b). For small a + b, it falls first
+# exponentially and then doubly exponentially. Gauss–Legendre nodes cover the interval on which it
+# exceeds e^{−38}. They are dense at the ends, where the integrand falls steeply.
 
 
 _NODES = 72  # relative error 1e-11 for a b > 1e-16
-_NATS = 38.0  # integrals end this far below the log of the peak
-_SERIES_FROM = 20.0  # the least a for which Stirling's series is used
+_NATS = 38.0  # integrals end where the log of the integrand is this far below its peak
+_SERIES_FROM = 20.0  # Stirling's series is used from this a on
 
 
 def log_integral(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """log ∫ exp(−a φ(t) − b φ(−t)) dt = log[2(b/a)^{(a−b)/2} K_{a−b}(2√ab) e^{a+b}]."""
+    """Return log ∫ exp(−a φ(t) − b φ(−t)) dt = log[2(b/a)^{(a−b)/2} K_{a−b}(2√ab) e^{a+b}]."""
     with torch.no_grad():
         low, high = _edge(a, b), _edge(b, a)
     t, weights = _legendre(-low, high, _NODES)
@@ -693,12 +822,12 @@ def log_integral(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor
 
 
 def log_gamma_integral(a: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """`log_integral` for b = 0: log[Γ(a) e^a a^{−a}] = ½ log(2π/a) + R(a) (Stirling)."""
+    """Return `log_integral` for b = 0, log[Γ(a) e^a a^{−a}] = ½ log(2π/a) + R(a) (Stirling)."""
     return 0.5 * (2 * math.pi / a).log() + stirling_remainder(a)
 
 
 def stirling_remainder(a: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """R(a) = log Γ(a) − (a − ½) log a + a − ½ log 2π, without cancellation for large a."""
+    """Return R(a) = log Γ(a) − (a − ½) log a + a − ½ log 2π, without cancellation for large a."""
     large = a.clamp_min(_SERIES_FROM)
     inverse = large.reciprocal()
     square = inverse.square()
@@ -711,9 +840,10 @@ def stirling_remainder(a: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
 def gamma_nodes(
     a: Float[Tensor, "*b"], least: float
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-    """Nodes s and weights of quadrature for E f(s), s ~ Gamma(a, rate a), f constant below `least`.
+    """Return nodes s and weights of a quadrature for E f(s) with s ~ Gamma(a, rate a).
 
-    The first node is `least`. Its weight, one minus the sum of the others, covers all smaller s.
+    The function f is constant below `least`, the first node. Its weight, which is one minus the sum
+    of the others, includes all smaller s.
     """
     with torch.no_grad():
         high = _edge(torch.zeros_like(a), a)
@@ -727,13 +857,13 @@ def gamma_nodes(
 
 @lru_cache(maxsize=8)
 def _gamma_arrays(a: float) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
-    """`gamma_nodes` as arrays: a grid ends where a tail is small, which takes many of them."""
-    nodes = gamma_nodes(torch.tensor(a, dtype=torch.float64), 1e-12)  # no tail has smaller scales
+    """Return `gamma_nodes` as cached arrays, because a grid computes many tails."""
+    nodes = gamma_nodes(torch.tensor(a, dtype=torch.float64), 1e-12)  # no tail needs smaller scales
     return tuple(values.numpy() for values in nodes)
 
 
 def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """T > 0 with a φ(−T) + b φ(T) = 38, by Newton steps from above on a convex function."""
+    """Solve a φ(−T) + b φ(T) = 38 for T > 0, by Newton steps from above on a convex function."""
     tiny = 1e-100
     c, d = _NATS / a.clamp_min(tiny), _NATS / b.clamp_min(tiny)
     edge = torch.minimum(c / 3 + (c.square() / 9 + 2 * c).sqrt(), torch.log1p(d + (2 * d).sqrt()))
@@ -746,7 +876,7 @@ def _edge(a: Float[Tensor, "*b"], b: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]
 def _legendre(
     low: Float[Tensor, "*b"], high: Float[Tensor, "*b"], number: int
 ) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-    """Nodes and weights of Gauss–Legendre quadrature from low to high."""
+    """Return nodes and weights of Gauss–Legendre quadrature from low to high."""
     nodes, weights = (torch.from_numpy(v).to(low) for v in gauss_legendre(number))
     half = 0.5 * (high - low).unsqueeze(-1)
     return low.unsqueeze(-1) + half * (1 + nodes), half * weights
@@ -757,40 +887,52 @@ gauss_legendre = cache(np.polynomial.legendre.leggauss)  # nodes and weights fro
 
 # Gaussian scale mixtures with Gamma-distributed scales: spectra of rational quadratic kernels.
 #
-# The density S(ω) is an integral over the scale s, in terms of a Bessel function K_{α−d/2} that
-# overflows or loses digits for large α. It is computed around the peak of its integrand instead:
-# the logarithm of the peak in closed form, in which the terms that grow with α cancel
-# (`_log_peak`), and the logarithm of an integral that is one at its peak (`log_integral`). At ω = 0
-# the integral is a Gamma function, and infinite for α ≤ d/2.
+# The density S(ω) is an integral over the scale s. Its closed form has a Bessel function K_{α−d/2},
+# which overflows or loses digits for large α. Instead, log S is the sum of two parts. `_log_peak`
+# is the logarithm of the peak of the integrand, in a form in which terms that grow with α cancel.
+# `log_integral` is the logarithm of an integral whose integrand is one at its peak. At ω = 0, the
+# integral is a Gamma function, and it is infinite for α ≤ d/2.
 
 
 @dataclass(frozen=True)
 class GammaMixture(ScaleMixture):
-    """Spectrum of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α}.
+    """The spectral density of the rational quadratic kernel (1 + ‖τ/ℓ‖²/2α)^{−α} of the lag τ.
 
-    A Gaussian scale mixture: z = √s g, g ~ N(0, I), s ~ Gamma(α, rate α). Weighted by ‖z‖^{2t}:
-    s ~ Gamma(α + t, rate α), ‖g‖² ~ χ²_{d+2t}. Base variables are g and the quantile level of s,
-    so that gradients reach α through the quantile function of s.
+    It is a Gaussian scale mixture: z = ℓω = √s g with g ~ N(0, I) and s ~ Gamma(α, rate α). In the
+    density weighted by ‖z‖^{2t} (see `Spectrum`), s ~ Gamma(α + t, rate α) and ‖g‖² ~ χ²_{d+2t}.
+    The base variables of a frequency are g and the quantile level of s. Gradients reach α through
+    the quantile function of s.
 
     Args:
-        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) for one lengthscale of all inputs.
-        alpha: α, (*b, 1).
+        lengthscale: ℓ, (*b, 1, d), or (*b, 1, 1) if all inputs share one lengthscale.
+        alpha: α > 0, (*b, 1), the exponent of the kernel.
 
     Example:
+        The mean of ‖z‖² is d:
+
         >>> import gp_orff, torch
         >>> spectrum = gp_orff.spectra.GammaMixture(torch.ones(1, 1), torch.ones(1))
-        >>> spectrum.moment(order=1, num_dims=2)  # E‖z‖² = d
+        >>> spectrum.moment(order=1, num_dims=2)
         2.0
     """
 
     alpha: Float[Tensor, "*b 1"]
 
     def scales(self, least: float) -> tuple[Float[Tensor, "*b n"], Float[Tensor, "*b n"]]:
-        """Nodes s and weights (*b, n) of quadrature for E f(s), f constant below `least`."""
+        """Return nodes s (*b, n) and weights (*b, n) of a quadrature for means E f(s).
+
+        Args:
+            least: the quadrature assumes that f(s) is constant for s < `least`.
+        """
         return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
     def scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
-        """The scales s (*b, D) of variables `base` (D, d+1), weighted by s^t, t = `order`."""
+        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
+
+        Args:
+            base: (D, d+1), base variables. The last column is the quantile level of s.
+            order: t.
+        """
         s = GammaQuantile.apply(self.alpha + order, base[:, -1]) / self.alpha
         return s.clamp_min(torch.finfo(s.dtype).tiny)  # so that √s has a derivative
 
@@ -819,20 +961,20 @@ class GammaMixture(ScaleMixture):
         return replace(self, lengthscale=self.lengthscale * shrinkage, alpha=alpha)
 
     def _radial_correlation(self, r: float, order: int) -> float:
-        """`correlation` from the scaled lag r on, across r or, for order 1, along r."""
+        """Bound the correlation from the scaled lag r on, across r and, for order 1, along r."""
         alpha = self._alphas().min()
         base = r * r / (2 * alpha)
         along = (alpha + 1) / alpha * r * r / (1 + base) - 1
         return max(1.0, along) ** order * math.exp(-(alpha + order) * math.log1p(base))
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
-        # of the shortest correlations: ℓ √(α / (α + 1))
+        # the shortest correlation length, ℓ √(α / (α + 1))
         alpha = self._alphas().min()
         return self.scaled_radius(np.eye(num_dims)) * math.sqrt(alpha / (alpha + 1))
 
     def frequency_parameters(self, shortest, longest):
-        # α too: the largest frequencies are near √((α + 1)/α) / ℓ; from nearly logarithmic
-        # correlations to nearly those of an RBF kernel
+        # α also changes the largest frequencies, which are near √((α + 1)/α) / ℓ. Its interval is
+        # from nearly logarithmic correlations to nearly an RBF kernel.
         stretch = min(2 * (1 + self._alphas().min().item()), 6.0)
         lengthscales = super().frequency_parameters(shortest, longest)
         return [*lengthscales, Range(self.alpha, 0.01, 1e3, stretch)]
@@ -841,14 +983,18 @@ class GammaMixture(ScaleMixture):
         return self.alpha.detach().double().cpu().numpy()
 
     def log_density(self, omega: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m"]:
-        """The density as log S(ω), (*b, m), at `omega` (*b, m, d); infinite at ω = 0 for α ≤ d/2.
+        """Return log S(ω), (*b, m), at the frequencies `omega` (*b, m, d).
 
-        S has a relative error of 1e-10 for ‖ℓω‖ ≥ 1e-8 and at ω = 0. S is the integral over log s
-        of Gamma(s; α, α) N(z; 0, s I), taken around its peak s*. With a = α s* and b = ‖z‖²/2s*,
-        a − b = α − d/2, and the terms that grow with α cancel in closed form:
+        S is infinite at ω = 0 if α ≤ d/2. For ‖ℓω‖ ≥ 1e-8 and at ω = 0, S has a relative error of
+        1e-10.
 
-            log S = log det ℓ + ½ log(α/2π) − R(α) + α (log s* − s* + 1) − b − ½d log(2πs*)
-                    + log ∫ exp(−a φ(t) − b φ(−t)) dt .
+        S is the integral over log s of s Gamma(s; α, α) N(z; 0, s I) det diag ℓ. Let s* be the peak
+        of the integrand, a = α s* and b = ‖z‖²/2s*, so that a − b = α − d/2. Then
+
+            log S = log det diag ℓ + ½ log(α/2π) − R(α) + α (log s* − s* + 1) − b − ½d log(2πs*)
+                    + log ∫ exp(−a φ(t) − b φ(−t)) dt ,
+
+        with φ(t) = e^t − 1 − t and the remainder R of Stirling's formula.
         """
         radius2, log_det = self._scaled(omega)
         half = omega.shape[-1] / 2
@@ -866,9 +1012,8 @@ class GammaMixture(ScaleMixture):
 def _peak(
     difference: Float[Tensor, "*b m"], product: Float[Tensor, "*b m"]
 ) -> tuple[Float[Tensor, "*b m"], Float[Tensor, "*b m"]]:
-    """a, b > 0 with a − b = difference and a b = product."""
-    # The larger root of the quadratic equation, and the smaller one from their product: no
-    # cancellation.
+    """Return a, b > 0 with a − b = `difference` and a b = `product`."""
+    # The smaller root of the quadratic equation follows from the product, without cancellation.
     size = torch.where(difference > 0, difference, -difference)
     large = 0.5 * (size + (difference.square() + 4 * product).sqrt())
     small = product / large
@@ -878,9 +1023,9 @@ def _peak(
 def _log_peak(
     alpha: Float[Tensor, "*b m"], a: Float[Tensor, "*b m"], b: Float[Tensor, "*b m"], half: float
 ) -> Float[Tensor, "*b m"]:
-    """log of s Gamma(s; α, α) N(z; 0, s I) at its peak s = a/α; `half` is d/2."""
+    """Return log(s Gamma(s; α, α) N(z; 0, s I)) at its peak s = a/α; `half` is d/2."""
     rise = (b - half) / alpha  # a/α − 1
-    # log1p for a/α near one, where α (log s − s + 1) is a difference of nearly equal numbers.
+    # If a/α is near one, α (log s − s + 1) is a difference of nearly equal numbers: use log1p.
     near = rise.abs() < 0.5
     log_s = torch.where(near, torch.log1p(torch.where(near, rise, 0.0)), (a / alpha).log())
     normaliser = 0.5 * (alpha / (2 * math.pi)).log() - stirling_remainder(alpha)
@@ -888,10 +1033,10 @@ def _log_peak(
 
 
 def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """−∂_a P(a, s) / p(s; a), by fourth-order differences of the smaller tail of P."""
+    """Return −∂_a P(a, s) / p(s; a), by fourth-order differences of the smaller tail of P."""
     s = np.maximum(s, np.finfo(float).tiny)
-    h = 1e-3 * np.minimum(a, np.sqrt(a))  # √a is the width of the density where a is large
-    # The smaller tail: differences of the larger one, close to one, would be rounding.
+    h = 1e-3 * np.minimum(a, np.sqrt(a))  # √a is the width of the density for large a
+    # The larger tail is close to one, so its differences would be rounding.
     upper = scipy.special.gammainc(a, s) > 0.5
 
     def tail(b: np.ndarray) -> np.ndarray:
@@ -903,7 +1048,7 @@ def _gamma_slope(a: np.ndarray, s: np.ndarray) -> np.ndarray:
 
 
 class GammaQuantile(Function):
-    """s with P(a, s) = P(Gamma(a, 1) ≤ s) = u; at fixed u, ∂s/∂a = −∂_a P(a, s) / p(s; a)."""
+    """The u-quantile s of Gamma(a, 1), with P(a, s) = u and ∂s/∂a = −∂_a P(a, s) / p(s; a)."""
 
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b 1"], u: Float[Tensor, "D"]) -> Float[Tensor, "*b D"]:
@@ -933,22 +1078,28 @@ def _(kernel: RQKernel) -> Spectrum:
 
 @dataclass(frozen=True)
 class SpectralMixture(GridSpectrum):
-    """Spectrum of gpytorch's SpectralMixtureKernel Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi).
+    """The spectral density of gpytorch's `SpectralMixtureKernel`.
 
-    The coordinates of ω are independent. Each is N(±2πμ_q, (2πσ_q)²) with probability w_q/Σw, both
-    signs alike. Components are drawn with equal probabilities and have importance weights Q w_q/Σw,
-    so that gradients reach w. There is no isotropic base measure, hence no order t > 0.
+    The kernel is Π_i Σ_q w_q exp(−2π²τ_i²σ_qi²) cos(2πτ_iμ_qi), with the lag τ_i along input i. The
+    coordinates ω_i of a frequency are independent. With probability w_q/Σw, the coordinate ω_i has
+    the distribution N(±2πμ_qi, (2πσ_qi)²), with a random sign.
+
+    Random rules draw components with equal probabilities. Each coordinate has the importance weight
+    Q w_q/Σw, so that gradients reach w. The weighted densities with t > 0 (see `Spectrum`) are not
+    available.
 
     Args:
-        weights: w, (*b, Q).
+        weights: w, (*b, Q), the weights of Q components.
         means: μ, (*b, Q, 1, d), in cycles per unit of the inputs.
-        scales: σ, (*b, Q, 1, d), in cycles per unit of the inputs.
+        scales: σ, (*b, Q, 1, d), standard deviations in cycles per unit of the inputs.
 
     Example:
+        With the mean 0 and the scale 1, the second moment of ω is (2π)²:
+
         >>> import gp_orff, torch
         >>> w, one = torch.ones(2), torch.ones(2, 1, 1)
         >>> spectrum = gp_orff.spectra.SpectralMixture(w, means=0 * one, scales=one)
-        >>> spectrum.second_moments(num_dims=1)  # (2π)²
+        >>> spectrum.second_moments(num_dims=1)
         tensor([39.4784])
     """
 
@@ -959,26 +1110,27 @@ class SpectralMixture(GridSpectrum):
 
     @property
     def _share(self) -> Float[Tensor, "*b Q"]:
-        """w_q/Σw."""
+        """The probabilities w_q/Σw."""
         return self.weights / self.weights.sum(-1, keepdim=True)
 
     def num_coordinates(self, num_dims: int) -> int:
         return 1 + 2 * num_dims
 
     def base(self, directions: np.ndarray, u: np.ndarray, order: int) -> np.ndarray:
-        """Base variables (D, 3·d): standard normal numbers, signs and components.
+        """Return base variables (D, 3·d): d normal numbers, d signs and d numbers of components.
 
         Args:
-            directions: (D, d), unit vectors.
-            u: (D, 1 + 2·d), uniform numbers in (0, 1).
-            order: 0.
+            directions: (D, d), random unit vectors.
+            u: (D, 1 + 2·d), uniform random numbers in (0, 1).
+            order: must be 0.
 
         Raises:
-            NotImplementedError: an order other than 0.
+            NotImplementedError: `order` is not 0.
         """
         if order:
             raise NotImplementedError(
-                'a field over SpectralMixtureKernel has no trace measure; use measure="base"'
+                "expected a rule with the base measure for a SpectralMixtureKernel in a field "
+                'kernel, got the trace measure; use measure="base"'
             )
         d, components = directions.shape[-1], self.weights.shape[-1]
         z = directions * np.sqrt(chi2_quantile(u[:, :1], d))
@@ -1007,7 +1159,7 @@ class SpectralMixture(GridSpectrum):
     def _log_mixture(
         self, omega: Float[Tensor, "*b m d"], share: Float[Tensor, "*b Q"]
     ) -> Float[Tensor, "*b m"]:
-        """The log density at `omega` of components with these probabilities."""
+        """Return the log density at `omega` if the components have the probabilities `share`."""
         centre, sd = 2 * math.pi * self.means, 2 * math.pi * self.scales
         exponents = [
             -0.5 * ((omega.unsqueeze(-3) - sign * centre) / sd).square() for sign in (1, -1)
@@ -1016,7 +1168,10 @@ class SpectralMixture(GridSpectrum):
         return torch.logsumexp(log_density + share[..., None, None].log(), dim=-3).sum(-1)
 
     def moment(self, order: float, num_dims: int) -> float:
-        """1 for every `order` and `num_dims`: finite, but not in base units for order > 0."""
+        """Return 1 for every `order` and `num_dims`, because every moment is finite.
+
+        For `order` > 0, the value is not the moment itself, which no method needs.
+        """
         return 1.0
 
     def second_moments(self, num_dims: int) -> Float[Tensor, "*b d"]:
@@ -1024,12 +1179,12 @@ class SpectralMixture(GridSpectrum):
         return (self._share.unsqueeze(-1) * squares).sum(-2)
 
     def scaled_radius(self, omega: Float[np.ndarray, "D d"]) -> Float[np.ndarray, "D"]:
-        # max_i |ω_i| / (largest mean + standard deviation along axis i): level sets are boxes
+        # max_i |ω_i| / (largest mean + standard deviation along axis i); its level sets are boxes
         _, means, scales = self._components()
         return np.max(np.abs(omega) / (means + scales).max(axis=(0, 1)), axis=-1)
 
     def tail(self, scaled_radius: float, order: int, num_dims: int) -> float:
-        # one minus the share inside the box; for order 1, of E‖ω‖², coordinates independent
+        # one minus the fraction in the box; for order 1, the fraction of E‖ω‖²
         share, means, scales = self._components()
         edge = scaled_radius * (means + scales).max(axis=(0, 1))  # (d,)
         low, high = (-edge - means) / scales, (edge - means) / scales
@@ -1039,7 +1194,7 @@ class SpectralMixture(GridSpectrum):
         outside = (share[..., None] * outside).sum(-2)  # (batch, d)
         if not order:
             return float((1 - np.prod(1 - outside, axis=-1)).max())
-        # E[ω²; |ω| ≤ edge] of one Gaussian by its truncated moments
+        # E[ω²; |ω| ≤ edge] of each Gaussian, by its truncated moments
         second = (means**2 + scales**2) * mass - scales * (
             (edge + means) * _normal_density(high) + (edge - means) * _normal_density(low)
         )
@@ -1060,7 +1215,7 @@ class SpectralMixture(GridSpectrum):
         return float(((share * envelope * polynomial).sum(-1) / total).max())
 
     def other_lengths(self, num_dims: int) -> Float[np.ndarray, "d"]:
-        # of the longest correlations: those of the narrowest component along every axis
+        # the longest correlation lengths, of the narrowest component along every axis
         _, _, scales = self._components()
         return 1 / scales.min(axis=(0, 1))
 
@@ -1072,7 +1227,7 @@ class SpectralMixture(GridSpectrum):
         return [Range(self.scales, low, high), Range(self.means, 1e-2 * low, math.pi * high)]
 
     def _components(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Shares (batch, Q), means and standard deviations (batch, Q, d) of ω."""
+        """Return probabilities (batch, Q), means and standard deviations (batch, Q, d) of ω."""
         parts = self._share, self.means.squeeze(-2), self.scales.squeeze(-2)
         share, means, scales = (t.detach().double().cpu().numpy() for t in parts)
         components, d = means.shape[-2:]

@@ -1,4 +1,4 @@
-"""Kernels with any positive spectral matrix A(ω), and the quadrature of their exact values."""
+"""Kernels with any positive spectral matrix A(ω), and a quadrature for their covariances."""
 
 import math
 import warnings
@@ -22,52 +22,58 @@ from gp_orff.kernels.base import (
     positive_root,
 )
 from gp_orff.kernels.lattice_sums import first_nonzero, lattice_weights
-from gp_orff.kernels.spectra import GridSpectrum, StudentT, spectral_density, spectrum
+from gp_orff.kernels.spectra import StudentT, spectral_density
 from gp_orff.kernels.tree import Sampler, SpectralMatrix, Term, evaluate, inner_terms, terms
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+from gp_orff.symbols.base import required
 
-# The amplitude B(ω) of a kernel that is given by its signature K₀, by a Fourier transform.
+# The amplitude B(ω) of a kernel with the signature K₀, by a Fourier transform.
 #
-# 1. `_check` evaluates K₀ at random lags, and takes standard deviations of the outputs as their
+# 1. `_check` evaluates K₀ at random lags. The standard deviations of the outputs become their
 #    units.
-# 2. `_longest_lag` doubles a lag along each axis until K₀ has vanished on the whole face there: the
-#    transform is then that of a function with compact support.
-# 3. `_resolve` samples K₀ on a lattice of lags, transforms it, and halves the spacing along the
-#    axes where C(ω) has not vanished at the largest frequency, up to a limit.
-# 4. C(ω) must have no negative eigenvalue beyond rounding, or no process has this covariance.
-# 5. The base density S is that of a Matérn 5/2 kernel with the second moments of tr C. It only has
-#    to cover C: B(ω) makes up for the difference.
+# 2. `_longest_lag` doubles a lag along each axis until K₀ vanishes on the whole face of the box of
+#    lags. From then on, K₀ counts as a function with compact support.
+# 3. `_resolve` samples K₀ on a lattice of lags and computes its transform C(ω). If C has not
+#    vanished at the largest frequency of an axis, the spacing along this axis is halved.
+# 4. If C(ω) has a negative eigenvalue beyond rounding, no process has this covariance, and an error
+#    is raised.
+# 5. The base density S is the spectral density of a Matérn 5/2 kernel with the second moments of
+#    tr C. S only has to be positive wherever C is, because B(ω) compensates for the difference.
 # 6. Random frequencies are drawn from a density ∝ tr C, linear between the points of a lattice.
-# 7. At any ω, B is a root of C(ω)/S(ω) by eigenvectors, where C is the sum over the samples at this
-#    frequency, by a non-uniform transform. Beyond the largest frequency of the samples B is zero.
+# 7. At any ω, B is a root of C(ω)/S(ω) from its eigenvectors. A non-uniform Fourier transform
+#    computes C(ω) from the samples. Beyond their largest frequency, B is zero.
 
 
-_NU = 2.5  # smoothness of the base kernel, whose density falls more slowly than most
-_VANISHED = 1e-8  # of K₀(0), at the longest lags
-_MOST = {1: 2**14 + 1, 2: 2**9 + 1, 3: 2**6 + 1}  # samples along each of so many axes
+_NU = 2.5  # the smoothness of the base kernel; its density has a heavy tail
+_VANISHED = 1e-8  # the fraction of K₀(0) that is negligible at the longest lags
+_MOST = {1: 2**14 + 1, 2: 2**9 + 1, 3: 2**6 + 1}  # the most samples per axis, by number of axes
 
 Signature = Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]]
 
 
 def check_frozen(values: Tensor) -> None:
-    """Refuse frequencies or weights that depend on trained parameters of S."""
+    """Raise an error if frequencies or weights depend on trained parameters of S.
+
+    Raises:
+        ValueError: `values` requires a gradient.
+    """
     if values.requires_grad:
         raise ValueError(
-            "expected a frozen base kernel, since the signature determines the kernel, got "
+            "expected a frozen base kernel, because the signature determines the kernel, got "
             "one with trained parameters; use base_kernel.requires_grad_(False), and a "
             "ScaleKernel for the variance"
         )
 
 
 class SignatureAmplitude(nn.Module):
-    """B(ω) with B B* = C(ω)/S(ω), where C is the Fourier transform of samples of a signature.
+    """B(ω) with B B* = C(ω)/S(ω), where C is the Fourier transform of samples of a signature K₀.
 
     Args:
-        units: of the outputs, (p,): their standard deviations, from K₀(0).
-        samples: K₀ in these units at the lags j∘δ with |j| ≤ n/2 along each axis, n odd,
-            (n, …, n, p, p).
-        spacing: δ, (d,).
-        lengthscale: of the density S, that of a Matérn 5/2 kernel, (1, d).
+        units: (p,), the standard deviations of the outputs, from K₀(0).
+        samples: (n, …, n, p, p), K₀ divided by these units, at the lags j∘δ with |j| ≤ n/2 along
+            each axis, for odd n.
+        spacing: δ, (d,), the spacing of the lags.
+        lengthscale: (1, d), the lengthscale of the Matérn 5/2 kernel with the density S.
     """
 
     def __init__(
@@ -86,10 +92,10 @@ class SignatureAmplitude(nn.Module):
         self.is_even = _is_even(samples)
 
     def forward(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
-        """B(ω); zero beyond the largest frequency that the samples resolve.
+        """Return B(ω), which is zero beyond the largest frequency that the samples resolve.
 
         Raises:
-            ValueError: ω depends on trained parameters: those of S have to be frozen.
+            ValueError: ω depends on trained parameters of S.
         """
         check_frozen(omega)
         inside = (omega.abs() * self.spacing <= math.pi).all(-1)
@@ -97,14 +103,14 @@ class SignatureAmplitude(nn.Module):
         values, vectors = torch.linalg.eigh(self._spectral_matrix(part))
         density = StudentT(self.lengthscale, _NU).log_density(part).exp()
         b = vectors * (values.clamp_min(0) / density.unsqueeze(-1)).sqrt().unsqueeze(-2)
-        if not self.is_even:  # the Hermitian root, for which B(−ω) = conj B(ω)
+        if not self.is_even:  # the Hermitian root has B(−ω) = conj B(ω)
             b = b @ vectors.mH
         b = self.units.unsqueeze(-1) * b
         zeros = b.new_zeros(len(omega), *b.shape[1:])
         return zeros.index_copy(0, inside.nonzero().squeeze(-1), b)
 
     def _spectral_matrix(self, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
-        """C(ω) = (2π)^{−d} Σ_j K₀(j∘δ) e^{i⟨ω, j∘δ⟩} ∏δ."""
+        """Return C(ω) = (2π)^{−d} Σ_j K₀(j∘δ) e^{i⟨ω, j∘δ⟩} ∏δ."""
         p, phases = self.num_outputs, (omega * self.spacing).double()
         row, column = torch.tril_indices(p, p)
         coefficients = self.samples[..., row, column].movedim(-1, 0).to(torch.complex128)
@@ -119,23 +125,23 @@ class SignatureAmplitude(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class TraceSampler:
-    """Frequencies from a density that is linear between the points of a lattice.
+    """Draws frequencies from a density that is linear between the points of a lattice.
 
-    Along the first axis the density is the sum over the others, and along each further one the
-    density given the coordinates before. Both are linear between points: the quantile is the root
-    of a quadratic equation in one cell.
+    The first coordinate has the density summed over the other axes. Each further coordinate has its
+    conditional density, for the coordinates that are already drawn. Both densities are linear
+    between points, so each quantile is a root of a quadratic equation.
 
     Args:
-        heights: the density, positive and of any norm, at equispaced frequencies about zero,
-            (n, …, n), n odd; zero beyond them.
-        spacing: of the frequencies, (d,).
+        heights: (n, …, n) with odd n, the density at equispaced frequencies about zero, positive
+            and of any norm. The density is zero beyond these frequencies.
+        spacing: (d,), the spacing of the frequencies.
     """
 
     heights: Float[Tensor, "*n"]
     spacing: Float[Tensor, "d"]
 
     def __call__(self, u: Float[Tensor, "D d"]) -> tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]:
-        """ω and log ρ(ω) for uniform numbers u."""
+        """Return frequencies ω (D, d) and log ρ(ω) (D,) for uniform numbers u (D, d)."""
         size = max(1, 2**24 // self.heights[0].numel())
         omega, density = zip(*(self._quantiles(part) for part in u.split(size)), strict=True)
         density = torch.cat(density) / (self.heights.sum() * self.spacing.prod())
@@ -144,7 +150,7 @@ class TraceSampler:
     def _quantiles(
         self, u: Float[Tensor, "D d"]
     ) -> tuple[Float[Tensor, "D d"], Float[Tensor, "D"]]:
-        """ω, and the height of the density there."""
+        """Return ω, and the height of the density at ω."""
         rows = nn.functional.pad(self.heights, [1, 1] * u.shape[1]).unsqueeze(0)
         omega = []
         for level, spacing in zip(u.mT, self.spacing, strict=True):
@@ -167,18 +173,20 @@ class TraceSampler:
 def amplitude_of(
     signature: Signature, domain: Sequence[tuple[float, float]]
 ) -> tuple[Kernel, SignatureAmplitude, TraceSampler]:
-    """A frozen base kernel, B(ω) with ∫ e^{−i⟨ω, δ⟩} B B* S dω = K₀(δ), and a density ∝ tr C.
+    """Return a fixed base kernel, the amplitude B(ω), and a sampler with the density ∝ tr C.
+
+    They satisfy ∫ e^{−i⟨ω, δ⟩} B B* S dω = K₀(δ), where S is the density of the base kernel.
 
     Raises:
-        ValueError: a signature that is no finite covariance, does not vanish, or has a spectral
-            matrix C(ω) that is not positive.
+        ValueError: the signature is not a finite covariance, does not vanish at large lags, or has
+            a spectral matrix C(ω) with a negative eigenvalue.
     """
     extent = _extent(domain)
     units = _check(signature, extent)
     original = signature
 
     def signature(lag: Float[Tensor, "m d"]) -> Float[Tensor, "m p p"]:
-        """The correlations of the outputs."""
+        """Return the correlations of the outputs."""
         return _real(original(lag)).double() / (units.unsqueeze(-1) * units)
 
     longest = np.array([_longest_lag(signature, extent, axis) for axis in range(len(extent))])
@@ -200,7 +208,7 @@ def amplitude_of(
 
 
 def _sampler(samples: Float[Tensor, "*n p p"], spacing: Float[Tensor, "d"]) -> TraceSampler:
-    """The density ∝ tr C, on a lattice twice as fine as that of C."""
+    """Return a sampler with the density ∝ tr C, on a lattice twice as fine as the lattice of C."""
     traces = samples.diagonal(dim1=-2, dim2=-1).sum(-1)
     halves = [n // 2 for n in reversed(traces.shape) for _ in range(2)]
     traces = nn.functional.pad(traces, halves)[..., None, None]
@@ -213,7 +221,7 @@ def _sampler(samples: Float[Tensor, "*n p p"], spacing: Float[Tensor, "d"]) -> T
 
 
 def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
-    """high − low of every input."""
+    """Return high − low for every input."""
     pairs = np.array(domain, dtype=float)
     extent = np.diff(pairs).squeeze(-1) if pairs.ndim == 2 and pairs.shape[1] == 2 else np.zeros(0)
     if not len(extent) or not (np.isfinite(extent) & (extent > 0)).all():
@@ -223,14 +231,14 @@ def _extent(domain: Sequence[tuple[float, float]]) -> Float[np.ndarray, "d"]:
         )
     if len(extent) > 3:
         raise NotImplementedError(
-            f"from_signature expects at most 3 inputs, got a domain of {len(extent)}; give the "
-            "amplitude to SpectralMatrixKernel instead"
+            f"from_signature expects at most 3 inputs, got a domain of {len(extent)}; pass the "
+            "amplitude B(ω) to SpectralMatrixKernel instead"
         )
     return extent
 
 
 def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor, "p"]:
-    """The standard deviations of the outputs; refuse what is not finite, or no covariance."""
+    """Return the standard deviations of the outputs, after checks of the signature."""
     if not callable(signature):
         raise TypeError(
             f"from_signature expects a function of lags (m, d) as signature, got {signature!r}"
@@ -238,11 +246,12 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
     lags = torch.from_numpy(extent * np.random.default_rng(0).uniform(-1, 1, (16, len(extent))))
     lags = torch.cat([torch.zeros_like(lags[:1]), lags])
     values, opposite = signature(lags), signature(-lags)
-    if not isinstance(values, Tensor):
-        raise TypeError(
-            "from_signature expects a signature that returns a torch.Tensor (m, p, p), got "
-            f"{type(values).__name__}; for instance torch.as_tensor(values)"
-        )
+    required(
+        values,
+        Tensor,
+        "from_signature expects a signature that returns a torch.Tensor (m, p, p)",
+        "use, for instance, torch.as_tensor(values)",
+    )
     values, opposite = _real(values), _real(opposite)
     if values.dim() != 3 or len(values) != len(lags) or values.shape[1] != values.shape[2]:
         raise ValueError(
@@ -266,15 +275,15 @@ def _check(signature: Signature, extent: Float[np.ndarray, "d"]) -> Float[Tensor
 
 
 def _real(values: Tensor) -> Tensor:
-    """Values of a signature; TypeError for complex ones."""
-    remedy = "return values.real if the imaginary part is zero; no real field has another one"
+    """Return the values of a signature, or raise a TypeError if they are complex."""
+    remedy = "return values.real; the covariance of a real field has no imaginary part"
     return as_real_tensor(values, "the signature K₀(δ) of from_signature", remedy)
 
 
 def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int) -> float:
-    """The lag along an axis at which K₀ has vanished."""
-    # The lags along the other axes are those of a coarse grid up to the largest: K₀ may be long in
-    # a direction between the axes.
+    """Return a lag along an axis at which K₀ has vanished."""
+    # K₀ may be long in a direction between the axes. So the lags along the other axes are on a
+    # coarse grid up to the largest lag.
     powers = 2.0 ** np.arange(-6, 5)  # up to 16 times the domain
     multiples = np.concatenate([-powers[::-1], [0.0], powers])
     others = _product([multiples * length for i, length in enumerate(extent) if i != axis])
@@ -286,14 +295,14 @@ def _longest_lag(signature: Signature, extent: Float[np.ndarray, "d"], axis: int
     raise ValueError(
         f"from_signature expects a signature that vanishes at large lags, got "
         f"{float(signature(face).abs().max() / size):.1e} of K₀(0) at a lag of {lag:.3g} along "
-        f"input {axis}; multiply K₀ by a kernel that vanishes, or give a larger domain"
+        f"input {axis}; multiply K₀ by a kernel that vanishes, or pass a larger domain"
     )
 
 
 def _resolve(
     signature: Signature, longest: Float[np.ndarray, "d"]
 ) -> tuple[Float[Tensor, "*n p p"], Float[Tensor, "*n p p"]]:
-    """Samples of K₀, dense enough that C(ω) vanishes at the largest frequencies; and C."""
+    """Return samples of K₀ and their transform C(ω), which vanishes at the largest frequencies."""
     most, counts = _MOST[len(longest)], [17] * len(longest)
     while True:
         lags = [2 * lag / n * _centred(n) for lag, n in zip(longest, counts, strict=True)]
@@ -313,17 +322,17 @@ def _resolve(
 
 
 def _fourier(samples: Float[Tensor, "*n p p"], cell: float) -> Float[Tensor, "*n p p"]:
-    """C at the frequencies πk/L, |k| ≤ n/2, for samples up to the lag L along each axis."""
+    """Return C at the frequencies πk/L, |k| ≤ n/2, for samples up to the lag L along each axis."""
     axes = tuple(range(samples.dim() - 2))
     centred = torch.fft.ifftshift(samples, dim=axes)
-    # K₀ is real: the transform with e^{i⟨ω, δ⟩} is the conjugate of that with e^{−i⟨ω, δ⟩}.
+    # K₀ is real, so the transform with e^{i⟨ω, δ⟩} is the conjugate of the transform by fftn.
     transform = torch.fft.fftn(centred, dim=axes).conj().resolve_conj()
     transform = transform.real if _is_even(samples) else transform
     return cell * torch.fft.fftshift(transform, dim=axes)
 
 
 def _is_even(samples: Float[Tensor, "*n p p"]) -> bool:
-    """Whether K₀(−δ) = K₀(δ), so that C is real."""
+    """Return whether K₀(−δ) = K₀(δ); then C is real."""
     opposite = samples.flip(tuple(range(samples.dim() - 2)))
     return bool((samples - opposite).abs().max() <= _VANISHED * samples.abs().max())
 
@@ -334,35 +343,35 @@ def _require_positive(spectral_matrix: Float[Tensor, "m p p"], omega: Float[Tens
     if share > 1e-6:  # more than rounding
         lowest = values[:, 0].argmin()
         raise ValueError(
-            "from_signature expects a positive kernel, whose spectral matrix C(ω) has no negative "
-            f"eigenvalue, got {values[lowest, 0]:.3g} at ω = {omega[lowest].tolist()} (the largest "
-            f"is {values.max():.3g}; {share:.1e} of the sum of all is negative): no process has "
-            "this covariance"
+            "from_signature expects a spectral matrix C(ω) without negative eigenvalues, got "
+            f"{values[lowest, 0]:.3g} at ω = {omega[lowest].tolist()}, while the largest is "
+            f"{values.max():.3g} and negative ones are {share:.1e} of the sum; no process has this "
+            "covariance, so correct the signature"
         )
 
 
 def _centred(count: int) -> Float[np.ndarray, "n"]:
-    """The integers around zero."""
+    """Return `count` integers around zero."""
     return np.arange(count) - count // 2.0
 
 
 def _product(axes: Sequence[Float[np.ndarray, "n"]]) -> Float[np.ndarray, "m d"]:
-    """All points of a tensor grid, the last axis fastest."""
+    """Return all points of a tensor grid; the last axis varies fastest."""
     if not axes:
         return np.zeros((1, 0))
     return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
 
 
-# Values of a kernel ∫ e^{−i⟨ω, τ⟩} A(ω) S(ω) dω by the trapezoidal rule over frequencies.
+# The covariance ∫ e^{−i⟨ω, τ⟩} A(ω) S(ω) dω, by the trapezoidal rule over frequencies.
 #
-# 1. The box of both sets of points gives the longest lags. With them `_lattice` takes the smallest
-#    tolerance for which the spacing 2π/(lag + reach) and the cut-off need no more frequencies than
-#    are permitted.
-# 2. √w B(ω) times cosines and sines are features of the points, about their centre, and K(x, z) is
-#    the product of features, chunk by chunk of frequencies.
+# 1. The box of both sets of points gives the longest lags. `_lattice` takes the smallest tolerance
+#    for which the number of frequencies is permitted. The spacing 2π/(lag + reach) and the cut-off
+#    depend on the tolerance.
+# 2. The features of the points are √w B(ω) times cosines and sines. K(x, z) is the product of the
+#    features, which are computed in chunks of frequencies.
 #
-# This is the quadrature of a `Grid`, with frequencies chosen again for every set of points, so that
-# a covariance matrix costs a product of large matrices.
+# This is the quadrature of a `Grid`, but every set of points has its own frequencies. A covariance
+# matrix thus costs a product of large matrices.
 
 
 _MOST_NODES = 200_000
@@ -372,10 +381,10 @@ _MOST_NODES = 200_000
 def _lattice(
     variance: VarianceSpectrum, lag: Float[np.ndarray, "d"]
 ) -> tuple[Float[Tensor, "D d"], Float[Tensor, "d"]]:
-    """Equispaced frequencies, one of each pair ±ω, for lags up to `lag` along each axis; spacing.
+    """Return equispaced frequencies (D, d), one of each pair ±ω, and their spacing (d,).
 
-    The sum over the lattice is the kernel made periodic: the period is the longest lag and the lag
-    beyond which correlations are negligible, together.
+    The sum over the lattice is a periodic kernel. Its period is the sum of `lag`, the longest lag,
+    and of the lag beyond which correlations are negligible.
     """
     # the smallest tolerance of truncation and aliasing that is affordable
     for tolerance in 10.0 ** np.arange(-10, 0, 0.5):
@@ -386,21 +395,22 @@ def _lattice(
             break
     else:
         raise NotImplementedError(
-            f"SpectralMatrixKernel computes covariances by quadrature with {_MOST_NODES} "
-            f"frequencies at most, which do not suffice for lags up to {np.round(lag, 3)} and "
-            "correlations that fall so slowly; put it inside ORFFKernel, with "
+            "SpectralMatrixKernel expects lags and correlation lengths for which a quadrature "
+            f"needs at most {_MOST_NODES} frequencies, got lags up to {np.round(lag, 3)} and "
+            "correlations that fall too slowly; put it inside ORFFKernel, with "
             "gp_orff.QuasiMonteCarlo"
         )
     if tolerance > 1.1e-6:
         warnings.warn(
-            f"a quadrature with {_MOST_NODES} frequencies reaches a tolerance of "
-            f"{tolerance:.0e} of the variance only, for lags up to {np.round(lag, 3)}: put the "
-            "kernel inside ORFFKernel, or use a smoother base kernel",
+            f"for lags up to {np.round(lag, 3)}, the covariance of SpectralMatrixKernel has an "
+            f"error of about {tolerance:.0e} of the variance, because its quadrature has at most "
+            f"{_MOST_NODES} frequencies; put the kernel inside ORFFKernel, or use a smoother base "
+            "kernel",
             RuntimeWarning,
             stacklevel=2,
         )
-    # ω and −ω are one feature. The half of the lattice whose first nonzero index is positive, with
-    # zero itself, is enough: `_weighted` doubles the weights of all others.
+    # ω and −ω are one feature. So the lattice contains only zero and frequencies whose first
+    # nonzero index is positive. `_weighted` doubles their weights, except the weight of zero.
     indices = _product([np.arange(0 if i == 0 else -n, n + 1) for i, n in enumerate(counts)])
     omega = indices[first_nonzero(indices) >= 0] * spacing
     return tuple(torch.from_numpy(values).to(variance.device) for values in (omega, spacing))
@@ -409,9 +419,9 @@ def _lattice(
 def covariance(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b m d"]
 ) -> Float[Tensor, "*b n*p m*p"]:
-    """K(x, z), point-major, as a product of features."""
+    """Return K(x, z), ordered point by point, as a product of features."""
     low, high = _box(x, z)
-    # The centre is subtracted from the points, so that phases stay small and lose no digits.
+    # The centre is subtracted from the points, so that phases are small and lose no digits.
     x, z = (points - 0.5 * (low + high) for points in (x, z))
     size = (x.shape[-2] + z.shape[-2]) * variance.factor.num_outputs * 2 * variance.factor.rank
     return sum(
@@ -423,7 +433,7 @@ def covariance(
 def variances(
     variance: VarianceSpectrum, x: Float[Tensor, "*b n d"], z: Float[Tensor, "*b n d"]
 ) -> Float[Tensor, "*b n*p"]:
-    """The diagonal of K(x, z)."""
+    """Return the diagonal of K(x, z)."""
     low, high = _box(x, z)
     total = sum(
         torch.cos((x - z).double() @ omega.mT) @ b.abs().square().sum(-1)
@@ -433,7 +443,7 @@ def variances(
 
 
 def _box(*points: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "d"], Float[Tensor, "d"]]:
-    """The lowest and the highest coordinates of all points."""
+    """Return the lowest and the highest coordinates of all points."""
     every = torch.cat([part.detach().double().flatten(0, -2) for part in points])
     return every.amin(0), every.amax(0)
 
@@ -441,9 +451,9 @@ def _box(*points: Float[Tensor, "*b n d"]) -> tuple[Float[Tensor, "d"], Float[Te
 def _weighted(
     variance: VarianceSpectrum, lag: Float[Tensor, "d"], size: int
 ) -> Iterator[tuple[Float[Tensor, "c d"], Float[Tensor, "*b c p r"]]]:
-    """Chunks of frequencies that serve all lags up to `lag`, and √w B(ω) of each.
+    """Yield chunks of frequencies for all lags up to `lag`, and √w B(ω) of each frequency.
 
-    A chunk has as many frequencies as memory allows, with `size` numbers for each.
+    A chunk has as many frequencies as memory allows, with `size` numbers for each frequency.
     """
     every, spacing = _lattice(variance, lag.cpu().numpy())
     for omega in every.split(max(1, 2**24 // size)):
@@ -462,8 +472,8 @@ def _features(
         values = torch.view_as_real(waves * b.transpose(-3, -2).unsqueeze(-4)).movedim(-1, -3)
         return values.flatten(-3).flatten(-3, -2)
     waves = torch.cat([phase.cos(), phase.sin()], dim=-1)  # (*b, n, 2c)
-    # Cosine and sine of a frequency have the same directions. The features come out as (*b, n, p,
-    # 2c, r), and are flattened to the rows n·p + i and to 2·c·r columns.
+    # The cosine and the sine of a frequency have the same directions. The features (*b, n, p, 2c,
+    # r) are flattened to the rows n·p + i and to 2·c·r columns.
     directions = torch.cat([b, b], dim=-3).transpose(-3, -2)  # (*b, p, 2c, r)
     values = waves[..., :, None, :, None] * directions.unsqueeze(-4)
     return values.flatten(-2).flatten(-3, -2)
@@ -476,71 +486,74 @@ _EVEN = 1e-6  # the largest relative difference of A(ω) and A(−ω)
 
 
 class SpectralMatrixKernel(WrapperKernel):
-    r"""The kernel of a spectral matrix A(ω) = B(ω) B(ω)* that you write as a function B.
+    r"""The stationary kernel whose spectral matrix is A(ω) S(ω), with A(ω) = B(ω) B(ω)*.
 
     K(x, z) = ∫ e^{−i⟨ω, x − z⟩} B(ω) B(ω)* S(ω) dω
 
-    S is the spectral density of the scalar kernel `base_kernel`, and B(ω) is a (p, r) matrix. With
-    a real B the field is a sum of random waves cos⟨ω, x⟩ and sin⟨ω, x⟩, each along a column of
-    B(ω). S is the strength of each frequency. With B = 1 this is the scalar kernel itself. A
-    complex B shifts the phases of one output relative to another. For example, B = (1,
-    e^{i⟨ω, τ⟩})ᵀ is a signal f₁(x) = g(x), f₂(x) = g(x − τ) that arrives with a delay.
+    S is the spectral density of the scalar kernel `base_kernel`. You write the amplitude B(ω), a
+    (p, r) matrix, as a function. If B is real, the field is a sum of random waves cos⟨ω, x⟩ and
+    sin⟨ω, x⟩, with amplitudes along the columns of B(ω) and a variance that is proportional to
+    S(ω). With B = 1, the kernel is `base_kernel` itself. A complex B shifts the phase of one output
+    relative to another. For example, B = (1, e^{i⟨ω, τ⟩})ᵀ describes a signal f₁(x) = g(x) and its
+    delayed copy f₂(x) = g(x − τ).
 
-    A is Hermitian and positive semidefinite for every B. Real fields need A(−ω) = A(ω)*. Every
+    A is Hermitian and positive semidefinite for every B. Real fields need A(−ω) = A(ω)ᵀ. Every
     stationary real kernel with a spectral density has this form (Brault et al. 2016, Propositions
-    2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the product A·S matters, so S can be
-    any density if B compensates for it. Random frequencies are drawn from S unless you pass a
-    `sampler`.
+    2.2 and 2.3; Minh 2016, Theorem 3 and equation 21). Only the product A·S matters. S can
+    therefore be any positive density if B compensates for it.
 
-    The computation depends on the model:
+    The covariance has no closed form. How it is computed depends on the model:
 
-    - An `ORFFKernel` uses r features for each cosine and each sine, with any frequency rule.
-    - `VectorFieldGP` uses features for data of any size, because the covariance has no closed form.
+    - An `ORFFKernel` uses r features for each cosine and each sine, with any rule for frequencies.
+    - `VectorFieldGP` uses features, also for small data.
     - A plain gpytorch model uses quadrature over frequencies, for up to 3 inputs. The relative
       error is about 1e-9 for an RBF base kernel and a smooth B.
 
-    Parameters of `amplitude` are trained with the others if it is a `torch.nn.Module`. `save` of a
-    `VectorFieldGP` needs a module. Build this kernel again to pass it to `load` as `kernel=`. A fit
-    tries several lengthscales and variances, but starts from the present parameters of the module:
-    set them to values of the right size. Delays between outputs, along a single input, are an
-    exception: a fit also starts from those with the largest cross-covariance of the data.
+    If `amplitude` is a `torch.nn.Module`, its parameters are trained with the others. A fit tries
+    several lengthscales and variances, but only one starting value for these parameters, their
+    current value. Set them to the right order of magnitude first. Delays between outputs along a
+    single input are an exception. A fit also starts from the delays with the largest
+    cross-covariance of the data.
+
+    `VectorFieldGP.save` needs a module as `amplitude`. To load the model, build this kernel again
+    and pass it to `VectorFieldGP.load` as `kernel=`.
 
     The covariance matrix of points x (N, d) is (N·p, N·p), ordered point by point: row n·p + i is
     output i at point n.
 
     Args:
-        base_kernel: the scalar kernel with the spectral density S, such as `RBFKernel()`. Use any
-            kernel that `gp_orff.spectrum` accepts, alone or in a `ScaleKernel`, or a sum of such
-            kernels.
-        amplitude: B, a function or a `torch.nn.Module` that takes frequencies ω (D, d), in radians
-            per unit of the inputs, and returns a tensor (D, p, r). B and its derivatives by the
-            parameters must be finite at every ω, and B(0) must be real. B must be continuous,
-            because a grid does not resolve a jump between its frequencies. It must satisfy
-            A(−ω) = A(ω)*: each real column is even or odd in ω, and each complex column has
-            B(−ω) = ±B(ω)*. D changes from call to call. ω is in float64, or in the dtype of the
-            parameters of a module, which must be the dtype of `base_kernel`.
+        base_kernel: the scalar kernel with the spectral density S, such as `RBFKernel()`. Pass a
+            kernel with a spectral density in `gp_orff.spectrum`, alone or in a `ScaleKernel`, or a
+            sum of such kernels.
+        amplitude: B, a function or a `torch.nn.Module`. It receives frequencies ω (D, d), in
+            radians per unit of the inputs, and returns a tensor (D, p, r). D changes from call to
+            call. The dtype of ω is float64, or the dtype of the parameters of a module, which must
+            be the dtype of `base_kernel`. B must be continuous and finite, B(0) must be real, and
+            A(−ω) = A(ω)ᵀ. To satisfy the last condition, make each real column even or odd in ω,
+            and each complex column satisfy B(−ω) = ±conj B(ω). Derivatives of B with respect to
+            trained parameters must be finite.
         num_outputs: p, the number of outputs.
         num_dims: d, the number of input columns of the kernel.
         active_dims: the d input columns; all columns if None.
-        sampler: a better density ρ to draw random frequencies from, for `measure="trace"`. It is a
-            function of uniform numbers u (D, d) in (0, 1) that returns ω (D, d), in radians per
-            unit of the inputs, and log ρ(ω) (D,). These ω do not move when lengthscales are
-            trained; only their weights S(ω)/ρ(ω) change. So ρ must cover S for all lengthscales
-            that training may reach. The best choice is ρ ∝ S tr A, whose features are bounded (Minh
-            2016, Theorem 9 and Corollary 10). `ORFFKernel.accuracy` returns its effective sample
-            size. If None, frequencies are drawn from S and follow the lengthscales.
+        sampler: a density ρ from which rules with `measure="trace"` draw random frequencies. With
+            None, the default, they are drawn from S. The sampler is a function of uniform numbers u
+            (D, d) in (0, 1). It returns ω (D, d), in radians per unit of the inputs, and log ρ(ω)
+            (D,). When lengthscales are trained, these ω are fixed, and only their weights
+            S(ω)/ρ(ω) change. So ρ must be positive wherever S is large, for all lengthscales in
+            training. The best choice is ρ ∝ S tr A, whose features are bounded (Minh 2016, Theorem
+            9 and Corollary 10). `ORFFKernel.accuracy` returns the effective sample size.
 
     Raises:
-        TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is not a function;
-            inputs of another dtype than the hyperparameters.
-        ValueError: B does not have the shape (D, p, r) or is not finite; A(−ω) ≠ A(ω)*; the
-            variance is infinite; `base_kernel` is a product or constant, or has several outputs or
-            `active_dims`.
-        NotImplementedError: the spectrum of `base_kernel` is not known; a covariance without
-            features for more than 3 inputs.
+        TypeError: `base_kernel` is not an instance of a kernel, or `amplitude` is neither a
+            function nor an instance of a module.
+        ValueError: B does not have the shape (D, p, r), or is not finite; A(−ω) ≠ A(ω)ᵀ; the
+            variance ∫ tr A S dω is infinite; `base_kernel` is a product or a constant, or has
+            several outputs or `active_dims`.
+        NotImplementedError: the spectrum of `base_kernel` is not registered. An evaluation of the
+            covariance without features raises this error too if there are more than 3 inputs.
 
     Example:
-        A current that flows at an angle to the pressure gradient; the angle is learned:
+        A current that flows at a constant angle to the pressure gradient. The angle is trained:
 
         >>> import gpytorch, gp_orff, torch
         >>> class Turned(torch.nn.Module):
@@ -563,7 +576,7 @@ class SpectralMatrixKernel(WrapperKernel):
         >>> gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(100)).num_features
         200
 
-        Two outputs, of which the second lacks the long waves of the first (r = 1):
+        Two outputs with r = 1. The second output is the first one without its long waves:
 
         >>> import gpytorch, gp_orff, torch
         >>> def amplitude(omega):  # (D, 1) -> (D, 2, 1)
@@ -577,9 +590,8 @@ class SpectralMatrixKernel(WrapperKernel):
         >>> kernel(torch.zeros(1, 1)).to_dense().detach().diagonal()
         tensor([1.0000, 0.3017])
         >>> x = torch.linspace(0, 1, 20).unsqueeze(-1)
-        >>> gp_orff.ORFFKernel(
-        ...     kernel, gp_orff.Grid.for_data(x, tolerance=1e-3)
-        ... ).num_features < 50
+        >>> grid = gp_orff.Grid.for_data(x, tolerance=1e-3)
+        >>> gp_orff.ORFFKernel(kernel, grid).num_features < 50
         True
     """
 
@@ -619,39 +631,42 @@ class SpectralMatrixKernel(WrapperKernel):
         signature: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p p"]],
         domain: Sequence[tuple[float, float]],
     ) -> "SpectralMatrixKernel":
-        r"""The kernel of a covariance K₀ of the lag δ = x − z, given as a function.
+        r"""Return the kernel K(x, z) = K₀(x − z) for a function K₀, the signature of the kernel.
 
-        K(x, z) = K₀(x − z). K₀ is called the signature of the kernel. The method computes (Brault
-        et al. 2016, Section 2.2):
+        The method computes (Brault et al. 2016, Section 2.2):
 
         1. The spectral matrix C(ω) = (2π)^{−d} ∫ e^{i⟨ω,δ⟩} K₀(δ) dδ, by a fast Fourier transform
            (Proposition 2.4).
-        2. The density S of a Matérn 5/2 kernel that has the second moments of tr C.
+        2. The density S of a Matérn 5/2 kernel with the second moments of tr C.
         3. B(ω) from the eigenvectors of C(ω)/S(ω), so that B B* S = C.
 
-        Random frequencies of `measure="trace"` are drawn from ρ ∝ tr C, with the outputs in units
-        of their standard deviations. The features are then bounded (Minh 2016, Theorem 9 and
-        Corollary 10).
+        Rules with `measure="trace"` draw random frequencies from ρ ∝ tr C, with each output divided
+        by its standard deviation. The features are then bounded (Minh 2016, Theorem 9 and Corollary
+        10).
 
-        The kernel has no trained parameters. The Matérn lengthscale belongs to S; it is fixed and
-        carries no information about the data. A `ScaleKernel` around this kernel trains a variance,
-        and `VectorFieldGP` adds one. The computation takes tenths of a second for 1 or 2 inputs,
-        and seconds for 3 inputs.
+        The kernel has no trained parameters. Its lengthscale only defines S and does not describe
+        the data. To train a variance, put the kernel inside a `ScaleKernel`; `VectorFieldGP` does
+        so. The computation takes tenths of a second for 1 or 2 inputs, and seconds for 3 inputs.
 
         Args:
-            signature: K₀, a function that takes lags δ (m, d), in float64, and returns matrices
-                (m, p, p), with K₀(−δ) = K₀(δ)ᵀ. It may be symmetric and even, or asymmetric if
-                outputs are delayed. It must vanish at large lags.
-            domain: ((low, high), …), the box of the inputs, one pair for each of the d inputs.
+            signature: K₀, a function that receives lags δ (m, d) in float64, and returns matrices
+                (m, p, p) with K₀(−δ) = K₀(δ)ᵀ. It must vanish at large lags.
+            domain: ((low, high), …), the box of the inputs, with one pair for each of d ≤ 3 inputs.
 
         Returns:
-            A `SpectralMatrixKernel` of d inputs and p outputs, in float64.
+            A `SpectralMatrixKernel` with d inputs and p outputs, in float64.
 
         Raises:
-            ValueError: K₀ is not finite; K₀(−δ) ≠ K₀(δ)ᵀ; K₀ does not vanish within 16 times the
-                domain; no field has this covariance, because C(ω) has a negative eigenvalue.
+            TypeError: `signature` is not a function, or returns complex values or another type than
+                a tensor.
+            ValueError: K₀ is not finite, or does not return square matrices; K₀(−δ) ≠ K₀(δ)ᵀ; K₀
+                does not vanish within 16 times the domain; C(ω) has a negative eigenvalue, so that
+                no field has this covariance; `domain` is invalid.
+            NotImplementedError: `domain` has more than 3 inputs.
 
         Example:
+            Two outputs of one input. The first output also varies over a shorter length:
+
             >>> import gp_orff, torch
             >>> def signature(lag):  # (m, 1) -> (m, 2, 2)
             ...     near, far = torch.exp(-lag.square()), torch.exp(-lag.square() / 4)
@@ -676,7 +691,7 @@ class SpectralMatrixKernel(WrapperKernel):
 
     @property
     def factor(self) -> SpectralMatrix:
-        """The factor B(ω) of the spectral matrix A(ω) = B(ω) B(ω)*, as a function of ω."""
+        """The amplitude B(ω) as a `Factor` of the kernel tree."""
         return SpectralMatrix(
             self.amplitude, self.num_outputs, self.num_dims, self.rank, self.sampler
         )
@@ -688,42 +703,50 @@ class SpectralMatrixKernel(WrapperKernel):
         diag: bool = False,
         last_dim_is_batch: bool = False,
     ) -> Float[Tensor, "*b n*p m*p"] | Float[Tensor, "*b n*p"]:
-        """The covariance matrix between the points `x1` (*b, n, d) and `x2` (*b, m, d).
+        """Return the covariance matrix (*b, n·p, m·p) between the points `x1` and `x2`.
 
-        Rows and columns are point-major, n·p + i. With `diag`, only the diagonal, (*b, n·p).
+        Row k·p + i is output i at point k of `x1`, both counted from 0. Columns are ordered in the
+        same way, by the points of `x2`.
+
+        Args:
+            x1: points (*b, n, d).
+            x2: points (*b, m, d).
+            diag: whether to return only the diagonal (*b, n·p); it needs m = n.
+            last_dim_is_batch: must be False.
 
         Raises:
-            ValueError: `last_dim_is_batch`, another number of columns, no points, NaN or infinity.
-            TypeError: inputs of another dtype than the hyperparameters.
-            NotImplementedError: more than 3 inputs, or a spectral density that is not known.
+            ValueError: `last_dim_is_batch` is True; the points have another number of columns than
+                d; there are no points; a point contains NaN or infinity.
+            TypeError: the points have another dtype than the hyperparameters.
+            NotImplementedError: there are more than 3 inputs, or the spectral density of the base
+                kernel cannot be evaluated.
         """
         check_points(self, self.num_dims, x1, x2, last_dim_is_batch)
         if self.num_dims > 3:
             raise NotImplementedError(
-                "SpectralMatrixKernel computes covariances by quadrature for at most 3 inputs, got "
-                f"{self.num_dims}; put it inside ORFFKernel, with gp_orff.QuasiMonteCarlo"
+                "SpectralMatrixKernel expects at most 3 inputs for a covariance without features, "
+                f"got {self.num_dims}; put it inside ORFFKernel, with gp_orff.QuasiMonteCarlo"
             )
         quadrature = variances if diag else covariance
         total = 0.0
         for term in inner_terms(self):
-            measure = spectrum(term.leaves[0].kernel)
-            if not isinstance(measure, GridSpectrum):
+            measure = term.leaves[0].spectrum
+            if not measure.for_grids:
                 raise NotImplementedError(
-                    "SpectralMatrixKernel computes covariances by quadrature of a known spectral "
-                    f"density, got {type(measure).__name__}; put it inside ORFFKernel, with "
-                    "gp_orff.QuasiMonteCarlo"
+                    "SpectralMatrixKernel expects a base kernel with a GridSpectrum for a "
+                    f"covariance without features, got {type(measure).__name__}; put it inside "
+                    "ORFFKernel, with gp_orff.QuasiMonteCarlo"
                 )
             density = term.factor.variance_spectrum(measure)
-            # The scale of a batch is broadcast over rows and columns, or over rows only for a
-            # diagonal.
+            # The scale of a batch is broadcast over rows and columns; a diagonal has only rows.
             scale = term.outputscale.reshape(*term.outputscale.shape, 1, *[1] * (not diag))
             total = total + scale * quadrature(density, x1, x2)
         return total.to(x1.dtype)
 
     @torch.no_grad()
     def _checked_rank(self) -> int:
-        """r, after checks of B at zero, and at random frequencies and their negatives."""
-        density = spectrum(terms(self.base_kernel)[0].leaves[0].kernel)
+        """Return r, after checks of B at zero, and at random frequencies and their negatives."""
+        density = terms(self.base_kernel)[0].leaves[0].spectrum
         rng = np.random.default_rng(0)
         directions = rng.standard_normal((64, self.num_dims))
         directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
@@ -735,29 +758,29 @@ class SpectralMatrixKernel(WrapperKernel):
         a, other = b @ b.mH, (opposite @ opposite.mH).conj()
         sizes = a.abs().square().sum((-1, -2)).sqrt()
         difference = (a - other).abs().square().sum((-1, -2)).sqrt()
-        # Differences are relative to A(ω), but not where A is tiny compared to its largest value.
+        # Differences are relative to A(ω), or to a millionth of its largest value if A is smaller.
         if (difference > _EVEN * sizes.clamp_min(_EVEN * sizes.amax())).any():
             worst = omega[(difference / sizes.clamp_min(1e-300)).argmax()].tolist()
             raise ValueError(
-                "SpectralMatrixKernel expects A(−ω) = A(ω)*, A = B B*, as every kernel with real "
-                f"values has, got another A(−ω) at ω = {worst}; make the real part of B even and "
-                "its imaginary part odd in ω, or the other way round"
+                "SpectralMatrixKernel expects an amplitude B for which A = B B* satisfies A(−ω) = "
+                f"A(ω)ᵀ, got another A(−ω) at ω = {worst}; make the real part of B even and its "
+                "imaginary part odd in ω, or vice versa"
             )
         if b.is_complex() and b[0].imag.abs().max() > _EVEN * b[0].abs().max():
             raise ValueError(
-                "SpectralMatrixKernel expects a real amplitude at ω = 0, got one with an imaginary "
-                "part; multiply each column of B by a phase, which changes no covariance"
+                "SpectralMatrixKernel expects a real amplitude at ω = 0, got a complex one; "
+                "multiply each column of B by a phase, which does not change the covariance"
             )
         return b.shape[-1]
 
     @torch.no_grad()
     def _require_finite_variance(self) -> None:
-        densities = [spectrum(term.leaves[0].kernel) for term in terms(self.base_kernel)]
-        if self.num_dims > 3 or not all(isinstance(density, GridSpectrum) for density in densities):
+        densities = [term.leaves[0].spectrum for term in terms(self.base_kernel)]
+        if self.num_dims > 3 or not all(d.for_grids for d in densities):
             return  # no quadrature
         if any(math.isinf(self.factor.variance_spectrum(d).moment(0)) for d in densities):
             raise ValueError(
-                "SpectralMatrixKernel expects a finite variance ∫ tr B Bᵀ S dω, got an amplitude "
+                "SpectralMatrixKernel expects a finite variance ∫ tr B B* S dω, got an amplitude "
                 f"that grows too fast for the spectral density of {type(self.base_kernel).__name__}"
                 "; use a smoother base kernel, such as RBFKernel"
             )
@@ -766,17 +789,18 @@ class SpectralMatrixKernel(WrapperKernel):
 def _checked(
     amplitude: Callable, omega: Float[Tensor, "m d"], num_outputs: int
 ) -> Float[Tensor, "m p r"]:
-    """B(ω).
+    """Return B(ω) after checks.
 
     Raises:
-        TypeError, ValueError: B is no tensor, has another shape, or is not finite.
+        TypeError: B is not a tensor.
+        ValueError: B has another shape, or is not finite.
     """
     shape = f"({len(omega)}, {num_outputs}, r)"
     b = evaluate(amplitude, omega)
     if b.dim() != 3 or b.shape[:2] != (len(omega), num_outputs) or not b.shape[-1]:
         raise ValueError(
             f"SpectralMatrixKernel expects amplitude to return matrices {shape} for "
-            f"{len(omega)} frequencies and num_outputs={num_outputs}, got {tuple(b.shape)}; give "
+            f"{len(omega)} frequencies and num_outputs={num_outputs}, got {tuple(b.shape)}; return "
             "one matrix of p rows for each frequency"
         )
     if not torch.isfinite(b).all():
@@ -789,20 +813,20 @@ def _checked(
 
 
 def _check_base(term: Term, num_dims: int) -> None:
-    """Refuse a term of the base kernel that has no spectral density over all inputs."""
+    """Raise an error if a term of the base kernel has no spectral density over all inputs."""
     check_scalar("SpectralMatrixKernel", term.num_outputs)
     if len(term.leaves) != 1:
         raise ValueError(
-            "SpectralMatrixKernel expects a base kernel made of scaled sums of stationary kernels, "
-            "got a constant or a product; to multiply by a kernel of time, multiply "
-            "SpectralMatrixKernel itself"
+            "SpectralMatrixKernel expects a stationary base kernel, or a sum of them, each with a "
+            "ScaleKernel or without, got a constant or a product; multiply SpectralMatrixKernel "
+            "itself by a kernel of time"
         )
     leaf = term.leaves[0]
     spectral_density(leaf.kernel, "SpectralMatrixKernel")  # raises where there is none
     if leaf.active_dims is not None:
         raise ValueError(
             f"SpectralMatrixKernel(num_dims={num_dims}) expects a base kernel of all its inputs, "
-            f"got active_dims {leaf.active_dims}; give active_dims to SpectralMatrixKernel"
+            f"got active_dims {leaf.active_dims}; pass active_dims to SpectralMatrixKernel"
         )
     if leaf.kernel.ard_num_dims not in (None, num_dims):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A kernel as a sum of terms, and their factors B(ω)."""
+"""Kernel trees as sums of terms, and the factors B(ω) of the terms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,41 +20,55 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from gp_orff.kernels.base import check_scalar, cholesky
-from gp_orff.kernels.spectra import Spectrum, spectrum
+from gp_orff.kernels.spectra import Spectrum, law_of
 from gp_orff.kernels.variance_spectrum import VarianceSpectrum
+from gp_orff.symbols.base import required
 
 # Factors B(ω) of operator-valued spectral densities A(ω) = B(ω) B(ω)ᵀ.
 #
-# By the operator-valued Bochner theorem a shift-invariant matrix-valued kernel is
+# By the operator-valued Bochner theorem, a shift-invariant matrix-valued kernel is
 # K(x, z) = ∫ e^{−i⟨ω, x−z⟩} A(ω) dμ(ω) with A(ω) ⪰ 0 (Brault et al. 2016, Proposition 2.2;
-# Minh 2016, Theorem 3). With μ the spectral measure of a scalar kernel k, each class here is one
-# choice of A. A factor with r columns gives r features for each trigonometric column.
+# Minh 2016, Theorem 3). Here μ is the spectral measure of a scalar kernel k, and each class below
+# is one choice of A. A factor with r columns gives r features for each cosine and each sine.
 
 
 class Factor(ABC):
-    """A factor B(ω), homogeneous of degree `degree` in ω if covariances have a closed form.
+    """A factor B(ω) of the spectral matrix A(ω) = B(ω) B(ω)ᵀ.
 
-    It has `num_outputs`, p, `rank`, the number of columns of B, and `num_inputs`, the length of ω,
-    None for any.
+    Attributes:
+        num_outputs: p, the number of rows of B.
+        rank: r, the number of columns of B.
+        num_inputs: the length of ω; None for any length.
+        dims: the inputs that the base kernel depends on; None for all inputs.
+        axes: for each column of a `NearZero`, the input along which ω tends to zero.
+        degree: the degree of B in ω, if `closed_form`.
+        closed_form: whether B is homogeneous in ω and covariances have a closed form.
+        is_constant: whether B(ω) does not depend on ω.
+        decays: whether waves decay with height, so that the field is not stationary.
+        is_gradient: whether the field has no curl.
+        is_solenoidal: whether the field has no divergence.
     """
 
-    dims = None  # the inputs that the base kernel depends on; None for all
-    axes = ()  # the input along which ω tends to zero, for each column of a `NearZero`
+    dims = None
+    axes = ()
     degree = 0
     closed_form = True
-    is_constant = False  # whether B(ω) is the same for every ω, a `Mixing`
-    decays = False  # whether waves decay with height: those of a field that is not stationary
-    is_gradient = is_solenoidal = False  # whether its fields have no curl, or no divergence
+    is_constant = False
+    decays = False
+    is_gradient = is_solenoidal = False
 
     @abstractmethod
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
-        """B(ω) at every frequency."""
+        """Return B(ω) at every frequency."""
 
 
 def embedded(
     omega: Float[Tensor, "*b k"], dims: Sequence[int] | None, num_inputs: int
 ) -> Float[Tensor, "*b d"]:
-    """Frequencies of the inputs `dims` (None: all) as frequencies of all inputs, zero elsewhere."""
+    """Return frequencies of all inputs from frequencies of the inputs `dims`, or of all if None.
+
+    They are zero along the other inputs.
+    """
     if dims is None:
         return omega
     zeros = omega.new_zeros(*omega.shape[:-1], num_inputs)
@@ -63,7 +77,7 @@ def embedded(
 
 @dataclass(frozen=True)
 class Mixing(Factor):
-    """B(ω) = L, the same for every frequency: the separable kernel k(x, z) L Lᵀ."""
+    """The factor B(ω) = L of a separable kernel k(x, z) L Lᵀ."""
 
     matrix: Float[Tensor, "*b p r"]
     num_inputs = None
@@ -84,7 +98,10 @@ class Mixing(Factor):
 
 @dataclass(frozen=True)
 class FieldFactor(Factor):
-    """B(ω) of a field in `num_outputs` dimensions whose potential depends on the inputs `dims`."""
+    """The factor of a field with a potential.
+
+    The field has `num_outputs` components, and the potential depends on the inputs `dims`.
+    """
 
     num_outputs: int
     dims: tuple[int, ...] | None = None
@@ -95,26 +112,26 @@ class FieldFactor(Factor):
         return self.num_outputs
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b d d"]:
-        """K(0) = ∫ B Bᵀ S dω, S being the spectrum of the potential."""
+        """Return K(0) = ∫ B Bᵀ S dω, where S is the spectrum of the potential."""
         num_dims = self.num_outputs if self.dims is None else len(self.dims)
         return self.block(torch.diag_embed(spectrum.second_moments(num_dims)))
 
     def block(self, outer: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ] from E[ωωᵀ] over the inputs of the potential, or K(τ) from its −∇∇ᵀk."""
+        """Return E[B Bᵀ] from E[ωωᵀ] of the inputs of the potential, or K(τ) from −∇∇ᵀk(τ)."""
         return self.assemble(self.embedded(self.embedded(outer).mT).mT)
 
     @abstractmethod
     def assemble(self, outer: Float[Tensor, "*b d d"]) -> Float[Tensor, "*b d d"]:
-        """E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)]: the kernel of the field from −∇∇ᵀk."""
+        """Return E[B Bᵀ g(ω)] from E[ωωᵀ g(ω)], and so the kernel of the field from −∇∇ᵀk."""
 
     def embedded(self, omega: Float[Tensor, "*b D k"]) -> Float[Tensor, "*b D d"]:
-        """Frequencies of the potential as frequencies of the field."""
+        """Return frequencies of the field from frequencies of the potential."""
         return embedded(omega, self.dims, self.num_outputs)
 
 
 @dataclass(frozen=True)
 class Gradient(FieldFactor):
-    """B(ω) = ω: the curl-free kernel −∇∇ᵀk of the gradient of a potential with kernel k."""
+    """The factor B(ω) = ω of the curl-free kernel −∇∇ᵀk, for a potential with the kernel k."""
 
     rank = 1
     is_gradient = True
@@ -128,10 +145,11 @@ class Gradient(FieldFactor):
 
 @dataclass(frozen=True)
 class Solenoidal(FieldFactor):
-    """B(ω) = ‖ω‖ · (orthonormal basis of ω^⊥): the divergence-free kernel (∇∇ᵀ − ΔI)k.
+    """The factor of the divergence-free kernel (∇∇ᵀ − ΔI)k.
 
-    B Bᵀ = ‖ω‖² I − ωωᵀ has rank d − 1: a trigonometric column needs d − 1 features, one fewer than
-    with the symmetric square root. The basis is columns 2…d of the Householder reflector of ω.
+    B(ω) is ‖ω‖ times an orthonormal basis of the vectors orthogonal to ω. B Bᵀ = ‖ω‖² I − ωωᵀ has
+    rank d − 1. A cosine or sine thus needs d − 1 features, one fewer than with the symmetric square
+    root. The basis consists of the columns 2…d of the Householder reflector of ω.
     """
 
     is_solenoidal = True
@@ -149,8 +167,8 @@ class Solenoidal(FieldFactor):
         tiny = torch.finfo(omega.dtype).tiny
         norm = omega.square().sum(-1, keepdim=True).clamp_min(tiny).sqrt()  # (*b, D, 1)
         first, rest = omega[..., :1], omega[..., 1:]
-        # Of the two reflectors, the one in which ω₁ and ‖ω‖ add up: the other has a difference of
-        # nearly equal numbers where ω is along the first axis.
+        # There are two reflectors. In this one, ω₁ and ‖ω‖ are added. In the other one, they are
+        # subtracted, which loses digits if ω is along the first axis.
         sign = torch.where(first >= 0, 1.0, -1.0).to(omega)
         # reflector I − v vᵀ/β with v = ω + sign(ω₁)‖ω‖e₁, β = ‖ω‖(‖ω‖ + |ω₁|)
         v = torch.cat([first + sign * norm, rest], dim=-1)
@@ -164,7 +182,7 @@ Sampler = Callable[[Float[Tensor, "D d"]], tuple[Float[Tensor, "D d"], Float[Ten
 
 @dataclass(frozen=True)
 class SpectralMatrix(Factor):
-    """The conjugate of B(ω), a function of the user's: the kernel ∫ e^{−i⟨ω, x − z⟩} B B* S dω."""
+    """The factor conj B(ω) for the kernel ∫ e^{−i⟨ω, x − z⟩} B B* S dω, with B from the user."""
 
     amplitude: Callable[[Float[Tensor, "m d"]], Float[Tensor, "m p r"]]
     num_outputs: int
@@ -174,11 +192,11 @@ class SpectralMatrix(Factor):
     closed_form = False
 
     def variance(self, spectrum: Spectrum) -> Float[Tensor, "*b p p"]:
-        """K(0) = ∫ B B* S dω."""
+        """Return K(0) = ∫ B B* S dω."""
         return self.variance_spectrum(spectrum).variance
 
     def variance_spectrum(self, spectrum: Spectrum) -> VarianceSpectrum:
-        """B B* S over frequencies."""
+        """Return the spectrum B B* S of the variance."""
         return VarianceSpectrum(spectrum, self, self.num_inputs)
 
     def __call__(self, omega: Float[Tensor, "*b D d"]) -> Float[Tensor, "*b D p r"]:
@@ -188,73 +206,90 @@ class SpectralMatrix(Factor):
 
 
 def evaluate(amplitude: Callable, omega: Float[Tensor, "m d"]) -> Float[Tensor, "m p r"]:
-    """The amplitude at ω, computed in the type of its own parameters and buffers, if it has any."""
+    """Return the amplitude at ω, computed in the dtype of its parameters and buffers, if any.
+
+    Raises:
+        TypeError: the amplitude does not return a tensor.
+    """
     tensors = (
         [*amplitude.parameters(), *amplitude.buffers()] if isinstance(amplitude, nn.Module) else []
     )
     floating = [t.dtype for t in tensors if t.is_floating_point()]
     b = amplitude(omega.to(floating[0]) if floating else omega)
-    if not isinstance(b, Tensor):
-        raise TypeError(
-            "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r), got "
-            f"{type(b).__name__}; use torch operations"
-        )
+    required(
+        b,
+        Tensor,
+        "SpectralMatrixKernel expects amplitude to return a tensor (D, p, r)",
+        "use torch operations",
+    )
     dtype = omega.dtype.to_complex() if b.is_complex() else omega.dtype
     return b.to(omega.device, dtype)
 
 
-# A kernel tree, flattened into a sum of terms.
+# A kernel tree as a sum of terms.
 #
-# Each term is a product of scalar kernels (its *leaves*) and a factor B(ω). A frequency of a
-# product of kernels is the sum of independent frequencies of its factors, on shared or separate
+# Each term is a product of scalar kernels, called its *leaves*, and a factor B(ω). A frequency of a
+# product of kernels is the sum of independent frequencies of these kernels, on shared or separate
 # inputs. A term without leaves is a constant.
 #
-# 1. Sums concatenate the terms of their parts, and products multiply out (`products`).
-# 2. Scales multiply the outputscale, and kernels of several outputs replace the factor 1 of scalar
-#    terms by theirs; hence only one kernel of a product may have several outputs.
-# 3. `active_dims` are composed on the way up: columns of an inner kernel count among those that the
-#    outer one selects (`Term.restricted`).
-# 4. The leaf of the field comes first in a product, because B is a function of its frequency alone.
+# 1. A sum of kernels has the terms of all summands. Products are expanded (`products`).
+# 2. A `ScaleKernel` multiplies the outputscale of terms. A kernel with several outputs replaces the
+#    factor 1 of scalar terms by its factor. Therefore only one kernel of a product may have several
+#    outputs.
+# 3. `active_dims` are composed from the leaves upwards. The columns of an inner kernel are numbered
+#    among the columns that the outer kernel selects (`Term.restricted`).
+# 4. The leaf of the field is the first one in a product, because B depends on its frequency only.
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A scalar kernel and its input columns, all if None."""
+    """A scalar kernel and its input columns.
+
+    Attributes:
+        kernel: the scalar kernel.
+        active_dims: the input columns of the kernel; None for all columns.
+    """
 
     kernel: Kernel
     active_dims: tuple[int, ...] | None = None
 
     def columns(self, num_dims: int) -> tuple[int, ...]:
-        """The input columns of the kernel, of `num_dims` columns."""
+        """Return the input columns of the kernel, for inputs with `num_dims` columns."""
         return self.active_dims or tuple(range(num_dims))
 
     @property
     def spectrum(self) -> Spectrum:
-        """The spectrum of the kernel at its present hyperparameters."""
-        return spectrum(self.kernel)
+        """The spectrum of the kernel at its current hyperparameters."""
+        return law_of(self.kernel)
 
     @property
     def is_elementary(self) -> bool:
-        """Whether the term of the kernel is the kernel itself, unscaled."""
+        """Whether the class of the kernel has no registered terms."""
         return inner_terms.dispatch(type(self.kernel)) is inner_terms.dispatch(object)
 
     def restricted(self, outer: tuple[int, ...]) -> "Leaf":
-        """The leaf inside a kernel that selects these input columns."""
+        """Return the leaf inside a kernel that selects the input columns `outer`."""
         inner = self.active_dims
         return replace(self, active_dims=outer if inner is None else tuple(outer[i] for i in inner))
 
 
 @dataclass(frozen=True)
 class Term:
-    """K(x, z) = outputscale · E[ B(ω₁) cos⟨Σ_i ω_i, x − z⟩ B(ω₁)ᵀ ].
+    """A term K(x, z) = outputscale · E[ B(ω₁) cos⟨Σ_i ω_i, x − z⟩ B(ω₁)ᵀ ] of a kernel tree.
 
-    ω_i is drawn from the spectral measure of the i-th leaf.
+    The frequency ω_i is drawn from the spectral measure of leaf i.
+
+    Attributes:
+        leaves: the scalar kernels.
+        factor: B.
+        outputscale: (*b), the outputscale.
+        group: the kernel of a group of terms that share random frequencies; None without a group.
     """
 
     leaves: tuple[Leaf, ...]
     factor: Factor
     outputscale: Float[Tensor, "*b"]
-    group: Kernel | None = None  # terms of one group share random frequencies
+    group: Kernel | None = None
 
     @property
     def num_outputs(self) -> int:
@@ -262,29 +297,30 @@ class Term:
         return self.factor.num_outputs
 
     def restricted(self, active_dims: Tensor | None) -> "Term":
-        """The term inside a kernel that selects these input columns; all columns if None."""
+        """Return the term inside a kernel that selects `active_dims`, or all columns if None."""
         if active_dims is None:
             return self
         outer = tuple(active_dims.tolist())
         return replace(self, leaves=tuple(leaf.restricted(outer) for leaf in self.leaves))
 
     def scaled(self, outputscale: Float[Tensor, "*b"]) -> "Term":
-        """The term times an outputscale."""
+        """Return the term times an outputscale."""
         return replace(self, outputscale=self.outputscale * outputscale)
 
     def with_factor(self, factor: Factor) -> "Term":
-        """The term of a vector-valued kernel with this scalar term as its base kernel."""
+        """Return the term of a vector-valued kernel whose base kernel has this scalar term."""
         check_scalar("a kernel of vectors", self.num_outputs)
         return replace(self, factor=factor)
 
     def __mul__(self, other: "Term") -> "Term":
-        """The product with a scalar term; the leaves of the vector-valued term come first."""
+        """Return the product with another term, of which at most one has several outputs."""
         if self.num_outputs == 1 < other.num_outputs:
             return other * self
         if other.num_outputs != 1:
             raise ValueError(
                 f"a product of kernels expects at most one kernel with several outputs, got "
-                f"{self.num_outputs} and {other.num_outputs} outputs; make one of them scalar"
+                f"{self.num_outputs} and {other.num_outputs} outputs; use a scalar kernel for one "
+                "of them"
             )
         return replace(
             self,
@@ -295,22 +331,23 @@ class Term:
 
 
 def terms(kernel: Kernel) -> list[Term]:
-    """The terms whose sum is `kernel`; gradients flow to its hyperparameters."""
+    """Return the terms whose sum is `kernel`; gradients flow to its hyperparameters."""
     return [term.restricted(kernel.active_dims) for term in inner_terms(kernel)]
 
 
 def scalar_term(*leaves: Leaf, outputscale: Float[Tensor, "*b"]) -> Term:
-    """A term with one output."""
+    """Return a term with one output."""
     one = torch.ones(1, 1, dtype=outputscale.dtype, device=outputscale.device)
     return Term(leaves, Mixing(one), outputscale)
 
 
 @singledispatch
 def inner_terms(kernel: Kernel) -> list[Term]:
-    """The terms of `kernel` on the inputs of `kernel.forward`, after its `active_dims` are applied.
+    """Return the terms of `kernel` on the inputs of `kernel.forward`.
 
-    A kernel whose class is not registered is a leaf: a scalar kernel, which the registries of
-    spectra and radial derivatives have to know. Register compositions of your own.
+    `active_dims` of `kernel` are already applied to these inputs. A kernel whose class is not
+    registered is a leaf. It must then be a scalar kernel with a registered spectrum or registered
+    radial derivatives. Register a function for a new class of kernels that contain other kernels.
     """
     one = torch.ones((), dtype=kernel.dtype, device=kernel.device)
     return [scalar_term(Leaf(kernel), outputscale=one)]
@@ -327,7 +364,7 @@ def _(kernel: ProductKernel) -> list[Term]:
 
 
 def products(*sums: list[Term]) -> list[Term]:
-    """The terms of a product of sums."""
+    """Return the terms of a product of sums."""
     if len(sums) == 1:
         return sums[0]
     return [first * rest for first in sums[0] for rest in products(*sums[1:])]
@@ -335,7 +372,7 @@ def products(*sums: list[Term]) -> list[Term]:
 
 @inner_terms.register
 def _(kernel: ScaleKernel) -> list[Term]:
-    # gpytorch calls base_kernel.forward: the base kernel's own active_dims are not applied again
+    # gpytorch calls base_kernel.forward, so active_dims of the base kernel are not applied again.
     return [term.scaled(kernel.outputscale) for term in inner_terms(kernel.base_kernel)]
 
 
@@ -352,7 +389,7 @@ def _(kernel: SpectralMixtureKernel) -> list[Term]:
 
 @inner_terms.register
 def _(kernel: MultitaskKernel) -> list[Term]:
-    # as for ScaleKernel, the data kernel's own active_dims are not applied
+    # As for ScaleKernel, active_dims of the data kernel are not applied.
     mixing = Mixing(cholesky(kernel.task_covar_module.covar_matrix.to_dense()))
     return [term.with_factor(mixing) for term in inner_terms(kernel.data_covar_module)]
 
@@ -367,74 +404,80 @@ def _(kernel: LCMKernel) -> list[Term]:
 
 
 def num_outputs(kernel: Kernel) -> int:
-    """p, the number of outputs, for which no term has to be computed."""
+    """Return p, the number of outputs of a kernel, without computing its terms."""
     point = torch.zeros(1, 1)
     return kernel.num_outputs_per_input(point, point)
 
 
 def checked_terms(kernel: object, owner: str, example: str) -> list[Term]:
-    """The terms of the kernel that `owner` was given, which have one number of outputs.
+    """Return the terms of a kernel, after the check that they have the same number of outputs.
+
+    Args:
+        kernel: the kernel.
+        owner: the class or function that expects the kernel, for errors.
+        example: an example of a correct call, for errors.
 
     Raises:
-        TypeError: it is not a kernel; the message has the example.
+        TypeError: `kernel` is not an instance of a kernel.
         ValueError: the terms have different numbers of outputs.
     """
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"{owner} expects an instance of a gpytorch kernel first, got {kernel!r}; use, for "
-            f"instance, {example}"
-        )
+    required(
+        kernel,
+        Kernel,
+        f"{owner} expects an instance of a gpytorch kernel first",
+        f"use, for instance, {example}",
+    )
     summands = terms(kernel)
     outputs = sorted({term.num_outputs for term in summands})
     if len(outputs) != 1:
         raise ValueError(
-            f"{owner} expects terms with one number of outputs, got {outputs}; wrap scalar kernels "
-            "in gpytorch.kernels.MultitaskKernel"
+            f"{owner} expects terms with the same number of outputs, got {outputs}; wrap scalar "
+            "kernels in gpytorch.kernels.MultitaskKernel"
         )
     return summands
 
 
 def spectra_of(term: Term) -> list[Spectrum]:
-    """The spectrum of every leaf of a term, at its present hyperparameters."""
+    """Return the spectrum of every leaf of a term, at its current hyperparameters."""
     return [leaf.spectrum for leaf in term.leaves]
 
 
 def infer_num_dims(parts: Sequence[Term], num_dims: int | None) -> int | None:
-    """The number of input columns: `num_dims`, or else what the terms declare; None if unknown."""
+    """Return the number of input columns from `num_dims` or from the terms; None if unknown."""
     leaves = [(term, leaf) for term in parts for leaf in term.leaves if leaf.active_dims is None]
     numbers = [num_dims, *(_declared_dims(*pair) for pair in leaves)]
     return next((number for number in numbers if number is not None), None)
 
 
 def _declared_dims(term: Term, leaf: Leaf) -> int | None:
-    """The number of inputs by the kernel of the leaf, or else by the kernel of the field."""
+    """Return the number of inputs that the kernel of a leaf or of the field declares."""
     field = term.factor.num_inputs if leaf is term.leaves[0] else None
     return leaf.kernel.ard_num_dims or getattr(leaf.kernel, "num_dims", None) or field
 
 
 def leaf_dims(term: Term, leaf: Leaf, num_dims: int | None) -> int:
-    """The number of input columns of a leaf.
+    """Return the number of input columns of a leaf.
 
     Raises:
-        ValueError: the number is not known.
+        ValueError: the number is unknown.
     """
     if leaf.active_dims is not None:
         return len(leaf.active_dims)
     number = _declared_dims(term, leaf) or num_dims
     if number is None:
         raise ValueError(
-            f"the number of inputs of {type(leaf.kernel).__name__} is not known: expected "
-            "num_dims=, ard_num_dims= or active_dims=, got none of them; pass num_dims= to "
+            f"expected num_dims=, ard_num_dims= or active_dims= for {type(leaf.kernel).__name__}, "
+            "got none of them, so that its number of inputs is unknown; pass num_dims= to "
             "ORFFKernel"
         )
     return number
 
 
 def input_columns(parts: Sequence[Term], num_dims: int | None) -> tuple[int, bool]:
-    """The number of input columns that the terms need, and whether it is exact (else a minimum).
+    """Return the number of input columns of the terms, and whether it is exact or a minimum.
 
     Raises:
-        ValueError: terms that contradict each other or `num_dims`.
+        ValueError: the terms contradict each other or `num_dims`.
     """
     leaves = [(term, leaf) for term in parts for leaf in term.leaves]
     totals = {leaf_dims(term, leaf, num_dims) for term, leaf in leaves if leaf.active_dims is None}
@@ -442,18 +485,20 @@ def input_columns(parts: Sequence[Term], num_dims: int | None) -> tuple[int, boo
     numbers = totals | ({num_dims} if num_dims is not None else set())
     if len(numbers) > 1 or (numbers and minimum > min(numbers)):
         raise ValueError(
-            f"expected terms on the same inputs, got {sorted(totals)} columns for "
-            f"those without active_dims, column {minimum - 1} among active_dims, and "
-            f"num_dims={num_dims}; give active_dims to kernels on a part of the inputs"
+            f"expected terms on the same inputs, got {sorted(totals)} columns for kernels without "
+            f"active_dims, column {minimum - 1} among active_dims, and num_dims={num_dims}; pass "
+            "active_dims to kernels of some of the inputs"
         )
     return (numbers.pop(), True) if numbers else (minimum, False)
 
 
 def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
-    """The inputs that are directions of space: those of the field kernels, else all.
+    """Return the inputs that are directions of space.
+
+    They are the inputs of the field kernels, or all inputs without field kernels.
 
     Raises:
-        ValueError: field kernels on different inputs.
+        ValueError: two field kernels have different inputs.
     """
     spaces = set()
     for term in terms(kernel):
@@ -465,19 +510,19 @@ def space_of(kernel: Kernel, num_inputs: int) -> tuple[int, ...]:
             spaces.add(dims)
     if len(spaces) > 1:
         raise ValueError(
-            f"expected field kernels on the same inputs, got {sorted(spaces)}; give them the same "
-            "active_dims"
+            f"expected field kernels on the same inputs, got {sorted(spaces)}; pass the same "
+            "active_dims to all of them"
         )
     return spaces.pop() if spaces else tuple(range(num_inputs))
 
 
 def share_mixing(parts: Sequence[Term]) -> bool:
-    """Whether all terms are those of one separable kernel, with the same L."""
+    """Return whether all terms belong to one separable kernel, with the same L."""
     first = parts[0].factor
     return all(t.factor.is_constant and t.factor.matrix is first.matrix for t in parts)
 
 
 def varies_in_space(term: Term, space: Sequence[int]) -> bool:
-    """Whether a term varies in space; a term that does not belongs to the background."""
+    """Return whether a term varies in space; otherwise it belongs to the background."""
     dims = {dim for leaf in term.leaves for dim in leaf.active_dims or space}
     return bool(dims & set(space))

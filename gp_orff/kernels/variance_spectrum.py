@@ -1,4 +1,4 @@
-"""The spectrum of the variance of a matrix-valued kernel, from tables of correlations."""
+"""The spectrum of the variance of a matrix-valued kernel, and tables of its correlations."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -13,41 +13,42 @@ from torch import Tensor
 from gp_orff.kernels.lattice_sums import lattice_weights
 from gp_orff.kernels.spectra import GridSpectrum, unit_sphere
 
-# Tables of the largest correlations of a kernel from each lag on, by Fourier transforms.
+# Tables of the largest correlations of a kernel beyond each lag, by Fourier transforms.
 #
-# A grid needs the lag along an axis i beyond which ‖K(τ)‖ stays small, whatever the lag along the
-# other axes. A bound follows from the triangle inequality over the frequencies ω′ of the other
-# axes: the transform of A S along axis i is computed for every ω′, and its norms are added.
+# A grid needs the lag along an axis i beyond which ‖K(τ)‖ is small for all lags along the other
+# axes. A bound follows from the triangle inequality over the frequencies ω′ of the other axes. The
+# transform of A S along axis i is computed for every ω′, and the norms of these transforms are
+# added.
 #
-# 1. `_density` evaluates A S at equispaced frequencies along the axis and at polar nodes of the
-#    others.
-# 2. `_waves` transforms it. The frequencies are folded to one period first, because e^{irω} at the
-#    lags of the table repeats after so many frequencies. The half ω < 0 follows from the symmetry
-#    of A S.
-# 3. The running maximum from the far end makes the table decreasing.
-# 4. A transform is periodic in the lag: correlations beyond half a period reappear at shorter ones.
-#    `_table` therefore increases the period by 1.6 until two tables agree.
-# 5. Beyond the table the bound continues by the power law of its second half. If no two tables
-#    agree before there are too many frequencies, the slowest power is assumed.
+# 1. `_density` evaluates A S at equispaced frequencies along the axis, and at polar nodes of the
+#    other axes.
+# 2. `_waves` computes the transform. Frequencies are first folded to one period, because e^{irω} at
+#    the lags of the table is periodic in ω. The half ω < 0 follows from the symmetry of A S.
+# 3. A running maximum from the longest lag makes the table decreasing.
+# 4. A transform is periodic in the lag, so that correlations beyond half a period reappear at
+#    shorter lags. `_table` therefore increases the period by a factor of 1.6 until two tables
+#    agree.
+# 5. Beyond the table, the bound continues with the power law of its second half. If there are too
+#    many frequencies before two tables agree, the slowest power law is assumed.
 
 
-_STEP = 0.25  # of the lags of a table
-_LEAST_POWER = 0.1  # of the lag, by which correlations fall beyond a table
+_STEP = 0.25  # the spacing of the lags of a table
+_LEAST_POWER = 0.1  # the slowest power law of correlations beyond a table
 
 
 def frequency_step(num_lags: int) -> float:
-    """The spacing of the frequencies of a transform with `num_lags` lags in its period."""
+    """Return the spacing of the frequencies of a transform with `num_lags` lags in its period."""
     return 2 * math.pi / (_STEP * num_lags)
 
 
 @dataclass(frozen=True)
 class CorrelationTable:
-    """A bound of correlations that decreases with the lag, continued by a power of the lag.
+    """A bound of correlations that decreases with the lag, and continues with a power law.
 
     Args:
-        sizes: the sizes of the kernel at the lags 0, `_STEP`, … up to half of the period.
+        sizes: the norms of the kernel at the lags 0, `_STEP`, … up to half of the period.
         num_lags: the number of lags in the period.
-        resolved: whether another table agrees; if not, correlations may not fall beyond the table.
+        resolved: whether another table agrees. If not, correlations may not fall beyond the table.
     """
 
     sizes: Float[np.ndarray, "l"]
@@ -57,7 +58,7 @@ class CorrelationTable:
 
     def __post_init__(self):
         largest = np.maximum.accumulate(self.sizes[::-1])[::-1]
-        # a quarter of a period; half a period is known
+        # The table has a quarter of a period, although half a period is computed.
         object.__setattr__(self, "bounds", largest[: 1 + self.num_lags // 4])
 
     @property
@@ -67,32 +68,33 @@ class CorrelationTable:
 
     @property
     def power(self) -> float:
-        """The power of the lag by which the bound falls beyond the table."""
+        """The exponent of the power law beyond the table."""
         return max(self._fall, _LEAST_POWER) if self.resolved else _LEAST_POWER
 
     @property
     def _fall(self) -> float:
-        """The power by which the bound falls over the second half of the table."""
+        """The exponent of the power law over the second half of the table."""
         half, last = (max(self.bounds[i], 1e-300) for i in (len(self.bounds) // 2, -1))
         return math.log2(half / last)
 
     def __call__(self, lag: float) -> float:
-        """The bound at a lag."""
+        """Return the bound at a lag."""
         if lag <= self.longest:
             return float(np.interp(lag, _STEP * np.arange(len(self.bounds)), self.bounds))
         return float(self.bounds[-1] * (lag / self.longest) ** -self.power)
 
     def lag(self, bound: float) -> float:
-        """The lag from which the bound of correlations is below this."""
+        """Return the lag beyond which correlations are below `bound`."""
         if self.bounds[-1] <= bound:
             return float(_STEP * np.searchsorted(-self.bounds, -bound))
         log_lag = math.log(self.longest) + math.log(self.bounds[-1] / bound) / self.power
         return math.exp(min(log_lag, math.log(1e9)))
 
     def agrees(self, shorter: "CorrelationTable", floor: float) -> bool:
-        """Whether this table falls, and a shorter one says the same, down to a floor.
+        """Return whether this table falls, and agrees with a table with a shorter period.
 
-        Correlations beyond half a period are at other lags in each of them.
+        Correlations beyond half a period appear at different lags in both tables. Differences below
+        `floor` are ignored.
         """
         if self._fall < _LEAST_POWER and self.bounds[-1] > floor:
             return False
@@ -103,17 +105,18 @@ class CorrelationTable:
 def correlation_table(
     density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
 ) -> CorrelationTable:
-    """The table of ∫ ‖∫ e^{irω} G(ω, ω′) dω‖_F dω′ / ‖K(0)‖_F for a density with G(−ω, −ω′) =
-    G(ω, ω′)*.
+    """Return the table of ∫ ‖∫ e^{irω} G(ω, ω′) dω‖_F dω′ / ‖K(0)‖_F.
+
+    The density satisfies G(−ω, −ω′) = G(ω, ω′)*.
 
     Args:
-        density: G at m equispaced frequencies ω ≥ 0, times volumes, half of them at ω = 0, and for
-            ω′ of k lengths and n directions.
-        opposite: the index of the opposite of each direction.
+        density: G times volumes, at m equispaced frequencies ω ≥ 0, and for ω′ with k lengths and n
+            directions. At ω = 0, the volumes are halved.
+        opposite: (n,), the index of the opposite of each direction.
         num_lags: the number of lags in the period of the transform.
     """
     total, sizes = 0.0, 0.0
-    for part in density.split(16, dim=-4):  # so many lengths of ω′ at a time
+    for part in density.split(16, dim=-4):  # 16 lengths of ω′ at a time
         waves = _waves(part, opposite, num_lags)
         total = total + waves[..., 0, :, :, :, :].real.sum((-4, -3))
         sizes = sizes + waves.abs().square().sum((-1, -2)).sqrt().sum((-1, -2))
@@ -124,7 +127,7 @@ def correlation_table(
 def _waves(
     density: Float[Tensor, "*b m k n p p"], opposite: Int[Tensor, "n"], num_lags: int
 ) -> Complex[Tensor, "*b l k n p p"]:
-    """∫ e^{irω} G dω at lags r up to half a period."""
+    """Return ∫ e^{irω} G dω at lags r up to half a period."""
     count, rounds = density.shape[-5], -(-density.shape[-5] // num_lags)
     padded = density.new_zeros(*density.shape[:-5], rounds * num_lags, *density.shape[-4:])
     padded[..., :count, :, :, :, :] = density
@@ -133,59 +136,61 @@ def _waves(
     return half + half[..., opposite, :, :].conj()  # G(−ω, ω′) = G(ω, −ω′)*
 
 
-# How the variance ∫ A(ω) S(ω) dω of a kernel is distributed over frequencies, by quadrature.
+# The distribution of the variance ∫ A(ω) S(ω) dω of a kernel over frequencies, by quadrature.
 #
-# Nodes are polar: directions of the unit sphere, and radii at equal steps of their logarithm, over
-# twelve orders of magnitude, so that the scale of B need not be known. From the shares of the
-# variance in shells follow the tail beyond a radius, its inverse, and moments. Outputs count in
-# units of their standard deviations. An integral of which more than a thousandth lies beyond the
-# radius 10⁵ counts as infinite.
+# The nodes are polar, with directions on the unit sphere and equal steps of the logarithm of the
+# radius. The radii cover twelve orders of magnitude, because the scale of B is unknown. The
+# fractions of the variance in shells give the tail beyond a radius, its inverse, and moments.
+# Outputs are divided by their standard deviations. An integral counts as infinite if more than a
+# thousandth of it is beyond the radius 10⁵.
 
 
-# angles on a circle and steps of log-radii, by the number of inputs: a step of 0.1 is exact to
-# rounding in the trapezoidal rule, one of 0.25 to 1e-8
+# Angles on a circle and steps of log-radii, by the number of inputs. With a step of 0.1, the
+# trapezoidal rule is exact to rounding, and with 0.25 to 1e-8.
 _NODES = {1: (0, 0.1), 2: (128, 0.1), 3: (32, 0.1)}
-_FAR = 1e5  # if more than _DIVERGES of an integral lies beyond this radius, it is infinite
+_FAR = 1e5  # an integral is infinite if more than _DIVERGES of it is beyond this radius
 _DIVERGES = 1e-3
-_FEW_ANGLES = 16  # for the integral over the other axes
-_FAINT = 1e-4  # correlations at which two tables need not agree
+_FEW_ANGLES = 16  # the number of angles for the integral over the other axes
+_FAINT = 1e-4  # smaller correlations of two tables need not agree
 
 
 def diverges(parts: Float[np.ndarray, "*b m"], radii: Float[np.ndarray, "m"]) -> bool:
-    """Whether an integral, the sum of these parts at scaled radii, is infinite."""
+    """Return whether an integral is infinite, from its parts at scaled radii."""
     total = parts.sum(-1)
     beyond = parts[..., radii > _FAR].sum(-1) > _DIVERGES * total
     return bool(beyond.any() or not np.isfinite(total).all())
 
 
 def grows(sizes: Float[np.ndarray, "m"], radii: Float[np.ndarray, "m"]) -> bool:
-    """Whether the largest of some sizes at scaled radii is not reached at moderate ones."""
+    """Return whether some sizes are largest at very large scaled radii."""
     largest = sizes[radii <= _FAR].max()
     return bool(sizes[radii > _FAR].max() / (1 + _DIVERGES) > largest)
 
 
 @dataclass(frozen=True)
 class VarianceSpectrum:
-    """The density A(ω) S(ω), A = B B*, over frequencies; for a batch of spectra, the worst of them.
+    """The density A(ω) S(ω) over frequencies, with A = B B*.
+
+    For a batch of spectra, tails and moments are the largest ones in the batch.
 
     Args:
         spectrum: S.
-        factor: B.
+        factor: B, with the attributes `num_outputs`, `rank` and `sampler`.
         num_dims: d, the number of inputs.
     """
 
     spectrum: GridSpectrum
-    factor: Callable[[Tensor], Tensor]  # B(ω), with its `num_outputs`, `rank` and `sampler`
+    factor: Callable[[Tensor], Tensor]
     num_dims: int
 
     @cached_property
     def scales(self) -> Float[np.ndarray, "d"]:
-        """The unit of frequency along each axis: where the scaled radius is one."""
+        """The frequency along each axis whose scaled radius is one, (d,)."""
         return 1 / self.spectrum.scaled_radius(np.eye(self.num_dims))
 
     @property
     def variance(self) -> Float[Tensor, "*b p p"]:
-        """K(0) = ∫ A S dω."""
+        """The variance K(0) = ∫ A S dω, (*b, p, p)."""
         omega, volumes = self.nodes
         total = sum(
             torch.einsum("...m,mpr,mqr->...pq", mass.to(b), b, b.conj())
@@ -195,43 +200,45 @@ class VarianceSpectrum:
 
     @cached_property
     def _units(self) -> Float[Tensor, "*b p 1"]:
-        """The standard deviation of each output; 1 where it is zero."""
+        """The standard deviation of each output, or 1 if it is zero."""
         variances = self.variance.detach().diagonal(dim1=-1, dim2=-2)
         return torch.where(variances > 0, variances, 1.0).sqrt().unsqueeze(-1)
 
     def tail(self, scaled_radius: float) -> float:
-        """The share of the variance beyond a scaled radius, a mean over the outputs."""
+        """Return the fraction of the variance beyond a scaled radius, a mean over the outputs."""
         radii, tails = self._tails
         return float(np.exp(np.interp(math.log(scaled_radius), np.log(radii), np.log(tails))))
 
     def radius(self, share: float) -> float:
-        """The scaled radius beyond which this share of the variance lies."""
+        """Return the scaled radius beyond which the fraction `share` of the variance lies."""
         radii, tails = self._tails
         return float(np.exp(np.interp(-math.log(share), -np.log(tails), np.log(radii))))
 
     def moment(self, order: int) -> float:
-        """E ρ^{2t}, t = `order`, of the scaled radius ρ, in the mean of Var_i⁻¹ A_ii S over i."""
+        """Return the moment E ρ^{2t} of the scaled radius ρ, with t = `order`.
+
+        The density of frequencies is the mean of Var_i⁻¹ A_ii S over the outputs i.
+        """
         radii, shares = self._shares
         with np.errstate(over="ignore"):
             parts = shares * radii ** (2.0 * order)
         return math.inf if diverges(parts, radii) else float(parts.sum(-1).max())
 
     def correlation(self, lag: float, axis: int) -> float:
-        """A bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag` along an axis i, of
-        correlations: K in the units of the outputs.
+        """Return a bound of ‖K(τ)‖_F / ‖K(0)‖_F for all lags τ with τ_i ≥ `lag`.
 
-        The lag along the other axes may be any: a kernel whose correlations are long in a direction
-        between the axes has large values off the axes only.
+        Outputs are divided by their standard deviations. The axis is i. The lags along the other
+        axes are arbitrary, because correlations may be long in a direction between the axes.
         """
         return self._tables[axis](lag * self.scales[axis])
 
     def correlation_lag(self, axis: int, bound: float) -> float:
-        """The lag along an axis beyond which the bound of the correlation is below this."""
+        """Return the lag along an axis beyond which correlations are below `bound`."""
         table = self._tables[axis]
         return table.lag(max(bound, self._floor(table.num_lags))) / self.scales[axis]
 
     def _floor(self, num_lags: int) -> float:
-        """The accuracy of a table of correlations, which ends at a cut."""
+        """Return the accuracy of a table of correlations, whose integrals end at the cut."""
         return self.tail(self._cut) * frequency_step(num_lags) / self._cut
 
     @cached_property
@@ -241,7 +248,7 @@ class VarianceSpectrum:
 
     @cached_property
     def nodes(self) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m"]]:
-        """Frequencies in all directions and of all lengths, and their volumes."""
+        """Frequencies with all directions and lengths, and their volumes."""
         angles, step = _NODES.get(self.num_dims, (0, 0.3))
         return _polar_nodes(self.scales, angles, step, self.device)
 
@@ -252,7 +259,7 @@ class VarianceSpectrum:
     def _masses(
         self, omega: Float[Tensor, "m d"], volumes: Float[Tensor, "m"]
     ) -> Iterator[tuple[Float[Tensor, "*b c"], Float[Tensor, "c p r"]]]:
-        """By chunks of frequencies: S times the volumes, and B, zero where S underflows."""
+        """Yield S times the volumes, and B, for chunks of frequencies; B is 0 if S underflows."""
         shape = self.factor.num_outputs, self.factor.rank
         for part, volume in zip(omega.split(2**16), volumes.split(2**16), strict=True):
             mass = self.spectrum.log_density(part).exp() * volume
@@ -263,7 +270,7 @@ class VarianceSpectrum:
 
     @cached_property
     def _shares(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "*b m"]]:
-        """Scaled radii, in ascending order, and the shares of the variance in the shell of each."""
+        """Scaled radii in ascending order, and the fraction of the variance in each shell."""
         omega, volumes = self.nodes
         with torch.no_grad():
             masses = self._masses(omega, volumes)
@@ -276,8 +283,8 @@ class VarianceSpectrum:
         if invalid.any():
             raise ValueError(
                 "SpectralMatrixKernel expects a finite amplitude, got NaN or infinity at ω = "
-                f"{omega[int(invalid.argmax())].tolist()} with its present parameters; write it so "
-                "that it is finite for all of their values"
+                f"{omega[int(invalid.argmax())].tolist()} with its current parameters; make it "
+                "finite for all values of the parameters"
             )
         radii, place = np.unique(
             self.spectrum.scaled_radius(omega.cpu().numpy()).round(12), return_inverse=True
@@ -289,15 +296,16 @@ class VarianceSpectrum:
 
     @cached_property
     def _tails(self) -> tuple[Float[np.ndarray, "m"], Float[np.ndarray, "m"]]:
-        """Scaled radii, in ascending order, and the shares of the variance beyond each of them."""
+        """Scaled radii in ascending order, and the fraction of the variance beyond each radius."""
         radii, shares = self._shares
-        beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares  # half of its own shell
+        # A radius divides its shell into two halves.
+        beyond = shares[..., ::-1].cumsum(-1)[..., ::-1] - 0.5 * shares
         tails = beyond.reshape(-1, len(radii)).max(0)
         return radii, np.maximum(tails, 1e-300 * (1 + np.arange(len(radii))[::-1]))
 
     @cached_property
     def _tables(self) -> list[CorrelationTable]:
-        """For each axis, a table that agrees with a shorter one, whose aliasing is another."""
+        """For each axis, a table that agrees with a table with a shorter period."""
         return [self._table(axis) for axis in range(self.num_dims)]
 
     @torch.no_grad()
@@ -314,17 +322,20 @@ class VarianceSpectrum:
                 return replace(table, resolved=False)
 
     def _others(self, axes: Sequence[int]) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-        """Frequencies along the other axes, up to the cut, and their volumes."""
+        """Return frequencies along the other axes, up to the cut, and their volumes."""
         radii, tails = self._tails
-        least = radii[np.searchsorted(-tails, _FAINT - 1)]  # a smaller share lies below it
+        least = radii[np.searchsorted(-tails, _FAINT - 1)]  # smaller radii have little variance
         ends = min(least, 1e-3), self._cut
         return _polar_nodes(self.scales[list(axes)], _FEW_ANGLES, 0.25, self.device, ends)
 
     def _density(
         self, axis: int, step: float
     ) -> tuple[Float[Tensor, "*b m k n p p"], Int[Tensor, "n"]]:
-        """A S at equispaced frequencies ≥ 0 along an axis, for k lengths and n directions of the
-        others, times volumes; and the opposite of each direction."""
+        """Return A S times volumes, and the index of the opposite of each direction.
+
+        The m frequencies along the axis are equispaced and ≥ 0. The frequencies of the other axes
+        have k lengths and n directions.
+        """
         others = [i for i in range(self.num_dims) if i != axis]
         rest, volumes = self._others(others)
         count = 1 + math.ceil(self._cut / step)
@@ -352,7 +363,7 @@ class VarianceSpectrum:
 def _directions(
     dims: int, angles: int, device: torch.device
 ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n"]]:
-    """Unit vectors and weights of a mean over the sphere; one vector without entries for k = 0."""
+    """Return unit vectors and weights of a mean over the sphere; an empty vector for k = 0."""
     if not dims:
         return torch.zeros(1, 0, dtype=torch.float64, device=device), torch.ones(1, device=device)
     return unit_sphere(dims, device, angles)
@@ -365,9 +376,9 @@ def _polar_nodes(
     device: torch.device,
     ends: tuple[float, float] = (1e-6, 1e6),  # radii, in units of the spectrum
 ) -> tuple[Float[Tensor, "m k"], Float[Tensor, "m"]]:
-    """Nodes ω in k dimensions and weights of an integral over all of them, in polar coordinates.
+    """Return nodes ω and weights of an integral over k dimensions, in polar coordinates.
 
-    `ends` are the smallest and the largest radius.
+    `ends` are the smallest and the largest radius, in units of the spectrum.
     """
     dims = len(scales)
     directions, means = _directions(dims, angles, device)

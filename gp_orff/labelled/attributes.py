@@ -12,7 +12,7 @@ from gp_orff.data.checks import in_column_units
 from gp_orff.data.units import Unit, conversion, optional
 from gp_orff.data.validation import as_real
 from gp_orff.labelled.plane import LocalPlane
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Symbol, required
 from gp_orff.symbols.pointwise import Curl, Divergence
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ EPOCH = "1970-01-01"
 def as_dataset(dataset: object) -> "xarray.Dataset":
     """The argument, if it is a Dataset. Otherwise a TypeError is raised."""
     xr = optional("xarray", "xarray")
-    if not isinstance(dataset, xr.Dataset):
-        raise TypeError(
-            f"expected an xarray Dataset, got {type(dataset).__name__}; convert a DataFrame with "
-            "to_xarray(), or a DataArray with to_dataset()"
-        )
-    return dataset
+    return required(
+        dataset,
+        xr.Dataset,
+        "expected an xarray Dataset",
+        "convert a DataFrame with to_xarray(), or a DataArray with to_dataset()",
+    )
 
 
 def named(dataset: "xarray.Dataset", names: Sequence[str]) -> dict[str, "xarray.Variable"]:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gp_orff.data.checks import common_units, vectors_of
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import Unit, change
+from gp_orff.data.validation import is_single
 from gp_orff.labelled.attributes import (
     GRID_MAPPING,
     Attributes,
@@ -31,7 +32,7 @@ from gp_orff.labelled.attributes import (
     with_conventions,
 )
 from gp_orff.labelled.plane import Field, LocalPlane, Paths, ProjectedField, Values
-from gp_orff.symbols.base import Symbol
+from gp_orff.symbols.base import Symbol, required
 from gp_orff.symbols.pointwise import Curl, Divergence
 
 if TYPE_CHECKING:
@@ -306,11 +307,12 @@ def _warn_of_other_names(
 
 
 def _check_plane(project: object) -> None:
-    if not isinstance(project, LocalPlane):
-        raise TypeError(
-            f"expected project= as the LocalPlane that labelled.readings returned, got {project!r}:"
-            " predictions must be in the plane of the data"
-        )
+    required(
+        project,
+        LocalPlane,
+        "expected project= as the LocalPlane that labelled.readings returned",
+        "predictions must be in the plane of the data",
+    )
 
 
 def _kept(dataset: "xarray.Dataset") -> dict[str, Attributes]:
@@ -385,7 +387,7 @@ def _names(field: Field, names: Sequence[str] | None) -> list[str]:
     p = field.num_outputs
     if names is None:
         return list("uvw"[:p]) if p in (2, 3) else [f"f{i + 1}" for i in range(p)]
-    if isinstance(names, str) or len(names) != p:
+    if is_single(names) or len(names) != p:
         raise ValueError(f"expected a list of {p} names, one for each output, got {names!r}")
     return list(names)
 
@@ -393,11 +395,12 @@ def _names(field: Field, names: Sequence[str] | None) -> list[str]:
 def _outputs(field: Field, name: str, symbol: Symbol) -> list[str]:
     """The names of the outputs of a symbol: the name of the symbol, numbered if there are
     several."""
-    if not isinstance(symbol, Symbol):
-        raise TypeError(
-            f"expected a symbol as {name!r}, such as gp_orff.Divergence(), got "
-            f"{type(symbol).__name__}"
-        )
+    required(
+        symbol,
+        Symbol,
+        f"expected a symbol as {name!r}, such as gp_orff.Divergence()",
+        "give an instance",
+    )
     q = symbol.num_outputs(field.num_outputs)
     return [name] if q == 1 else [f"{name}_{i + 1}" for i in range(q)]
 

@@ -25,6 +25,7 @@ from gp_orff.data.checks import (
 from gp_orff.data.passes import naming
 from gp_orff.data.survey import DataWarning
 from gp_orff.data.units import UnitArray, change
+from gp_orff.data.validation import is_single
 from gp_orff.labelled.attributes import (
     EPOCH,
     as_dataset,
@@ -239,8 +240,7 @@ class Columns:
     ) -> "Columns":
         """The columns for the arguments of `readings`."""
         variables, coordinates = (
-            (names,) if isinstance(names, str) else tuple(names)
-            for names in (variables, coordinates)
+            (names,) if is_single(names) else tuple(names) for names in (variables, coordinates)
         )
         along = {"track": track, "time": time}
         along = {option: name for option, name in along.items() if name is not None}

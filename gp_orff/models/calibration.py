@@ -17,7 +17,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gp_orff.data.dataset import Arrays, Dataset, InMemory
+from gp_orff.data.dataset import Dataset, InMemory
 from gp_orff.data.noise import Noises
 from gp_orff.data.observations import Observations, TruncatedVariance
 from gp_orff.data.patterns import GroupKey
@@ -25,13 +25,13 @@ from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.tracks import TrackObservations
 from gp_orff.fitting.noise import is_kept
 from gp_orff.inference.along_tracks import (
-    block_means_under,
+    covariance_of_blocks,
     in_components,
-    joint_covariance,
     residual_of_blocks,
+    tracks_left_out,
 )
 from gp_orff.inference.exact import ExactInference, has_covariance
-from gp_orff.inference.left_out import Block, LeftOut, predicted, tracks_left_out
+from gp_orff.inference.left_out import Block, LeftOut, predicted
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.kernels.lines import inputs_of_lines
 from gp_orff.kernels.tree import space_of
@@ -68,7 +68,7 @@ _FEWEST_NEIGHBOURS = 4  # observations of a sample that determine a distance
 def first_readings(data: Dataset) -> Dataset:
     """All observations of small data. From chunks and large data, about the first twentieth, with
     learned weights."""
-    if data.is_small and _in_memory(data):
+    if data.is_small and _at_hand(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
     if sum(map(len, sample)) == every and data.weights is None:
@@ -367,7 +367,7 @@ def _calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     outliers = _OF_STUDENT_T if state.e_step.heavy_tailed else 0.0
     if not data.revisitable or data.symbol_data or any_pointwise(state.likelihoods):
         return None
-    if not data.tracks and (rows > _MOST or not _in_memory(data)):
+    if not data.tracks and (rows > _MOST or not _at_hand(data)):
         return Calibration.of(_left_out_of_surroundings(state, prior_mean), outliers)
     if rows > _MOST:
         return None
@@ -542,8 +542,7 @@ def ratios_of_track(
 ) -> Iterator[Float[Tensor, "k"]]:
     """|aᴴr|²/(aᴴCa) for each component of the block means of a track, at k frequencies."""
     residual, width = residual_of_blocks(field, part).cpu().to(wave), part.y.shape[-1]
-    seen = block_means_under(field, part)
-    latent = joint_covariance(field, part.x[:0], seen, lambda rows: rows)
+    latent = covariance_of_blocks(field, part)
     covariance = (part.noise_covariance(noises, truncated) - latent).cpu().to(wave)
     for i in range(width):
         of_one = covariance[i::width, i::width]
@@ -667,8 +666,8 @@ def _rows(state: ModelState) -> float:
     return math.inf if inference.is_iterative else inference.num_features(state.kernel)
 
 
-def _in_memory(data: Dataset) -> bool:
-    return all(isinstance(source, InMemory | Arrays) for source in data.sources)
+def _at_hand(data: Dataset) -> bool:
+    return all(source.at_hand for source in data.sources)
 
 
 def _some(held: TrackObservations, count: int) -> TrackObservations:

@@ -12,7 +12,7 @@ from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel
 from gpytorch.likelihoods import Likelihood
 
 from gp_orff.data.reading import Options
-from gp_orff.data.validation import as_matrix, as_points, is_single
+from gp_orff.data.validation import as_matrix, as_points, entries_of, is_single
 from gp_orff.fitting.journal import announce
 from gp_orff.inference.exact import ExactInference
 from gp_orff.kernels.fields import CurlFreeKernel, DivergenceFreeKernel, HelmholtzKernel
@@ -104,7 +104,7 @@ class KernelComparison:
 
     @property
     def _by_blocks(self) -> list[tuple[str, ...]]:
-        header = "kernel", "NLPD", "difference from best", "standard error", "RMSE"
+        header = "kernel", "NLPD", "difference", "standard error", "RMSE"
         rows = [(*header, "coverage of 95 % intervals")]
         best = next(iter(self.cross_validations.values()))
         for name, result in self.cross_validations.items():
@@ -117,7 +117,7 @@ class KernelComparison:
     def _by_evidence(self) -> list[tuple[str, ...]]:
         best = next(iter(self.models))
         points = self.num_values / self.models[best].num_outputs
-        header = "kernel", "log evidence, nats", "nats per point", "difference from best"
+        header = "kernel", "log evidence, nats", "nats per point", "difference"
         rows = [(*header, "standard error")]
         for name, nats in self.evidence.items():
             of_point = nats, nats - self.evidence[best], self._error(name)
@@ -261,7 +261,7 @@ def _num_inputs(x: object, y: object, options: Mapping[str, object]) -> int:
     Options(**options)  # raises for an unknown name
     if y is None:
         x = next(iter(x))
-        x = x["x"] if isinstance(x, Mapping) else x[0]
+        x = entries_of(x)["x"]
     return as_points(x[:1]).shape[-1]
 
 

@@ -26,8 +26,10 @@ from gp_orff.data.validation import as_matrix, is_single
 from gp_orff.features.assemble import term_spectra
 from gp_orff.features.grid_design import lengthscales
 from gp_orff.fitting.robust_em import EStep
+from gp_orff.inference.along_tracks import TrackReadings, left_out_of_tracks
 from gp_orff.inference.features import Inference
-from gp_orff.inference.left_out import Block, LeftOut, TrackReadings, left_out, left_out_of_tracks
+from gp_orff.inference.left_out import Block, LeftOut, left_out
+from gp_orff.kernels.base import map_tensors
 from gp_orff.models.report import table
 
 if TYPE_CHECKING:
@@ -330,11 +332,9 @@ class CrossValidation:
 
     def _take(self, rows: Int[Tensor, "m"]) -> "CrossValidation":
         """The scores of the values in `rows`, which belong to one block."""
-        tensors = {
-            name: value[rows] for name, value in vars(self).items() if torch.is_tensor(value)
-        }
-        tensors["block"] = torch.zeros_like(rows)
-        return replace(self, names=(self.names[int(self.block[rows[0]])],), **tensors)
+        names = (self.names[int(self.block[rows[0]])],)
+        scores = map_tensors(self, lambda tensor: tensor[rows])
+        return replace(scores, names=names, block=torch.zeros_like(rows))
 
     def gain_over(self, other: "CrossValidation") -> tuple[float, float]:
         """Return the decrease of the NLPD relative to `other`, and its standard error, in nats.

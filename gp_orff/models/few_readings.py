@@ -4,8 +4,8 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, singledispatch
 
 import numpy as np
 import scipy
@@ -43,7 +43,7 @@ from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.quadratic import Evidence
 from gp_orff.kernels.base import cholesky
 from gp_orff.kernels.fields import counterpart
-from gp_orff.kernels.learned import has_learned_spectrum
+from gp_orff.kernels.spectra import learned_spectra
 from gp_orff.kernels.tree import leaf_dims, terms
 from gp_orff.symbols.base import Symbol
 
@@ -253,7 +253,7 @@ class PriorOfCoordinates:
         widths = np.ones_like(means)
         for own, prior in {**self.priors.weak, **self.priors.registered}.items():
             columns, part = self._columns[own]
-            if isinstance(prior, LogNormal) and part.is_logarithm:
+            if own in self.priors.weak and part.is_logarithm:
                 if prior.summand is None:
                     means[columns] = prior.median.log().flatten().cpu().numpy()
                     widths[columns] = prior.width
@@ -340,19 +340,23 @@ def _moments(
     return u.mean(0).cpu().numpy(), _WIDER_PRIOR * u.std(0).cpu().numpy()
 
 
+@singledispatch
 def _draws(prior: Prior | LogNormal, shape: torch.Size) -> Float[Tensor, "S ..."]:
     """Draws of values from a prior; NaN if the prior cannot be drawn from."""
-    if isinstance(prior, LogNormal):
-        normal = torch.randn(_DRAWS, *shape, dtype=torch.float64)
-        if prior.summand is not None:
-            return normal * math.nan
-        return prior.median.cpu() * torch.exp(prior.width * normal)
     try:
         own = prior.batch_shape + prior.event_shape
         count = (_DRAWS,) if own == shape or len(own) else (_DRAWS, *shape)
         return prior.sample(torch.Size(count)).expand(_DRAWS, *shape)
     except NotImplementedError:
         return torch.full((_DRAWS, *shape), math.nan)
+
+
+@_draws.register
+def _(prior: LogNormal, shape):
+    normal = torch.randn(_DRAWS, *shape, dtype=torch.float64)
+    if prior.summand is not None:
+        return normal * math.nan
+    return prior.median.cpu() * torch.exp(prior.width * normal)
 
 
 # Adaptive importance sampling. A quarter of the draws always comes from the prior.
@@ -581,7 +585,7 @@ class Mixture(FieldDistribution):
         kernel: the kernel whose terms name the parts.
     """
 
-    members: Sequence[Member]
+    members: Sequence[Member] = field()
     kernel: Kernel
 
     @property
@@ -826,7 +830,7 @@ class Sample:
 def leaves_spectra_open(inference: Inference, kernel: Kernel) -> bool:
     """Whether there are too few observations to determine a learned spectrum."""
     few = inference.is_exact and inference.num_values <= MOST_SAMPLED
-    return few and has_learned_spectrum(kernel, trained=True)
+    return few and bool(learned_spectra(kernel, trained=True))
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from gp_orff.inference.features import FeatureInference, Inference, Posterior
 from gp_orff.inference.posteriors import FieldDistribution, PlusWhite
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels.base import as_real_tensor
+from gp_orff.kernels.base import as_real_tensor, parts_of
 from gp_orff.kernels.derivatives import decided, require
 from gp_orff.kernels.fields import HelmholtzKernel, summands
 from gp_orff.kernels.tree import num_outputs, space_of, terms
@@ -115,6 +115,7 @@ class Snapshot(KernelOfField, ABC):
     noises: Noises
     prior_mean: Mean
     fixed_mean: Float[Tensor, "p"] | None  # None if the mean is the constant of largest evidence
+    is_part = False  # whether it is a `PartSnapshot`
 
     @abstractmethod
     def inference_at(self, points: Float[Tensor, "n d"], symbol: Symbol | None = None) -> Inference:
@@ -268,15 +269,14 @@ class ExactGPSnapshot(Snapshot):
         covariance, mean = (
             deepcopy(getattr(model, name, None)) for name in ("covar_module", "mean_module")
         )
-        parts = list(covariance.modules()) if isinstance(covariance, Kernel) else []
-        has_features, *inside = [isinstance(part, ORFFKernel) for part in parts] or [False]
-        if mean is None or not parts or any(inside):
+        has_features = isinstance(covariance, ORFFKernel)
+        kernel = covariance.base_kernel if has_features else covariance
+        if mean is None or not isinstance(kernel, Kernel) or parts_of(kernel, ORFFKernel):
             raise TypeError(
                 "expected a model with mean_module and covar_module, where covar_module is an "
                 f"ORFFKernel or contains none, got {type(covariance).__name__}; put sums and "
                 "scales of kernels inside one ORFFKernel"
             )
-        kernel = covariance.base_kernel if has_features else covariance
         kernel, mean = (part.double().requires_grad_(False) for part in (kernel, mean))
         p = num_outputs(kernel)
         targets = as_real_tensor(model.train_targets, "the targets of ExactGP")
@@ -304,6 +304,7 @@ class PartSnapshot(Snapshot):
     total: Snapshot  # the snapshot of the sum
     kernel: Kernel
     term_indices: tuple[int, ...]  # the terms of the part, among the terms of the sum
+    is_part = True
 
     @classmethod
     def of(cls, total: Snapshot, name: str | int) -> "PartSnapshot":

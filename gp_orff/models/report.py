@@ -31,6 +31,7 @@ from gp_orff.fitting.scoring import WeakPriors
 from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.inference.price import MOST_TRAINING
+from gp_orff.kernels.base import children_of
 from gp_orff.models.frozen_model import ModelSnapshot, Snapshot
 from gp_orff.threads import chosen_threads
 
@@ -110,12 +111,7 @@ def description(snapshot: Snapshot) -> str:
 
 def expression(kernel: Kernel) -> str:
     """The classes in a tree of kernels: `ScaleKernel(CurlFreeKernel(MaternKernel(nu=1.5)))`."""
-    children = [
-        part
-        for child in kernel.children()
-        for part in (child if isinstance(child, nn.ModuleList) else [child])
-        if isinstance(part, Kernel)
-    ]
+    children = [part for part in children_of(kernel) if isinstance(part, Kernel)]
     parts, name = [expression(child) for child in children], type(kernel).__name__
     if type(kernel) in _SIGNS:
         nested = zip(children, parts, strict=True)

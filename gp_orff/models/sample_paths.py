@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, singledispatch
+from functools import cached_property, partial, singledispatch
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ from gp_orff.kernels.base import check_positive_integer, is_transformed
 from gp_orff.kernels.derivatives import decided
 from gp_orff.kernels.tree import terms
 from gp_orff.models.few_readings import Mixture
-from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, PartSnapshot, Snapshot
+from gp_orff.models.frozen_model import FieldOnDomain, KernelOfField, Snapshot
 from gp_orff.models.transforms import pointwise
-from gp_orff.symbols.base import Identity, Symbol
+from gp_orff.symbols.base import Identity, Symbol, required
 from gp_orff.threads import chosen_threads
 
 # From a posterior to functions that can be evaluated anywhere:
@@ -63,6 +63,15 @@ class Paths(ABC):
             f"{type(symbol).__name__} of sample paths of an exact model is not available: expected "
             f"features, for example {_BY_FEATURES}; or differentiate the paths with torch"
         )
+
+    def with_constants(
+        self, extended: Callable[[Expansion], Expansion], normal: Callable[..., Tensor]
+    ) -> "Paths":
+        """These paths, with drawn weights for the constants of potentials.
+
+        `extended` adds the features of the constants to an expansion. `normal` draws weights.
+        """
+        return self
 
     @abstractmethod
     def __len__(self) -> int:
@@ -100,9 +109,9 @@ class WeightPaths(Paths):
         """Paths with their weights less these, which `FieldDistribution.response_to` returns."""
         return replace(self, theta=self.theta - weights)
 
-    def on(self, expansion: Expansion, further: Float[Tensor, "k S"]) -> "WeightPaths":
-        """These functions under a longer expansion, whose additional features have the drawn
-        weights `further`. Only potentials use the additional features."""
+    def with_constants(self, extended, normal):
+        expansion = extended(self.expansion)
+        further = normal(expansion.num_features - len(self.theta), len(self))
         return replace(self, expansion=expansion, theta=torch.cat([self.theta, further]))
 
     def apply(self, symbol: Symbol, space: Sequence[int]) -> "WeightPaths":
@@ -185,7 +194,7 @@ class JoinedPaths(Paths):
 def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int) -> Paths:
     """Draw `count` functions from a field of a snapshot."""
     distribution, _ = field.distribution.split()
-    if isinstance(distribution, Mixture):
+    if distribution.members:
         return _mixed(distribution, field, snapshot, count, seed)
     generator = torch.Generator().manual_seed(seed)
 
@@ -196,9 +205,7 @@ def sample_paths(field: FieldOnDomain, snapshot: Snapshot, count: int, seed: int
     root = distribution.constant_root
     change = root @ normal(root.shape[-1], count)
     paths = paths.less(distribution.given_mean.response_to(change))
-    if isinstance(paths, WeightPaths):
-        expansion = field.inference.with_constants(snapshot.kernel, paths.expansion)
-        paths = paths.on(expansion, normal(expansion.num_features - len(paths.theta), count))
+    paths = paths.with_constants(partial(field.inference.with_constants, snapshot.kernel), normal)
     constants = (distribution.constant.unsqueeze(-1) + change).mT
     return PlusConstants(paths, constants) if distribution.includes_mean else paths
 
@@ -239,7 +246,7 @@ def _(distribution: WeightPosterior, snapshot, count, seed, normal) -> WeightPat
 
 @paths_of.register
 def _(distribution: ExactPosterior, snapshot, count, seed, normal) -> PathwisePaths:
-    if isinstance(snapshot, PartSnapshot):
+    if snapshot.is_part:
         raise NotImplementedError(
             "expected a part of a model with features, got a part of a model with the exact "
             "kernel, which has no sample paths; use " + _BY_FEATURES
@@ -465,11 +472,12 @@ def sample_prior(
         (torch.Size([3, 7, 2]), torch.Size([3, 7, 1]))
     """
     check_positive_integer(num_paths, "num_paths", "sample_prior")
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"sample_prior expects an instance of a gpytorch kernel, got {type(kernel).__name__}; "
-            "give model.kernel if you have a model"
-        )
+    required(
+        kernel,
+        Kernel,
+        "sample_prior expects an instance of a gpytorch kernel",
+        "give model.kernel if you have a model",
+    )
     with torch.no_grad():
         kernel = deepcopy(kernel).double().requires_grad_(False)
         box = None if domain is None else as_box(domain, "domain", "sample_prior")

@@ -25,13 +25,12 @@ from gp_orff.data.dataset import (
 )
 from gp_orff.data.noise import group_noise, noises_of
 from gp_orff.data.observations import SymbolObservations
-from gp_orff.data.patterns import DEFAULT, LineOfSight
+from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import any_pointwise, require_gaussian
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import corners
 from gp_orff.features.draws import GridWarning, Rule
-from gp_orff.features.grid import Grid
 from gp_orff.fitting.journal import History
 from gp_orff.fitting.noise import (
     along_directions,
@@ -376,8 +375,8 @@ class ModelState:
     def warn_of_small_grid(self) -> None:
         """Warn if the grid that the user gave truncates much of the variance, unless the fit has
         given this warning."""
-        inference, given = self.inference, self.representation.requested
-        if inference.is_exact or not isinstance(given, Grid):
+        inference, representation = self.inference, self.representation
+        if inference.is_exact or representation.auto or not representation.grid:
             return
         noises = noises_of(self.kernel, self.likelihoods)
         ratio = max(inference.truncation_ratios(self.kernel, noises).values(), default=0.0)
@@ -446,7 +445,7 @@ def with_groups(
         if key.label in groups:
             continue
         likelihood = independent(groups[DEFAULT])
-        if isinstance(key.pattern, LineOfSight):
+        if key.pattern.along:
             likelihood = along_directions(likelihood, key.pattern.num_outputs)
         groups[key.label] = deepcopy(likelihood).to(reference)
     return groups

@@ -7,7 +7,9 @@ import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial, singledispatch
+from importlib import import_module
 from inspect import Parameter, getmembers, isclass, signature
+from pkgutil import iter_modules
 from zipfile import BadZipFile
 
 import gpytorch
@@ -16,20 +18,20 @@ import torch
 from gpytorch import Module
 from torch import Tensor, nn
 
-from gp_orff import features, symbols
+from gp_orff import features, kernels, symbols
 from gp_orff.data import likelihoods
 from gp_orff.data.dataset import Data, Dataset, StatisticsOnly
-from gp_orff.data.observations import Observations, Represented, SymbolObservations
-from gp_orff.data.patterns import GroupKey
+from gp_orff.data.observations import Observations, SymbolObservations
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.sites import Repeats
-from gp_orff.data.statistics import FieldStatistics, check_kind, pack_key, unpack_key, write_whole
+from gp_orff.data.statistics import FieldStatistics, check_kind, write_whole
 from gp_orff.data.survey import Survey
-from gp_orff.data.tracks import Track, TrackObservations, means_of
+from gp_orff.data.tracks import TrackObservations
 from gp_orff.features.draws import Rule
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.inference.representation import Representation
-from gp_orff.kernels import dot_product, fields, harmonic, learned, lines, scalar, separable
+from gp_orff.kernels import dot_product, fields, harmonic
+from gp_orff.kernels.base import map_tensors, parts_of, plain_tensor
 from gp_orff.kernels.spectral_matrix import SpectralMatrixKernel
 from gp_orff.models.state import ModelState
 from gp_orff.symbols.base import Symbol
@@ -126,8 +128,8 @@ def _(value):
 # arguments and constraints.
 #
 # 1. `_recipe` descends the tree of modules. It returns no recipe if it cannot describe a part: an
-#    unknown class, a prior that no constructor makes, a constraint with an unusual transform, a
-#    batch, or a parameter that occurs in two places.
+#    unknown class, a constraint with an unusual transform, a batch, or a parameter that occurs in
+#    two places. There is also no recipe if the constructors make other priors.
 # 2. `_captured` takes the constructor arguments from attributes with the same names. `_ARGUMENTS`
 #    lists the classes that store an argument under another name.
 # 3. `build` constructs the module from the recipe. Without a recipe, it needs a module that the
@@ -144,10 +146,10 @@ _CLASSES = {
     name: cls
     for place in (
         *(gpytorch.kernels, gpytorch.likelihoods, gpytorch.means, likelihoods),
-        *(dot_product, fields, harmonic, learned, lines, scalar, separable),
+        *(import_module(f"{kernels.__name__}.{m.name}") for m in iter_modules(kernels.__path__)),
     )
     for name, cls in getmembers(place, isclass)
-    if issubclass(cls, Module) and cls is not learned.RelatedSpectrumKernel
+    if issubclass(cls, Module) and getattr(cls, "has_recipe", True)
 }
 
 
@@ -235,9 +237,8 @@ def describe(module: Module) -> dict:
     Raises:
         ValueError: The amplitude of a spectral matrix is a plain function, which has no state.
     """
-    for part in module.modules():
-        amplitude_in_state = "amplitude" in dict(part.named_children())
-        if isinstance(part, SpectralMatrixKernel) and not amplitude_in_state:
+    for part in parts_of(module, SpectralMatrixKernel):
+        if "amplitude" not in dict(part.named_children()):
             raise ValueError(
                 "expected the amplitude of a SpectralMatrixKernel to be a torch.nn.Module, whose "
                 f"parameters and buffers a file can store, got {part.amplitude!r}; put the "
@@ -247,7 +248,9 @@ def describe(module: Module) -> dict:
     try:
         _require(len(set(map(id, parameters))) == len(parameters))  # no parameter in two places
         recipe = _recipe(module)
-        _build_recipe(recipe).double().load_state_dict(module.state_dict())
+        built = _build_recipe(recipe).double()
+        _require(_prior_kinds(built) == _prior_kinds(module))  # their values are in the state
+        built.load_state_dict(module.state_dict())
     except (_Unknown, TypeError, ValueError, RuntimeError):  # errors of other classes
         recipe = None
     return {
@@ -312,7 +315,7 @@ def build(description: Mapping, module: Module | None, role: str) -> Module:
 def _recipe(module: Module) -> dict:
     """The recipe of a module. Raises `_Unknown` if a part cannot be described."""
     kind = type(module)
-    _require(_CLASSES.get(kind.__name__) is kind and all(map(_is_own, module.named_priors())))
+    _require(_CLASSES.get(kind.__name__) is kind)
     _require(not getattr(module, "batch_shape", ()))
     constraints = {}
     for name, constraint in module.named_constraints():
@@ -332,16 +335,12 @@ def _recipe(module: Module) -> dict:
     }
 
 
-def _is_own(named_prior: tuple) -> bool:
-    """Whether the constructor of its module makes the prior."""
-    name, owner, prior, _, _ = named_prior
-    if isinstance(owner, likelihoods.HeavyTails) and name.rpartition(".")[-1] == "deg_free_prior":
-        return owner.has_default_prior
-    if not isinstance(prior, gpytorch.priors.NormalPrior):
-        return False
-    default, scale = getattr(owner, "default_prior", (None, None))
-    values = name.rpartition(".")[-1], float(prior.loc), float(prior.scale)
-    return values == (default, 0.0, scale)
+def _prior_kinds(module: Module) -> list[tuple]:
+    """The name and the class of each prior, and the function of what it is a prior."""
+    return [
+        (name, type(prior), getattr(closure, "func", closure))
+        for name, _, prior, closure, _ in module.named_priors()
+    ]
 
 
 def _build_recipe(recipe: Mapping) -> Module:
@@ -446,37 +445,6 @@ def _tuples(value: object) -> object:
     return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
-# Block means of tracks as plain values, and back.
-
-
-_TENSORS = ("x", "clock", "block", "y", "squares", "direction", "given")
-
-
-def pack_tracks(part: TrackObservations) -> dict:
-    """Pack the block means of a group."""
-    tracks = [
-        {"label": track.label, "degrees": track.degrees, **_tensors(track, *_TENSORS)}
-        for track in part.tracks
-    ]
-    return {**pack_key(part.key), "tracks": tracks, "timed": part.timed, "span": part.span}
-
-
-def unpack_tracks(content: Mapping) -> TrackObservations:
-    """The block means of a group from the content that `pack_tracks` wrote."""
-    key = unpack_key(content)
-    key = GroupKey(key.label, means_of(key.pattern))
-    tracks = tuple(Track(**track) for track in content["tracks"])
-    return TrackObservations(key, tracks, content["timed"], content["span"])
-
-
-def _tensors(part: object, *names: str) -> dict[str, Tensor | None]:
-    return {name: _plain(getattr(part, name)) for name in names}
-
-
-def _plain(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach().cpu().clone()
-
-
 # Data and statistics as plain values, for files.
 #
 # The keys are part of the file format and must not change.
@@ -568,8 +536,8 @@ def pack_data(data: Data) -> dict:
     }
     if data.revisitable:
         content["repeats"] = dataclasses.asdict(data.repeats)
-        content["tracks"] = [pack_tracks(part) for part in data.tracks]
-        content["readings"] = [_pack_observations(part) for part in data.unweighted().visit()]
+        content["tracks"] = [part.plain() for part in data.tracks]
+        content["readings"] = [part.plain() for part in data.unweighted().visit()]
         if data.weights is not None:
             content["weights"] = [w.cpu() for w in data.weights]
         return content
@@ -582,7 +550,7 @@ def pack_data(data: Data) -> dict:
         "box": survey.box,
         "num_points": survey.num_points,
         "num_values": survey.num_values,
-        "sample": [_pack_observations(part) for part in sample],
+        "sample": [part.plain() for part in sample],
     }
 
 
@@ -591,8 +559,8 @@ def unpack_data(content: Mapping) -> Data:
     symbol_data = tuple(map(_unpack_symbol_data, content["further"]))
     skipped = content.get("skipped", 0)
     if "readings" in content:
-        observations = [_unpack_observations(part) for part in content["readings"]]
-        tracks = [unpack_tracks(part) for part in content.get("tracks", [])]
+        observations = [Observations.from_plain(part) for part in content["readings"]]
+        tracks = [TrackObservations.from_plain(part) for part in content.get("tracks", [])]
         data = Dataset.in_memory([*observations, *tracks]).copied()
         repeats = Repeats(**content.get("repeats", {}))
         survey = dataclasses.replace(data.survey, skipped=skipped)
@@ -605,7 +573,7 @@ def unpack_data(content: Mapping) -> Data:
             symbol_data=symbol_data,
             repeats=repeats,
         )
-    sample = [_unpack_observations(part) for part in content["sample"]]
+    sample = [Observations.from_plain(part) for part in content["sample"]]
     statistics = FieldStatistics.from_plain(content["sums"])
     ranks = [torch.linspace(0, 1, len(part)) for part in sample]
     box, domain = _tuples(content["box"]), _tuples(content["domain"])
@@ -616,7 +584,8 @@ def unpack_data(content: Mapping) -> Data:
 
 
 def _pack_symbol_data(part: SymbolObservations) -> dict:
-    tensors = _tensors(part, "x", "y", "noise", "direction")
+    part = map_tensors(part, plain_tensor)
+    tensors = {name: getattr(part, name) for name in ("x", "y", "noise", "direction")}
     return {"symbol": describe_symbol(part.symbol), "space": list(part.space), **tensors}
 
 
@@ -624,17 +593,3 @@ def _unpack_symbol_data(content: Mapping) -> SymbolObservations:
     symbol, space = build_symbol(content["symbol"]), tuple(content["space"])
     tensors = (content[name] for name in ("x", "y", "noise"))
     return SymbolObservations(symbol, *tensors, space, content.get("direction"))
-
-
-def _pack_observations(part: Observations) -> dict:
-    plain = _tensors(part, "x", "y", "weight", "direction")
-    if part.represented is not None:
-        plain["represented"] = list(map(_plain, part.represented))
-    return {**pack_key(part.key), **plain}
-
-
-def _unpack_observations(content: Mapping) -> Observations:
-    tensors = (content[name] for name in ("x", "y", "weight", "direction"))
-    given = content.get("represented")
-    given = None if given is None else Represented(*given)
-    return Observations(unpack_key(content), *tensors, represented=given)

@@ -45,7 +45,6 @@ from gp_orff.data.reading import Options, has_no_rows, in_units
 from gp_orff.data.sites import Repeats
 from gp_orff.data.statistics import FieldStatistics
 from gp_orff.data.survey import DataWarning, NoObservations
-from gp_orff.data.tracks import check_repeated, require_none
 from gp_orff.features.draws import Rule, check_rule
 from gp_orff.features.grid import Auto
 from gp_orff.fitting.journal import History, Progress, show_pass, shown
@@ -53,12 +52,15 @@ from gp_orff.fitting.noise import learn_scales, remember_all, spans_of
 from gp_orff.fitting.robust_em import EStep
 from gp_orff.fitting.starting_values import with_amplitude
 from gp_orff.fitting.strategy import fit
-from gp_orff.inference.along_tracks import TrackOffsets, track_offsets
+from gp_orff.inference.along_tracks import (
+    TrackOffsets,
+    TrackReadings,
+    leave_one_out_of_tracks,
+    track_offsets,
+)
 from gp_orff.inference.left_out import (
     LeaveOneOut,
-    TrackReadings,
     leave_one_out,
-    leave_one_out_of_tracks,
 )
 from gp_orff.inference.representation import Representation, warn_of_left_out, without_far_points
 from gp_orff.kernels.fields import require_field_products
@@ -742,7 +744,7 @@ class VectorFieldGP(GP):
         held = state.statistics_only()
         new = state.weighted(self.copied(x, y, Options(**options)), state.data)
         held.require(new.box)
-        require_none(new.tracks)
+        new.require_no_tracks()
         return new.statistics(held.field_statistics.phi)
 
     @property
@@ -1121,7 +1123,8 @@ class VectorFieldGP(GP):
         num_points = 0 if self._assigned is None else self._assigned.data.survey.num_points
         data = Dataset.of(source, num_points, spans)
         if learning:
-            check_repeated(data.tracks)
+            for part in data.tracks:
+                part.check_repeated()
         if not any_pointwise(likelihoods):
             return data
         if not is_constant(self.mean):

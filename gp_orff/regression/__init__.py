@@ -1,4 +1,8 @@
-"""Ridge regression of vectors, semi-supervised and multi-view learning, and classification."""
+"""Ridge regression and classification on operator-valued Fourier features, for scikit-learn.
+
+The estimators also support semi-supervised learning, by the Laplacian of a graph, and multi-view
+learning.
+"""
 
 from gp_orff.regression.laplacian import graph_laplacian, view_disagreement
 from gp_orff.regression.ridge import (

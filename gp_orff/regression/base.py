@@ -1,4 +1,4 @@
-"""What the estimators of ridge regression share: arguments, features, a fitted field."""
+"""Base classes of the estimators of ridge regression, with their arguments and features."""
 
 import copy
 import warnings
@@ -24,27 +24,29 @@ from torch import Tensor
 from gp_orff.data.checks import warn_of_sentinels
 from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import DEFAULT, Components, GroupKey
+from gp_orff.data.validation import without_tensor
 from gp_orff.exact_gp.orff_kernel import ORFFKernel
 from gp_orff.features.assemble import check_domain, expand
 from gp_orff.features.chunked import Box, box_of, in_words, union
 from gp_orff.features.draws import GridWarning, Lattice, Rule
 from gp_orff.features.expansion import Expansion
 from gp_orff.features.grid import Auto
+from gp_orff.kernels.base import is_number
 from gp_orff.regression.laplacian import (
     Matrix,
     check_laplacian,
     graph_laplacian,
-    without_tensor,
 )
-from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined, is_number
+from gp_orff.regression.solvers import Options, Problem, Solution, Solver, combined
+from gp_orff.symbols.base import required
 from gp_orff.threads import chosen_threads
 
-# Arguments of estimators as checked tensors, by scikit-learn's conventions.
+# Checks of the arguments of estimators, by scikit-learn's conventions.
 
 
 @contextmanager
 def unchanged_on_failure(estimator: BaseEstimator) -> Iterator[None]:
-    """Restore the attributes of an estimator if the block raises."""
+    """Restore the attributes of an estimator if the block raises an error."""
     before = dict(vars(estimator))
     try:
         yield
@@ -55,25 +57,30 @@ def unchanged_on_failure(estimator: BaseEstimator) -> Iterator[None]:
 
 
 def read_points(estimator: BaseEstimator, X: ArrayLike, reset: bool = False) -> Tensor:
-    """X as a tensor (N, d); `reset` sets the number of columns that the estimator expects.
+    """Return X as a tensor (N, d).
+
+    Args:
+        estimator: the estimator, for its number of columns.
+        X: points (N, d).
+        reset: whether X sets the number of columns that the estimator expects.
 
     Raises:
-        ValueError: not a matrix of finite numbers, or with another number of columns.
+        ValueError: X is not a matrix of finite numbers, or has another number of columns.
     """
     return _tensor(validate_data(estimator, without_tensor(X), dtype=np.float64, reset=reset))
 
 
 def read_targets(y: ArrayLike) -> Float[np.ndarray, "N *q"]:
-    """y as an array, whose rows may be NaN."""
+    """Return y as an array, which may contain NaN."""
     how = {"ensure_2d": False, "ensure_all_finite": "allow-nan", "input_name": "y"}
     return check_array(without_tensor(y), dtype=np.float64, **how)
 
 
 def checked_number(estimator: BaseEstimator, name: str) -> float:
-    """A parameter of the estimator that is a finite number ≥ 0.
+    """Return a parameter of the estimator, after the check that it is a finite number ≥ 0.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the parameter is negative, infinite or not a number.
     """
     value = getattr(estimator, name)
     if not is_number(value) or not 0 <= value < float("inf"):
@@ -86,18 +93,23 @@ def checked_number(estimator: BaseEstimator, name: str) -> float:
 def checked_combination(
     combination: ArrayLike | None, num_outputs: int, num_targets: int
 ) -> Float[Tensor, "q p"] | None:
-    """C as a tensor, for a kernel with `num_outputs` outputs and `num_targets` columns of y.
+    """Return C as a tensor (q, p), or None for the identity.
+
+    Args:
+        combination: C; the identity if None.
+        num_outputs: p, the number of outputs of the kernel.
+        num_targets: q, the number of columns of y.
 
     Raises:
-        ValueError: C has another shape or entries that are not finite; without C, the columns of y
-            are not the outputs of the kernel.
+        ValueError: C has another shape or entries that are not finite. Or C is None, and the kernel
+            has neither one nor q outputs.
     """
     if combination is None:
         if num_outputs not in (1, num_targets):
             raise ValueError(
                 f"expected y with {num_outputs} columns, one for each output of the kernel, got "
-                f"{num_targets}; use another kernel, or combination= for outputs that are "
-                "combinations of those of the kernel"
+                f"{num_targets}; use another kernel, or pass combination= if the columns of y are "
+                "linear combinations of the outputs of the kernel"
             )
         return None
     matrix = _tensor(
@@ -106,52 +118,63 @@ def checked_combination(
     if matrix.shape != (num_targets, num_outputs):
         raise ValueError(
             f"expected combination ({num_targets}, {num_outputs}), a row for each column of y and "
-            f"a column for each output of the kernel, got {tuple(matrix.shape)}; for a kernel with "
-            "several outputs see gp_orff.SeparableKernel"
+            f"a column for each output of the kernel, got {tuple(matrix.shape)}; correct its "
+            "shape, or use a kernel with more outputs, such as gp_orff.SeparableKernel"
         )
     return matrix
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """A view of the array where torch can have one: not of one that is read-only or reversed."""
+    """Return a tensor that shares the memory of an array, or a copy if this is impossible.
+
+    torch cannot share read-only or reversed arrays.
+    """
     viewable = array.flags.writeable and all(stride >= 0 for stride in array.strides)
     return torch.from_numpy(array if viewable else array.copy())
 
 
-# Kernel, rule and data → the features of a regression.
+# The features of a regression, from its kernel, rule and data.
 
 
 _MOST_TRUNCATED = 0.1
-_SAMPLE = 1000  # points, for the median of their distances
+_SAMPLE = 1000  # the number of points for the median of their distances
 
 
 @dataclass(frozen=True)
 class FeatureMap:
-    """The features of a kernel on the points of a box, at fixed hyperparameters.
+    """The features of a kernel for the points of a box, at fixed hyperparameters.
 
-    Made by `FeatureMap.of`.
+    `FeatureMap.of` creates it.
+
+    Attributes:
+        kernel: the kernel with its frequencies, in float64.
+        rule: the requested rule, or None.
+        box: the box of the points.
+        expansion: the features.
     """
 
-    kernel: ORFFKernel  # in float64
-    rule: Rule | None  # as requested
-    box: Box  # of the points that it serves
+    kernel: ORFFKernel
+    rule: Rule | None
+    box: Box
     expansion: Expansion
 
     @classmethod
     @torch.no_grad()
     def of(cls, estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> "FeatureMap":
-        """The features of the kernel and the rule of an estimator, for the points x.
+        """Return the features of the kernel and the rule of an estimator, for the points x.
 
-        Without a kernel: an RBF kernel whose lengthscale is the median distance of the points. The
-        kernel is copied. Without a rule: `Auto`, for the lengthscales that the kernel has.
+        The kernel is copied. Without a kernel, an RBF kernel is used, whose lengthscale is the
+        median distance of the points. Without a rule, `Auto` is used, for the lengthscales of the
+        kernel.
 
         Raises:
-            TypeError: not an instance of a kernel, or not a rule.
-            ValueError: a kernel that does not fit the inputs; points outside the domain of a rule.
+            TypeError: the kernel is not an instance of a kernel, or the rule is not a rule.
+            ValueError: the kernel does not fit the inputs, or points are outside the domain of the
+                rule.
         """
         if isinstance(estimator.kernel, ORFFKernel):
             raise TypeError(
-                "expected a kernel without frequencies, got an ORFFKernel; use its base_kernel, "
+                "expected a kernel without frequencies, got an ORFFKernel; pass its base_kernel, "
                 "and its rule as frequencies="
             )
         kernel = fixed_kernel(estimator, x)
@@ -159,9 +182,9 @@ class FeatureMap:
         features.check(x)
         if features.truncated > _MOST_TRUNCATED:
             warnings.warn(
-                f"a frequency grid of {features.kernel.num_features} features lacks "
-                f"{features.truncated:.0%} of the variance of the kernel on these points: use a "
-                "longer lengthscale, points closer together, more features, as "
+                f"a frequency grid of {features.kernel.num_features} features omits "
+                f"{features.truncated:.0%} of the variance of the kernel on these points; use a "
+                "longer lengthscale, points closer together, more features by "
                 "Auto(max_features=...), or a random rule",
                 GridWarning,
                 stacklevel=5,
@@ -170,26 +193,26 @@ class FeatureMap:
 
     @classmethod
     def _resolving(cls, kernel: Kernel, rule: Rule | None, box: Box) -> "FeatureMap":
-        """The features for the points of a box."""
+        """Return the features for the points of a box."""
         orff = ORFFKernel(kernel, resolved(rule, box), num_dims=len(box))
         orff = orff.double().requires_grad_(False)
         return cls(orff, rule, box, expand(kernel, orff.frequencies, len(box)).double())
 
     @torch.no_grad()
     def check(self, x: Float[Tensor, "n d"]) -> None:
-        """Check that the features represent the kernel at these points.
+        """Raise an error if the features do not represent the kernel at some points.
 
         Raises:
-            ValueError: they are outside the domain of the rule.
+            ValueError: a point is outside the domain of the rule.
         """
         corners = torch.tensor(self.box, dtype=torch.float64).mT
         check_domain(self.kernel.base_kernel, self.kernel.frequencies, corners, x)
 
     def covered(self, x: Float[Tensor, "n d"]) -> Bool[Tensor, "n"]:
-        """Which of the points these features serve; `widened` ones serve the others.
+        """Return which points these features represent; the others need `widened` features.
 
         Raises:
-            ValueError: some are outside the domain that the rule was given.
+            ValueError: a point is outside the domain that the user passed with the rule.
         """
         if self._lattice is None or resolved(self.rule, self.box) is self.rule:
             self.check(x)
@@ -198,37 +221,37 @@ class FeatureMap:
 
     @torch.no_grad()
     def widened(self, box: Box) -> "FeatureMap":
-        """The features of the same kernel for a larger box.
+        """Return features of the same kernel for a larger box.
 
         Raises:
-            ValueError: no frequency grid serves it as well as the data.
+            ValueError: no frequency grid is accurate enough for this box.
         """
         kernel = self.kernel.base_kernel
         wider = FeatureMap._resolving(kernel, self.rule, box)
         if wider._lattice is None or wider.truncated > max(_MOST_TRUNCATED, 2 * self.truncated):
             raise ValueError(
-                f"expected points near the data, which are in {in_words(self.box)}, got some in "
-                f"{in_words(box)}: no frequency grid covers both; predict closer to the data, or "
-                "use a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
+                f"expected points near the data, which are in {in_words(self.box)}, got points in "
+                f"{in_words(box)}, and no frequency grid covers both; predict closer to the data, "
+                "or use a random rule, such as gp_orff.QuasiMonteCarlo(1024)"
             )
         return wider
 
     @property
     def truncated(self) -> float:
-        """The largest share of the variance of a term that a grid lacks."""
+        """The largest fraction of the variance of a term that a grid truncates."""
         if self._lattice is None:
             return 0.0
         return max(term.truncated for term in self.kernel.accuracy())
 
     @property
     def _lattice(self) -> Lattice | None:
-        """The lattice of the frequencies; None if they are on none."""
+        """The lattice of the frequencies; None if there is none."""
         draw = self.kernel.frequencies[0]
         return draw.lattice if draw.on_lattice else None
 
 
 def resolved(rule: Rule | None, box: Box) -> Rule:
-    """The rule for data in a box; the same object where it needs no box."""
+    """Return the rule for data in a box; the same object if the rule does not need the box."""
     rule = Auto(lengthscale_range=(1, 1)) if rule is None else rule
     if isinstance(rule, Auto) and rule.domain is None and rule.data is None:
         return replace(rule, data=box)
@@ -236,29 +259,35 @@ def resolved(rule: Rule | None, box: Box) -> Rule:
 
 
 def fixed_kernel(estimator: BaseEstimator, x: Float[Tensor, "N d"]) -> Kernel:
-    """A copy of its kernel in float64 that is not trained; `median_kernel` without one.
+    """Return a copy in float64 of the kernel of an estimator, without trained parameters.
+
+    Without a kernel, return `median_kernel(x)`.
 
     Raises:
-        TypeError: not an instance of a kernel.
-        ValueError: a batch of kernels.
+        TypeError: the kernel is not an instance of a kernel.
+        ValueError: the kernel is a batch of kernels.
     """
     kernel = median_kernel(x) if estimator.kernel is None else copy.deepcopy(estimator.kernel)
-    if not isinstance(kernel, Kernel):
-        raise TypeError(
-            f"{type(estimator).__name__} expects a gpytorch kernel, such as "
-            f"gp_orff.CurlFreeKernel(num_dims=2), got {kernel!r}; pass an instance"
-        )
+    required(
+        kernel,
+        Kernel,
+        f"{type(estimator).__name__} expects a gpytorch kernel",
+        "use, for instance, gp_orff.CurlFreeKernel(num_dims=2)",
+    )
     if kernel.batch_shape:
         raise ValueError(
-            f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; use an "
+            f"expected one kernel, got a batch of shape {tuple(kernel.batch_shape)}; fit one "
             "estimator for each kernel of the batch"
         )
     return kernel.double().requires_grad_(False)
 
 
 def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
-    """An RBF kernel whose lengthscale is the median distance of points at different places
-    (Jaakkola's heuristic), in a random sample; 1 if all are at one place."""
+    """Return an RBF kernel whose lengthscale is the median distance of the points.
+
+    This is Jaakkola's heuristic. The median is over pairs at different places, in a random sample
+    of the points. If all points are at one place, the lengthscale is 1.
+    """
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
     distances = torch.pdist(x[order[:_SAMPLE]])
     distances = distances[distances > 0]
@@ -267,31 +296,41 @@ def median_kernel(x: Float[Tensor, "N d"]) -> RBFKernel:
     return kernel
 
 
-# What the regressions share: a fitted field, prediction and score.
+# A fitted field, predictions and scores, for all estimators.
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Features and the weights found for them, with the problem that they solve."""
+    """Features and their weights, with the problem that the weights solve.
+
+    Attributes:
+        features: the features.
+        problem: the points, the targets and the penalties.
+        solution: the weights.
+        solver: the solver, for a larger box.
+        options: the options of the solver.
+        streamed: whether `problem` contains the last chunk only.
+        wider: the fit for a larger box, if a prediction needed it.
+    """
 
     features: FeatureMap
     problem: Problem
     solution: Solution
-    solver: Solver  # with its options: for points farther out
+    solver: Solver
     options: Options
-    streamed: bool = False  # whether `problem` is that of the last chunk only
-    wider: list["Fitted"] = field(default_factory=list)  # for points farther out, if there were any
+    streamed: bool = False
+    wider: list["Fitted"] = field(default_factory=list)
 
     @property
     def combination(self) -> Float[Tensor, "q p"] | None:
-        """C."""
+        """The matrix C (q, p); None for the identity."""
         return self.problem.combination
 
     @torch.no_grad()
     def values(
         self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
     ) -> Float[Tensor, "n q"]:
-        """C f(x): of points farther out, on the frequencies of a larger box."""
+        """Return C f(x). Points outside the box use the frequencies of a larger box."""
         near = self.features.covered(x)
         if near.all():
             expansion = combined(self.features.expansion, combination)
@@ -302,11 +341,11 @@ class Fitted:
         return values
 
     def _wider_for(self, x: Float[Tensor, "n d"]) -> "Fitted":
-        """The fit on the frequencies of a larger box; the last one is kept."""
+        """Return the fit on the frequencies of a larger box, which is cached."""
         if self.streamed:
             raise ValueError(
-                f"expected points near those of the first chunk, {in_words(self.features.box)}, "
-                f"got some in {in_words(box_of(x))}: data that came in chunks are not held; start "
+                f"expected points near the first chunk, which is in {in_words(self.features.box)}, "
+                f"got points in {in_words(box_of(x))}, and data from chunks are not stored; start "
                 "again with frequencies=gp_orff.Auto(domain=...)"
             )
         box = union(self.features.box, box_of(x))
@@ -319,39 +358,46 @@ class Fitted:
 
 
 class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
-    """A field learned by regression; subclasses fit it."""
+    """The base class of estimators that learn a field by regression."""
 
     @chosen_threads()
     def predict(self, X: ArrayLike) -> Float[np.ndarray, "n q"] | Float[np.ndarray, "n"]:
-        """The learned values at points X (n, d): C f(X), (n, q), or (n,) if y was a vector.
+        """Return the predictions C f(X), (n, q), or (n,) if y was a vector.
 
-        With features on a frequency grid that follows the data, points farther out are served by a
-        larger grid, for which the weights are computed again.
+        If points are outside the domain of a frequency grid that `fit` has chosen, a larger grid is
+        built, and the weights are computed again.
+
+        Args:
+            X: points (n, d).
 
         Raises:
             NotFittedError: `fit` was not called.
-            ValueError: not finite, or another number of columns than in `fit`; points so far from
-                the data that no grid serves both, or outside the domain of a grid that has one of
-                its own or that data came to in chunks.
+            ValueError: X contains NaN or infinity, or has another number of columns than in `fit`;
+                points are so far from the data that no grid covers both; points are outside a
+                domain that the user passed, or outside the grid after `partial_fit`.
         """
         check_is_fitted(self)
         values = self._values(X, self._fitted.combination)
         return values[:, 0] if self._is_vector else values
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """R² of the predictions at points X (n, d), for the rows of y (n, q) that are not NaN.
+        """Return the coefficient of determination R² of the predictions.
 
         Args:
-            X, y: points and vectors.
-            sample_weight: weights (n,) of the points; equal if None.
+            X: points (n, d).
+            y: observed vectors (n, q), or (n,) if y was a vector in `fit`. Rows of NaN are ignored.
+            sample_weight: weights (n,) of the points; equal weights if None.
+
+        Raises:
+            ValueError: all rows of y are NaN, or one of the reasons listed at `predict`.
         """
         y = read_targets(y)
         rows = ~np.isnan(y.reshape(len(y), -1)).any(-1)
         if not rows.any():
             raise ValueError(
                 f"expected a row of y with a label, got {len(rows)} rows of NaN; in "
-                "cross-validation, make folds of the labelled rows, and keep the others in every "
-                "training set"
+                "cross-validation, make folds of the labelled rows only, and put the unlabelled "
+                "rows into every training set"
             )
         weights = None if sample_weight is None else np.asarray(sample_weight)[rows]
         return r2_score(y[rows], self.predict(X)[rows], sample_weight=weights)
@@ -359,17 +405,17 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _values(
         self, X: ArrayLike, combination: Float[Tensor, "q p"] | None
     ) -> Float[np.ndarray, "n q"]:
-        """C f(x)."""
+        """Return C f(x)."""
         x = read_points(self, X)
         return self._fitted.values(x, combination).numpy()
 
     def _read(
         self, X: ArrayLike, y: ArrayLike, reset: bool, needs_label: bool = True
     ) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N q"]]:
-        """X as a tensor, and y as a matrix; rows of NaN in y are unlabelled."""
+        """Return X as a tensor, and y as a matrix; rows of NaN in y have no label."""
         if y is None:
-            validate_data(self, X, y)  # raises, in the words of scikit-learn
-        x = read_points(self, X, reset).clone()  # kept, while the caller may change X
+            validate_data(self, X, y)  # raises the error of scikit-learn
+        x = read_points(self, X, reset).clone()  # stored, while the caller may change X
         targets = _tensor(read_targets(y)).clone()
         check_consistent_length(x, targets)
         self._is_vector = targets.dim() == 1
@@ -378,15 +424,18 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         partial = missing.any(-1) & ~missing.all(-1)
         if partial.any():
             raise ValueError(
-                "expected rows of y that are numbers, or all NaN where there is no label, got "
-                f"{int(partial.sum())} rows that are NaN in part; drop them, or use "
+                "expected rows of y without NaN, or with NaN only if there is no label, got "
+                f"{int(partial.sum())} rows with numbers and NaN; drop them, or use "
                 "gp_orff.VectorFieldGP with missing='mask'"
             )
         if needs_label and missing.all():
-            raise ValueError(f"expected a row of y with a label, got {len(x)} rows of NaN")
+            raise ValueError(
+                f"expected a row of y with a label, got {len(x)} rows of NaN; pass labelled points"
+            )
         if not reset and targets.shape[-1] != self._num_targets:
             raise ValueError(
-                f"expected y with {self._num_targets} columns, as before, got {targets.shape[-1]}"
+                f"expected y with {self._num_targets} columns, as in the first chunk, got "
+                f"{targets.shape[-1]}; pass the same columns in every chunk"
             )
         self._num_targets = targets.shape[-1]
         every = GroupKey(DEFAULT, Components.every(self._num_targets))
@@ -394,7 +443,7 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return x, targets
 
     def _assign(self, fitted: Fitted) -> None:
-        """Make `fitted` what this estimator predicts from."""
+        """Set the attributes of this estimator from a fit."""
         theta = fitted.solution.theta.numpy()
         self._fitted = fitted
         self.kernel_ = fitted.features.kernel
@@ -403,17 +452,18 @@ class FeatureRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 
 class CombinedRegressor(FeatureRegressor):
-    """A regression of combinations C f, with a Laplacian of weight `laplacian_weight`."""
+    """The base class of regressions of linear combinations C f, with a Laplacian penalty."""
 
     @chosen_threads()
     def predict_views(self, X: ArrayLike) -> Float[np.ndarray, "n p"]:
-        """f(X) (n, p): the outputs of the kernel, before C combines them.
+        """Return the p outputs f(X), (n, p), before the matrix C combines them.
 
         Args:
             X: points (n, d).
 
         Raises:
-            NotFittedError, ValueError: as `predict`.
+            NotFittedError: `fit` was not called.
+            ValueError: one of the reasons listed at `predict`.
         """
         check_is_fitted(self)
         return self._values(X, None)
@@ -421,7 +471,7 @@ class CombinedRegressor(FeatureRegressor):
     def _laplacian(
         self, laplacian: Matrix | None, x: Float[Tensor, "N d"], num_outputs: int
     ) -> Matrix | None:
-        """w M; None if w = 0."""
+        """Return w M, or None if w = 0."""
         weight = checked_number(self, "laplacian_weight")
         if laplacian is not None:
             laplacian = check_laplacian(laplacian, len(x), num_outputs)

@@ -1,4 +1,4 @@
-"""`ORFFRidge`, `ORFFRidgeCV` and `ORFFRidgeClassifier`, and `OVKRidge` by exact kernels."""
+"""Ridge regression and classification on features, and ridge regression with exact kernels."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.draws import Rule
+from gp_orff.kernels.base import is_number
 from gp_orff.kernels.tree import num_outputs
 from gp_orff.regression.base import (
     CombinedRegressor,
@@ -41,7 +42,6 @@ from gp_orff.regression.solvers import (
     Solver,
     coefficients,
     design,
-    is_number,
 )
 from gp_orff.threads import chosen_threads
 
@@ -51,77 +51,81 @@ from gp_orff.threads import chosen_threads
 class ORFFRidge(CombinedRegressor):
     r"""Ridge regression of vectors on operator-valued Fourier features, for scikit-learn.
 
-    The field f(x) = Φ(x)θ minimises, over its F weights θ,
+    The field is f(x) = Φ(x)θ with the features Φ of a kernel (see `ORFFKernel`). The F weights θ
+    minimise
 
-        Σ_n ‖C f(x_n) − y_n‖² + α ‖θ‖² + w fᵀM f ,
+        Σ_n ‖C f(x_n) − y_n‖² + α ‖θ‖² + w fᵀM f .
 
-    where Φ are the features of a kernel (see `ORFFKernel`), the sum is over points with a label
-    y_n, and the last f is the field at all points. With w = 0 and C = I, f is the posterior mean of
-    a Gaussian process with noise variance α, zero mean, and these features. Use `VectorFieldGP` for
-    error bars and learned hyperparameters, which are fixed here. The prior mean is zero: subtract
-    the mean of y, or add a `ConstantKernel` term. On a grid `VectorFieldGP` also adds the truncated
-    variance to the noise; with `diagonal_correction=False` the two are equal.
+    The sum is over points with a label y_n. In the last term, f is the vector of the field at all
+    points, with and without a label. With w = 0 and C = I, f is the posterior mean of a Gaussian
+    process with these features, noise variance α and mean zero. Subtract the mean of y, or add a
+    `ConstantKernel`. Hyperparameters are not trained. Use `VectorFieldGP` for trained
+    hyperparameters and error bars. With a grid, the two means are equal only if
+    `diagonal_correction=False`, because `VectorFieldGP` adds the truncated variance to the noise.
 
-    - A kernel with p outputs, such as `CurlFreeKernel`, learns all components of y together.
-    - A scalar kernel, such as `RBFKernel`, learns each column of y separately.
-    - Points without a label (rows of NaN in y) contribute through the Laplacian M of a graph: f
-      varies slowly where points are dense. See `graph_laplacian`.
-    - Several views of a point, each with a separate field, are outputs that C combines, as in
-      C = [½, ½]. M penalises their differences. See `view_disagreement`.
+    - A kernel with p outputs, such as `CurlFreeKernel`, predicts all components of y together.
+    - A scalar kernel, such as `RBFKernel`, predicts each column of y separately.
+    - Semi-supervised learning uses points without a label, which are rows of NaN in y. The
+      Laplacian M of a graph penalises a field that varies quickly between neighbours. See
+      `graph_laplacian`.
+    - Multi-view learning uses one output of the kernel for each view of a point. C combines them,
+      for example C = [½, ½], and M penalises their differences. See `view_disagreement`.
 
-    Brault et al. 2016, Equations 10 and 20, with α = Nλ for N points. Minh 2016, Equation 67, with
-    α = lγ_A and w = lγ_I for l labelled points.
+    Source: Brault et al. 2016, Equations 10 and 20, with α = Nλ for N points; Minh 2016, Equation
+    67, with α = lγ_A and w = lγ_I for l labelled points.
 
     Args:
-        kernel: a kernel that `ORFFKernel` accepts; it is copied, and not trained. If None, an
-            `RBFKernel` whose lengthscale is the median distance of the points.
+        kernel: a kernel that `ORFFKernel` accepts. It is copied and not trained. If None, an
+            `RBFKernel` is used, whose lengthscale is the median distance of the points.
         frequencies: the rule that chooses the frequencies, such as `gp_orff.MonteCarlo(1000)`. If
-            None, `gp_orff.Auto` for the data: a grid for up to 4 inputs, else quasi-random ones.
-        alpha: α ≥ 0: the ratio of noise variance to field variance, times the variance of the
-            kernel. The variance of a curl-free or divergence-free kernel is about 1/ℓ² for a
-            lengthscale ℓ: to compare lengthscales, scale the kernels by ℓ², or choose α for each,
-            as `ORFFRidgeCV` does.
+            None, `gp_orff.Auto` is used: a grid for up to 4 inputs, and quasi-random frequencies
+            for more inputs.
+        alpha: α ≥ 0, the ratio of noise variance to field variance, times the variance of the
+            kernel. A curl-free or divergence-free kernel with the lengthscale ℓ has a variance of
+            about 1/ℓ². To compare lengthscales, multiply the kernels by ℓ², or choose α for each of
+            them by `ORFFRidgeCV`.
         solver: the method that computes θ.
 
-            - `"cholesky"`: the normal equations, of size F from one pass over the data, or of size
-              N·p if that is smaller (Minh 2016, Equations 72, 74 and 75).
-            - `"stein"`: the same by eigenvectors, for scalar and separable kernels (Brault et al.
+            - `"cholesky"` solves the normal equations, of size F from one pass over the data, or of
+              size N·p if this is smaller (Minh 2016, Equations 72, 74 and 75).
+            - `"stein"` solves them by eigenvectors, for scalar and separable kernels (Brault et al.
               2016, Equation 11).
-            - `"lsmr"`: iterations that need products with Φ only, for F too large for F×F matrices
-              (Fong & Saunders 2011).
-            - `"sgd"`: stochastic gradients, for any `loss` (Brault et al. 2016, Appendix D.1.1).
-            - `"auto"`: `"cholesky"`, or `"sgd"` if there is a `loss`.
-        laplacian_weight: w ≥ 0, for all solvers but `"lsmr"`. `"sgd"` expects α > 0 with it, and
-            factorises one matrix of size F, for any `loss`. To choose w by cross-validation, make
-            folds of the labelled rows only, and keep the others in every training set:
-            `cv=[(np.r_[train, unlabelled], test) for ...]`. A given M cannot be split: set held-out
-            labels to NaN instead.
-        loss: a function of predictions (n, q) and labels (n, q), as tensors, which returns the mean
-            over their entries, such as `torch.nn.HuberLoss()`. Its sum takes the place of the sum
-            of squares, with a Laplacian too: V of Minh's Equation 67. For `"sgd"`.
-        max_iter: the most iterations of `"lsmr"`, 10·F if None, or passes of `"sgd"`, 256 if None.
-            You get a `ConvergenceWarning` if they are not enough.
-        tol: the tolerance at which iterations stop, 10⁻¹⁰ and 0.01 if None. It is the relative
-            residual of `"lsmr"`, or the relative change of the predictions from pass k to pass 2k
-            of `"sgd"`.
+            - `"lsmr"` needs only products with Φ, for F too large for F×F matrices (Fong & Saunders
+              2011).
+            - `"sgd"` uses stochastic gradients, for any `loss` (Brault et al. 2016, Appendix
+              D.1.1).
+            - `"auto"`, the default, is `"sgd"` if there is a `loss`, and `"cholesky"` otherwise.
+        laplacian_weight: w ≥ 0. `"lsmr"` needs w = 0. With w > 0, `"sgd"` needs α > 0, and
+            factorises a matrix of size F. To choose w by cross-validation, split the labelled rows
+            only, and put the unlabelled rows into every training set:
+            `cv=[(np.r_[train, unlabelled], test) for ...]`. If you pass M to `fit`, do not split
+            the rows, but set held-out labels to NaN.
+        loss: a function of predictions (n, q) and labels (n, q) that replaces the squares, for
+            `"sgd"`. It receives tensors and returns the mean over their elements, such as
+            `torch.nn.HuberLoss()`. It is V in Equation 67 of Minh 2016.
+        max_iter: the largest number of iterations of `"lsmr"`, 10·F if None, or of passes of
+            `"sgd"`, 256 if None. You get a `ConvergenceWarning` if they do not suffice.
+        tol: the tolerance of an iterative solver. For `"lsmr"`, it is the relative residual, 10⁻¹⁰
+            if None. For `"sgd"`, it is the relative change of the predictions from pass k to pass
+            2k, 0.01 if None.
         seed: the seed of the order in which `"sgd"` visits the points.
 
     Attributes:
-        kernel_: the `ORFFKernel`: `kernel_.features(x)` is Φ, `kernel_.num_features` F.
-        coef_: θ (F,); for a scalar kernel and several columns of y, (F, q).
+        kernel_: the `ORFFKernel`. `kernel_.features(x)` is Φ(x), and `kernel_.num_features` is F.
+        coef_: θ, (F,), or (F, q) for a scalar kernel and q > 1 columns of y.
         n_iter_: the number of iterations.
         n_features_in_: d, the number of input columns.
-        feature_names_in_: their names, if X was a DataFrame.
+        feature_names_in_: the names of the input columns, if X was a DataFrame.
 
     Raises:
-        When `fit` is called, which leaves the estimator as it was before:
-        TypeError: `kernel` is not a kernel, or `frequencies` not a rule.
-        ValueError: X or y are not finite, or of different length; no row of y has a label; α or w
-            is negative; an unknown solver, or one that does not solve this problem; shapes of C or
-            M that do not fit; M is not symmetric, or not positive semi-definite.
+        TypeError: raised by `fit` if `kernel` is not a kernel, or `frequencies` is not a rule.
+        ValueError: raised by `fit` if X is not finite; X and y have different lengths; no row of y
+            has a label; α or w is negative; `solver` is unknown, or does not support this problem;
+            C or M has a wrong shape; M is not symmetric or not positive semi-definite. After an
+            error, the estimator is unchanged.
 
     Example:
-        A flow without divergence, from 100 noisy vectors:
+        An incompressible flow from 100 noisy vectors:
 
         >>> import gp_orff, gpytorch, numpy as np
         >>> from gp_orff.regression import ORFFRidge
@@ -135,26 +139,24 @@ class ORFFRidge(CombinedRegressor):
         >>> model.predict([[0.5, 0.5]]).shape
         (1, 2)
 
-        Hyperparameters by cross-validation:
+        Choose α by cross-validation:
 
         >>> from sklearn.model_selection import GridSearchCV
-        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3).fit(
-        ...     X, y
-        ... )
-        >>> search.best_params_
+        >>> search = GridSearchCV(model, {"alpha": [1e-3, 0.1, 10.0]}, cv=3)
+        >>> search.fit(X, y).best_params_
         {'alpha': 0.1}
 
-        Thirty labels, three of them wrong, and a graph of all points, under another loss than
-        squares:
+        Semi-supervised learning from thirty labels, three of them outliers. The Huber loss gives
+        less weight to outliers than squares do:
 
         >>> import torch
         >>> few = y.copy()
         >>> few[30:], few[:3] = np.nan, [[4.0, -5.0], [-3.0, 6.0], [5.0, 3.5]]
-        >>> model.set_params(laplacian_weight=0.01).fit(X, few).score(X, y) < 0
+        >>> model = model.set_params(laplacian_weight=0.01)
+        >>> model.fit(X, few).score(X, y) < 0
         True
-        >>> model.set_params(loss=torch.nn.HuberLoss(delta=0.1)).fit(X, few).score(
-        ...     X, y
-        ... ) > 0.9
+        >>> model = model.set_params(loss=torch.nn.HuberLoss(delta=0.1))
+        >>> model.fit(X, few).score(X, y) > 0.9
         True
     """
 
@@ -189,19 +191,20 @@ class ORFFRidge(CombinedRegressor):
         laplacian: Matrix | None = None,
         combination: ArrayLike | None = None,
     ) -> "ORFFRidge":
-        """Learn the weights, and return self.
+        """Compute the weights, and return self.
 
         Args:
-            X: N points (N, d), with and without a label: an array, a DataFrame or a tensor.
-            y: labels (N, q), or (N,); a row of NaN is a point without a label.
-            laplacian: M, positive semi-definite, as an array, a tensor or a scipy sparse matrix:
-                (N, N), for each output of the kernel by itself, or (N·p, N·p), where row n·p + i is
-                output i at point n. If None, `graph_laplacian(X)`. Not used if
-                `laplacian_weight=0`.
-            combination: C (q, p), for a kernel with p outputs; the identity if None.
+            X: points (N, d), with and without a label, an array, a DataFrame or a tensor.
+            y: labels (N, q), or (N,) if q = 1. A row of NaN means that a point has no label.
+            laplacian: M, a positive semi-definite array, tensor or scipy sparse matrix. A matrix
+                (N, N) applies to each output of the kernel separately. A matrix (N·p, N·p) couples
+                the p outputs, and its row n·p + i is output i at point n. If None,
+                `graph_laplacian(X)` is used. M is ignored if `laplacian_weight=0`.
+            combination: C, (q, p), for a kernel with p outputs; the identity if None.
 
         Raises:
-            TypeError, ValueError: see the class.
+            TypeError: one of the reasons listed at the class.
+            ValueError: one of the reasons listed at the class.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
@@ -216,23 +219,24 @@ class ORFFRidge(CombinedRegressor):
 
     @chosen_threads()
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidge":
-        """Learn from a chunk of data in addition to all data before, and return self.
+        """Update the weights for a further chunk of data, and return self.
 
-        The first chunk determines the features from the present kernel and rule, and needs a label.
-        If later chunks are elsewhere, pass the domain of a frequency grid with the rule, as
-        `gp_orff.Auto(domain=...)`. `"cholesky"` and `"stein"` add sufficient statistics, and give
-        the same weights as `fit` with all chunks together. `"sgd"` makes one pass over the chunk,
-        and repeated points have twice the weight. Its first chunk should have about a thousand
-        points from the complete domain. Each call of the exact solvers costs F³ in addition to the
-        pass, so that large chunks cost less.
+        The first chunk determines the features, and needs at least one label. If later chunks are
+        at other places, pass a domain for the frequency grid, as in `gp_orff.Auto(domain=...)`.
+
+        The solvers `"cholesky"` and `"stein"` add sufficient statistics. They give the same weights
+        as `fit` with all chunks together. Each call costs O(F³) operations in addition to the pass
+        over the chunk, so use large chunks. The solver `"sgd"` makes one pass over the chunk. If
+        you pass a point twice, it has twice the weight. The first chunk should have about a
+        thousand points from the whole domain.
 
         Args:
             X: points (N, d).
-            y: labels (N, q), or (N,); rows of NaN are ignored.
+            y: labels (N, q), or (N,) if q = 1. Rows of NaN are ignored.
 
         Raises:
-            ValueError: as `fit`; a solver that needs all data at once (`"lsmr"`); a Laplacian; a
-                chunk with other columns; points outside the domain of a grid.
+            ValueError: one of the reasons listed at the class; the solver is `"lsmr"`; w > 0; a
+                chunk has other columns than the first one; points are outside the domain of a grid.
         """
         with unchanged_on_failure(self), torch.no_grad():
             before: Fitted | None = getattr(self, "_fitted", None)
@@ -249,7 +253,7 @@ class ORFFRidge(CombinedRegressor):
             if checked_number(self, "laplacian_weight"):
                 raise ValueError(
                     "partial_fit expects laplacian_weight=0, got "
-                    f"{self.laplacian_weight}; use fit, on all points"
+                    f"{self.laplacian_weight}; use fit with all points"
                 )
             solver, options = self._chosen_solver()
             solution = solver.partial(problem, options, earlier)
@@ -267,7 +271,7 @@ class ORFFRidge(CombinedRegressor):
         return Problem(features.expansion, x, y, checked_number(self, "alpha"), c)
 
     def _chosen_solver(self) -> tuple[Solver, Options]:
-        """The solver by its name, and the settings of iterative ones."""
+        """Return the solver with the chosen name, and the options of iterative solvers."""
         name = self.solver
         if name == "auto":
             name = "cholesky" if self.loss is None else "sgd"
@@ -282,38 +286,50 @@ class ORFFRidge(CombinedRegressor):
 # `ORFFRidgeCV`: ridge regression whose α minimises the generalised cross-validation error.
 
 
-_RATIOS = np.logspace(-6, 2, 17)  # of α and the variance of the kernel, by default
+_RATIOS = np.logspace(-6, 2, 17)  # the default α, divided by the variance of the kernel
 
 
 class ORFFRidgeCV(FeatureRegressor):
     r"""`ORFFRidge` whose α minimises the generalised cross-validation error (GCV).
 
-    GCV(α) = n ‖y − H y‖² / tr(I − H)², H = Φ(ΦᵀΦ + α)⁻¹Φᵀ, for the n values in y. It estimates the
-    error of prediction at points that are held out one by one. One eigendecomposition is used for
-    all α, so that a hundred cost about as much as one. Use `GridSearchCV` with your own folds if
-    noise is correlated between neighbours; it fits every α for each fold. Copies of a record
-    suggest that there is no noise, and α becomes far too small: average them first, or use
-    `GridSearchCV` with groups.
+        GCV(α) = n ‖y − H y‖² / tr(I − H)² ,    H = Φ(ΦᵀΦ + α)⁻¹Φᵀ ,
 
-    Golub, Heath & Wahba 1979, Technometrics 21. Brault et al. 2016 (Section 4.2) use 2-fold
-    cross-validation: `GridSearchCV(ORFFRidge(kernel), {"alpha": alphas}, cv=2)`.
+    with the features Φ and the n values in y. GCV estimates the mean square error of predictions at
+    held-out points. It needs one eigendecomposition for all α, so that a hundred values cost about
+    as much as one.
+
+    Use `GridSearchCV` with suitable folds instead if the noise of neighbours is correlated. If the
+    data contain copies of a record, α is far too small, because copies look like data without
+    noise. In this case, average them first, or use `GridSearchCV` with groups.
+
+    Source: Golub, Heath & Wahba 1979, Technometrics 21. Brault et al. 2016 (Section 4.2) use 2-fold
+    cross-validation, `GridSearchCV(ORFFRidge(kernel), {"alpha": alphas}, cv=2)`.
 
     Args:
-        kernel, frequencies: as for `ORFFRidge`.
-        alphas: the values to choose from. If None, 17 values from 10⁻⁶ to 10² times the variance of
-            the kernel, in equal ratios.
+        kernel: a kernel, as for `ORFFRidge`.
+        frequencies: the rule that chooses the frequencies, as for `ORFFRidge`.
+        alphas: the values of α to compare, positive numbers. If None, they are 17 values from 10⁻⁶
+            to 10² times the variance of the kernel, in equal ratios.
 
     Attributes:
-        alpha_: the chosen value.
-        alphas_: the compared values (A,), in ascending order.
-        gcv_errors_: GCV of each (A,), in the square of the unit of y.
-        kernel_, coef_, n_iter_, n_features_in_: as for `ORFFRidge`.
+        alpha_: the chosen α.
+        alphas_: the A compared values (A,), in ascending order.
+        gcv_errors_: GCV for each value (A,), in the squared unit of y.
+        kernel_: the `ORFFKernel`.
+        coef_: θ, as for `ORFFRidge`.
+        n_iter_: 1, because the solver is direct.
+        n_features_in_: d, the number of input columns.
+
+    `fit` warns if the best α is the smallest or the largest value.
 
     Raises:
-        As `ORFFRidge`, when `fit` is called; `alphas` that are not positive. You get a warning if
-        the best α is the first or the last.
+        TypeError: raised by `fit` if `kernel` is not a kernel, or `frequencies` is not a rule.
+        ValueError: raised by `fit` if `alphas` are not positive and finite, or for one of the
+            reasons listed at `ORFFRidge`.
 
     Example:
+        The noise variance is 0.1², and the GCV of the best α is close to it:
+
         >>> import gp_orff, numpy as np
         >>> from gp_orff.regression import ORFFRidgeCV
         >>> rng = np.random.default_rng(0)
@@ -337,11 +353,15 @@ class ORFFRidgeCV(FeatureRegressor):
 
     @chosen_threads(measure=True)
     def fit(self, X: ArrayLike, y: ArrayLike) -> "ORFFRidgeCV":
-        """Choose α, learn the weights, and return self.
+        """Choose α, compute the weights, and return self.
 
         Args:
-            X: N points (N, d).
-            y: vectors (N, q), or (N,); rows of NaN are ignored.
+            X: points (N, d).
+            y: observed vectors (N, q), or (N,) if q = 1. Rows of NaN are ignored.
+
+        Raises:
+            TypeError: one of the reasons listed at the class.
+            ValueError: one of the reasons listed at the class.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
@@ -359,16 +379,16 @@ class ORFFRidgeCV(FeatureRegressor):
             self._assign(Fitted(features, problem, solution, Cholesky(), Options()))
         if len(alphas) > 1 and best in (0, len(alphas) - 1):
             warnings.warn(
-                "the smallest error of generalised cross-validation is at "
-                f"alpha={self.alpha_:.3g}, an end of alphas, {min(alphas):.3g} to "
-                f"{max(alphas):.3g}: extend them beyond it",
+                "the generalised cross-validation error is smallest at "
+                f"alpha={self.alpha_:.3g}, an end of the alphas from {min(alphas):.3g} to "
+                f"{max(alphas):.3g}; pass alphas beyond this end",
                 stacklevel=3,  # through the choice of threads
             )
         return self
 
 
 def _checked(alphas: Sequence[float]) -> Float[np.ndarray, "A"]:
-    """The α, in ascending order."""
+    """Return the α in ascending order, after checks."""
     values = np.sort(np.asarray(alphas, dtype=np.float64).ravel())
     if len(values) == 0 or not (np.isfinite(values) & (values > 0)).all():
         raise ValueError(f"ORFFRidgeCV expects alphas, positive finite numbers, got {alphas!r}")
@@ -378,7 +398,7 @@ def _checked(alphas: Sequence[float]) -> Float[np.ndarray, "A"]:
 def _path(
     problem: Problem, alphas: Float[np.ndarray, "A"]
 ) -> tuple[list[Float[Tensor, "F _"]], Float[np.ndarray, "A"]]:
-    """θ and the generalised cross-validation error of every α, from one decomposition."""
+    """Return θ and the generalised cross-validation error for every α, by one decomposition."""
     x, y = problem.labels
     parts = design(problem.expansion, y.shape[-1])
     equations = Equations.of(parts, x, y)
@@ -390,12 +410,12 @@ def _path(
     return thetas, y.numel() * squares / freedom**2
 
 
-# `OVKRidge`: ridge regression by an exact operator-valued kernel, without features.
+# `OVKRidge`: ridge regression with an exact operator-valued kernel, without features.
 
 
 @dataclass(frozen=True)
 class ExactField:
-    """f = Σ_j K(·, x_j) a_j."""
+    """The field f = Σ_j K(·, x_j) a_j."""
 
     kernel: Kernel
     x: Float[Tensor, "N d"]
@@ -406,7 +426,7 @@ class ExactField:
     def values(
         self, x: Float[Tensor, "n d"], combination: Float[Tensor, "q p"] | None
     ) -> Float[Tensor, "n q"]:
-        """C f(x)."""
+        """Return C f(x)."""
 
         def at(points: Float[Tensor, "m d"]) -> Float[Tensor, "m q"]:
             f = (self.kernel(points, self.x).to_dense() @ self.a).reshape(len(points), -1)
@@ -416,44 +436,46 @@ class ExactField:
 
 
 class OVKRidge(CombinedRegressor):
-    r"""Ridge regression of vectors by an exact operator-valued kernel (OVK), for scikit-learn.
+    r"""Ridge regression of vectors with an exact operator-valued kernel (OVK), for scikit-learn.
 
-    The field f minimises, over the space of functions of the kernel K,
+    The field f minimises, over the function space of the kernel K,
 
-        Σ_n ‖C f(x_n) − y_n‖² + α ‖f‖²_K + w fᵀM f ,
+        Σ_n ‖C f(x_n) − y_n‖² + α ‖f‖²_K + w fᵀM f .
 
-    with the labels y_n, combinations C and Laplacian M of `ORFFRidge`, whose features approximate
-    K. By the representer theorem f(x) = Σ_j K(x, x_j) a_j, over all N points, with
+    `ORFFRidge` approximates K by features, and explains the labels y_n, the matrix C and the
+    Laplacian M. By the representer theorem, f(x) = Σ_j K(x, x_j) a_j with a sum over all N points.
+    The coefficients a_j satisfy
 
         (B K + α I) a = (J ⊗ C)ᵀ y ,    B = J ⊗ CᵀC + w M ,
 
-    where J selects the points with a label. It takes (N·p)³ operations and memory for a few
-    matrices (N·p, N·p): use it for few points, or to see what features lose. With w = 0 and C = I,
-    f is the posterior mean of a Gaussian process with noise variance α; `VectorFieldGP` has its
-    error bars.
+    where the diagonal matrix J selects the points with a label. For p outputs, this needs O((N·p)³)
+    operations, and memory for a few (N·p, N·p) matrices. Use it for few points, or to measure the
+    error of features. With w = 0 and C = I, f is the posterior mean of a Gaussian process with
+    noise variance α. Use `VectorFieldGP` for error bars.
 
-    Minh 2016, Theorem 13 and Equation 72, with α = lγ_A and w = lγ_I for l labelled points.
+    Source: Minh 2016, Theorem 13 and Equation 72, with α = lγ_A and w = lγ_I for l labelled points.
 
     Args:
-        kernel: any gpytorch kernel, of one output or of p; it is copied, and not trained. A scalar
-            kernel serves each column of y by itself. If None, an `RBFKernel` whose lengthscale is
-            the median distance of the points.
+        kernel: a gpytorch kernel with one output or with p outputs. It is copied and not trained. A
+            scalar kernel predicts each column of y separately. If None, an `RBFKernel` is used,
+            whose lengthscale is the median distance of the points.
         alpha: α > 0, as for `ORFFRidge`.
-        laplacian_weight: w ≥ 0.
+        laplacian_weight: w ≥ 0, the weight of the Laplacian.
 
     Attributes:
         kernel_: the kernel, in float64.
-        dual_coef_: a (N, p), or (N, q) for a scalar kernel; only points with a label if w = 0.
+        dual_coef_: a, (N, p), or (N, q) for a scalar kernel and q columns of y. If w = 0, only
+            points with a label are included.
         n_features_in_: d, the number of input columns.
-        feature_names_in_: their names, if X was a DataFrame.
+        feature_names_in_: the names of the input columns, if X was a DataFrame.
 
     Raises:
-        When `fit` is called, which leaves the estimator as it was before:
-        TypeError: `kernel` is not a kernel.
-        ValueError: α is zero; and as for `ORFFRidge`.
+        TypeError: raised by `fit` if `kernel` is not a kernel.
+        ValueError: raised by `fit` if α is zero, or for one of the reasons listed at `ORFFRidge`.
+            After an error, the estimator is unchanged.
 
     Example:
-        Ten labels and a graph of a hundred points; features come close:
+        Semi-supervised learning from ten labels and a hundred points, exact and with features:
 
         >>> import gp_orff, gpytorch, numpy as np
         >>> from gp_orff.regression import ORFFRidge, OVKRidge
@@ -467,10 +489,9 @@ class OVKRidge(CombinedRegressor):
         >>> exact.score(X, X) > 0.9
         True
         >>> rule = gp_orff.MonteCarlo(2000)
-        >>> model = ORFFRidge(kernel, rule, alpha=1e-3, laplacian_weight=1e-3).fit(
-        ...     X, y
-        ... )
-        >>> bool(np.abs(model.predict(X) - exact.predict(X)).max() < 0.05)
+        >>> model = ORFFRidge(kernel, rule, alpha=1e-3, laplacian_weight=1e-3)
+        >>> difference = model.fit(X, y).predict(X) - exact.predict(X)
+        >>> bool(np.abs(difference).max() < 0.05)
         True
     """
 
@@ -493,28 +514,32 @@ class OVKRidge(CombinedRegressor):
         laplacian: Matrix | None = None,
         combination: ArrayLike | None = None,
     ) -> "OVKRidge":
-        """Learn the coefficients, and return self.
+        """Compute the coefficients, and return self.
 
         Args:
-            X, y, laplacian, combination: as for `ORFFRidge.fit`.
+            X: points (N, d), with and without a label.
+            y: labels (N, q), or (N,) if q = 1. A row of NaN means that a point has no label.
+            laplacian: M, (N, N) or (N·p, N·p), as for `ORFFRidge.fit`; `graph_laplacian(X)` if
+                None.
+            combination: C, (q, p), for a kernel with p outputs; the identity if None.
 
         Raises:
             TypeError: `kernel` is not a kernel.
-            ValueError: α is zero, and as for `ORFFRidge.fit`.
+            ValueError: α is zero, or one of the reasons listed at `ORFFRidge`.
         """
         with unchanged_on_failure(self), torch.no_grad():
             x, targets = self._read(X, y, reset=True)
             alpha = checked_number(self, "alpha")
             if alpha == 0:
                 raise ValueError(
-                    "OVKRidge expects alpha > 0, got 0; use a small one, such as 1e-6 times the "
-                    "variance of the kernel, or ORFFRidge"
+                    "OVKRidge expects alpha > 0, got 0; pass a small number, such as 1e-6 times "
+                    "the variance of the kernel, or use ORFFRidge"
                 )
             kernel = fixed_kernel(self, x)
             p = num_outputs(kernel)
             c = checked_combination(combination, p, targets.shape[-1])
             problem = Problem(None, x, targets, alpha, c, self._laplacian(laplacian, x, p))
-            if problem.laplacian is None:  # only labels count
+            if problem.laplacian is None:  # points without a label have no effect
                 problem = Problem(None, *problem.labels, alpha, c)
             a = coefficients(kernel(problem.x).to_dense(), problem)
             self._fitted = ExactField(kernel, problem.x, a, c)
@@ -526,25 +551,28 @@ class OVKRidge(CombinedRegressor):
 
 
 def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
-    """The T corners of a regular simplex around the origin: one unit vector for each class.
+    """Return the T corners of a regular simplex around the origin, one unit vector for each class.
 
-    They are the T unit vectors with the largest separation: ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t, and
-    Σ_t c_t = 0. A field f that is regressed on the codes of labels gives the label argmax_t ⟨f(x),
-    c_t⟩. As the root of a kernel, the codes give k(x, z) C Cᵀ with T outputs that sum to zero.
+    The corners c_t are unit vectors with the largest possible separation. They satisfy Σ_t c_t = 0
+    and ⟨c_s, c_t⟩ = −1/(T − 1) for s ≠ t. A classifier can fit a field f to the codes of labels.
+    The predicted label is then argmax_t ⟨f(x), c_t⟩. A `SeparableKernel` with the root C has the
+    covariance k(x, z) C Cᵀ. Its T outputs add up to zero.
 
-    Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning with simplex coding"; Brault et
-    al. 2016, Section 4.2.
+    Source: Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning with simplex coding";
+    Brault et al. 2016, Section 4.2.
 
     Args:
-        num_classes: T ≥ 2.
+        num_classes: T ≥ 2, the number of classes.
 
     Returns:
-        C (T, T − 1) in float64; row t is c_t.
+        C, (T, T − 1), in float64, with c_t in row t.
 
     Raises:
         ValueError: `num_classes` is not an integer, or is less than two.
 
     Example:
+        The inner products of three codes:
+
         >>> from gp_orff.regression import simplex_codes
         >>> codes = simplex_codes(3)
         >>> (codes @ codes.T).round(12)
@@ -554,14 +582,14 @@ def simplex_codes(num_classes: int) -> Float[np.ndarray, "T T-1"]:
     """
     if not is_number(num_classes, Integral) or num_classes < 2:
         raise ValueError(
-            f"simplex_codes expects an integer of at least 2 classes, got {num_classes!r}; for "
-            "labels pass len(numpy.unique(labels))"
+            f"simplex_codes expects an integer of at least 2 classes, got {num_classes!r}; pass "
+            "len(numpy.unique(labels))"
         )
-    # Helmert's rows are orthonormal and sum to zero: CCᵀ = (I − 11ᵀ/T) T/(T − 1)
+    # The rows of Helmert's matrix are orthonormal and sum to zero: CCᵀ = (I − 11ᵀ/T) T/(T − 1).
     return helmert(num_classes).T * np.sqrt(num_classes / (num_classes - 1))
 
 
-# `ORFFRidgeClassifier`: labels by regression on the codes of classes.
+# `ORFFRidgeClassifier`: classification by a regression on the codes of classes.
 
 
 _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
@@ -571,22 +599,22 @@ _CODES: dict[str, Callable[[int], Float[np.ndarray, "T q"]]] = {
 
 
 def _is_label(value: object) -> bool:
-    """Whether a value is not None, NaN, or the NA of pandas."""
+    """Return whether a value is not None, NaN, or the NA of pandas."""
     try:
         return value is not None and bool(value == value)
-    except TypeError:  # NA == NA is NA, which is no truth value
+    except TypeError:  # NA == NA is NA, which has no truth value
         return False
 
 
 def _labels(y: ArrayLike) -> tuple[Shaped[np.ndarray, "l"], Bool[np.ndarray, "N"]]:
-    """The labels of the points that have one, and which these are: no NaN, and not None."""
+    """Return the labels (l,) of the points with a label, and which points these are (N,)."""
     if isinstance(y, list | tuple) and not all(map(_is_label, y)):
         y = np.array(y, dtype=object)  # in an array of strings, NaN would be the string "nan"
     values = column_or_1d(y, warn=True)
     labelled = np.array([_is_label(value) for value in values], dtype=bool)
     labels = values[labelled]
     if values.dtype.kind == "O" and not labelled.all():
-        labels = np.array(labels.tolist())  # the type of the labels alone
+        labels = np.array(labels.tolist())  # with the type of the labels, without None or NaN
     labels = check_array(labels, ensure_2d=False, dtype=None, input_name="y", ensure_min_samples=0)
     if len(labels):
         check_classification_targets(labels)
@@ -594,53 +622,61 @@ def _labels(y: ArrayLike) -> tuple[Shaped[np.ndarray, "l"], Bool[np.ndarray, "N"
 
 
 class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
-    r"""Classifier by ridge regression on operator-valued Fourier features and codes of classes.
+    r"""A classifier by ridge regression on operator-valued Fourier features, for scikit-learn.
 
-    Class t of T has a code c_t, a vector (q,). `ORFFRidge` fits a field f to the codes of the
-    labels. The label of a point is the class whose code has the largest inner product with the
-    field:
+    Each of T classes has a code c_t, a vector (q,). `ORFFRidge` fits a field f = Φθ to the codes of
+    the labels y_n. The predicted label is the class whose code has the largest inner product with
+    the field:
 
-        θ = argmin Σ_n ‖f(x_n) − c_{y_n}‖² + α‖θ‖²,   f = Φθ,   label(x) = argmax_t ⟨f(x), c_t⟩.
+        θ = argmin Σ_n ‖f(x_n) − c_{y_n}‖² + α‖θ‖² ,    label(x) = argmax_t ⟨f(x), c_t⟩ .
 
-    - `coding="simplex"`: the q = T − 1 coordinates of the corners of a simplex, `simplex_codes`.
-      Two classes are ±1.
-    - `coding="one-hot"`: c_t is row t of the identity, q = T. With the codes C (T, T − 1) inside
-      the kernel, `SeparableKernel(k, root=C)`, the labels are those of simplex codes, the scalar
-      kernel k and the penalty α(T − 1)/T.
+    - With `coding="simplex"`, the default, the codes are the corners of a simplex, with q = T − 1
+      coordinates. See `simplex_codes`. Two classes have the codes ±1.
+    - With `coding="one-hot"`, c_t is row t of the identity, with q = T. Use it if the codes C are
+      part of the kernel, `SeparableKernel(k, root=C)`. The labels are then the same as with simplex
+      codes, the scalar kernel k, and the penalty α(T − 1)/T.
 
-    With a scalar kernel, the labels under both codings are those of scikit-learn's
-    `RidgeClassifier(alpha=alpha, fit_intercept=False)` on the features Φ.
+    With a scalar kernel, both codings give the same labels. They are also the labels of
+    scikit-learn's `RidgeClassifier(alpha=alpha, fit_intercept=False)` on the features Φ.
 
-    Brault et al. 2016, Section 4.2; Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass learning
-    with simplex coding".
+    Source: Brault et al. 2016, Section 4.2; Mroueh, Poggio, Rosasco and Slotine 2012, "Multiclass
+    learning with simplex coding".
 
     Args:
-        kernel: a scalar kernel for each of the q coordinates, or a kernel with q outputs. None and
-            the hyperparameters are as for `ORFFRidge`.
-        frequencies: the rule that chooses the frequencies; None as for `ORFFRidge`.
+        kernel: a scalar kernel, which is used for each of the q coordinates, or a kernel with q
+            outputs. It is copied and not trained. If None, an `RBFKernel` is used, as for
+            `ORFFRidge`.
+        frequencies: the rule that chooses the frequencies; `gp_orff.Auto` if None, as for
+            `ORFFRidge`.
         alpha: α ≥ 0, the penalty of the squared weights.
         coding: "simplex" or "one-hot".
-        laplacian_weight: w ≥ 0, of the penalty w fᵀMf over all points, with and without a label.
-        loss: a function of the field (n, q) and of the codes (n, q), as tensors, which returns the
-            mean over their entries, in the place of the squares. With codes ±1 of two classes,
-            `lambda f, c: (1 - c * f).clamp_min(0).square().mean()` is that of support vector
-            machines with squared slacks; without the square it has kinks, and converges slowly if
-            α is small. With `coding="one-hot"`,
-            `lambda f, c: torch.nn.functional.cross_entropy(f, c) / q` is that of logistic
+        laplacian_weight: w ≥ 0, the weight of a penalty w fᵀMf at all points, with and without a
+            label, as for `ORFFRidge`.
+        loss: a function of the field (n, q) and of the codes (n, q) that replaces the squares. It
+            receives tensors and returns the mean over their elements. For two classes with the
+            codes ±1, `lambda f, c: (1 - c * f).clamp_min(0).square().mean()` is the loss of a
+            support vector machine with squared slacks. Without the square, the loss has kinks, and
+            converges slowly if α is small. With `coding="one-hot"`,
+            `lambda f, c: torch.nn.functional.cross_entropy(f, c) / q` is the loss of logistic
             regression with q classes.
-        solver, max_iter, tol, seed: as for `ORFFRidge`.
+        solver: the method that computes θ, as for `ORFFRidge`.
+        max_iter: the largest number of iterations, as for `ORFFRidge`.
+        tol: the tolerance of an iterative solver, as for `ORFFRidge`.
+        seed: the seed of the order in which `"sgd"` visits the points.
 
     Attributes:
-        classes_: the labels (T,), sorted.
-        codes_: their codes (T, q).
+        classes_: the T labels (T,), sorted.
+        codes_: the codes of the labels, (T, q).
         regression_: the fitted `ORFFRidge`.
-        kernel_: the kernel with its frequencies; `kernel_.features(X)` is Φ.
-        coef_: θ: (F, q) with a scalar kernel, (F,) with a kernel of q outputs, or q = 1.
-        n_iter_: the number of iterations of the solver; 1 if it is direct.
-        n_features_in_: d, the number of inputs.
-        feature_names_in_: the names of the inputs (d,), if `fit` was given a table with names.
+        kernel_: the `ORFFKernel`. `kernel_.features(X)` is Φ.
+        coef_: θ, (F, q) for a scalar kernel and q > 1, and (F,) otherwise.
+        n_iter_: the number of iterations, which is 1 for a direct solver.
+        n_features_in_: d, the number of input columns.
+        feature_names_in_: the names of the input columns, if X was a DataFrame.
 
     Example:
+        Handwritten digits, with 1000 images for training:
+
         >>> import gp_orff, gpytorch
         >>> from gp_orff.regression import ORFFRidgeClassifier
         >>> from sklearn.datasets import load_digits
@@ -653,8 +689,8 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         >>> classifier.fit(X[:1000], y[:1000]).score(X[1000:], y[1000:]) > 0.9
         True
 
-        Two arcs, a label on each, and a graph of all points; a support vector machine with the
-        Laplacian:
+        Two arcs with one label each. A support vector machine needs the Laplacian of a graph of all
+        points to separate them:
 
         >>> import numpy as np
         >>> angle = np.linspace(0, np.pi, 100)
@@ -663,10 +699,9 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         >>> few = np.full(200, np.nan)
         >>> few[[10, 110]] = 0, 1
         >>> slack = lambda f, c: (1 - c * f).clamp_min(0).square().mean()
-        >>> settings = dict(alpha=1e-3, loss=slack)
         >>> kernel.lengthscale = 0.3
         >>> machine = ORFFRidgeClassifier(
-        ...     kernel, gp_orff.MonteCarlo(100), **settings
+        ...     kernel, gp_orff.MonteCarlo(100), alpha=1e-3, loss=slack
         ... )
         >>> machine.fit(X, few).score(X, y) < 0.9
         True
@@ -702,19 +737,18 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
     def fit(
         self, X: ArrayLike, y: ArrayLike, laplacian: Matrix | None = None
     ) -> "ORFFRidgeClassifier":
-        """Fit the field to the codes of the labels.
+        """Fit the field to the codes of the labels, and return self.
 
         Args:
             X: points (N, d), with and without a label.
-            y: labels (N,): integers, strings or booleans; NaN or None is a point without a label.
-            laplacian: M, as for `ORFFRidge.fit`; `graph_laplacian(X)` if None.
-
-        Returns:
-            This classifier.
+            y: labels (N,), which are integers, strings or booleans. NaN or None means that a point
+                has no label.
+            laplacian: M, (N, N) or (N·p, N·p), as for `ORFFRidge.fit`; `graph_laplacian(X)` if
+                None.
 
         Raises:
-            ValueError: labels of one class only, an unknown `coding`, a kernel whose number of
-                outputs is neither 1 nor q; and as for `ORFFRidge.fit`.
+            ValueError: the labels have one class only; `coding` is unknown; the kernel has neither
+                one nor q outputs; or one of the reasons listed at `ORFFRidge`.
         """
         labels, labelled = _labels(y)
         classes, indices = np.unique(labels, return_inverse=True)
@@ -726,36 +760,41 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         options = {name: getattr(self, name) for name in names}
         regression = ORFFRidge(self.kernel, self.frequencies, self.alpha, **options)
         regression.fit(X, targets, laplacian)
-        vars(self).pop("feature_names_in_", None)  # of an earlier fit
+        vars(self).pop("feature_names_in_", None)  # from an earlier fit
         vars(self).update({n: value for n, value in vars(regression).items() if n.endswith("_")})
         self.classes_, self.codes_, self.regression_ = classes, codes, regression
         return self
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The share of right labels among the points `X` (n, d) that have a label in `y` (n,).
+        """Return the fraction of correct labels, among the points with a label in `y`.
 
         Args:
-            X, y: points and labels; NaN or None is a point without a label.
-            sample_weight: weights (n,) of the points; equal if None.
+            X: points (n, d).
+            y: labels (n,). NaN or None means that a point has no label.
+            sample_weight: weights (n,) of the points; equal weights if None.
+
+        Raises:
+            NotFittedError: `fit` was not called.
+            ValueError: one of the reasons listed at `ORFFRidge.predict`.
         """
         labels, labelled = _labels(y)
         weights = None if sample_weight is None else np.asarray(sample_weight)[labelled]
         return accuracy_score(labels, self.predict(X)[labelled], sample_weight=weights)
 
     def decision_function(self, X: ArrayLike) -> Float[np.ndarray, "N T"] | Float[np.ndarray, "N"]:
-        """Return the scores of the classes, ⟨f(x), c_t⟩; with two classes, half the difference of
-        both.
+        """Return the scores ⟨f(x), c_t⟩ of the classes.
 
         Args:
             X: points (N, d).
 
         Returns:
-            (N, T) in the order of `classes_`; the largest score gives the label. For two classes
-            (N,), positive if the label is `classes_[1]`.
+            The scores (N, T) in the order of `classes_`. The largest score gives the label. For two
+            classes, the result is half of the difference of both scores, (N,). It is positive if
+            the label is `classes_[1]`.
 
         Raises:
-            NotFittedError: before `fit`.
-            ValueError: as for `ORFFRidge.predict`.
+            NotFittedError: `fit` was not called.
+            ValueError: one of the reasons listed at `ORFFRidge.predict`.
         """
         check_is_fitted(self)
         field = self.regression_.predict(X)
@@ -763,11 +802,14 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         return scores if len(self.classes_) > 2 else (scores[:, 1] - scores[:, 0]) / 2
 
     def predict(self, X: ArrayLike) -> Shaped[np.ndarray, "N"]:
-        """Return the labels (N,) of the points `X` (N, d), of the same kind as `y` in `fit`.
+        """Return the predicted labels (N,), elements of `classes_`.
+
+        Args:
+            X: points (N, d).
 
         Raises:
-            NotFittedError: before `fit`.
-            ValueError: as for `ORFFRidge.predict`.
+            NotFittedError: `fit` was not called.
+            ValueError: one of the reasons listed at `ORFFRidge.predict`.
         """
         scores = self.decision_function(X)
         best = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
@@ -777,18 +819,18 @@ class ORFFRidgeClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             raise ValueError(
                 "ORFFRidgeClassifier expects labels of at least two classes, got "
-                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; there is "
-                "nothing to distinguish, add points of another class"
+                f"{'one class' if len(classes) else 'no label'}: {classes.tolist()}; add points of "
+                "another class"
             )
         if self.coding not in tuple(_CODES):
             raise ValueError(
-                f"ORFFRidgeClassifier expects a coding of {sorted(_CODES)}, got {self.coding!r}; "
-                'use "simplex" unless the kernel itself has the codes of the classes'
+                f"ORFFRidgeClassifier expects one of the codings {sorted(_CODES)}, got "
+                f'{self.coding!r}; use "simplex", unless the codes are the root of the kernel'
             )
         return _CODES[self.coding](len(classes))
 
     def _check_outputs(self, codes: Float[np.ndarray, "T q"]) -> None:
-        if not isinstance(self.kernel, Kernel):  # None, or what `ORFFRidge` refuses
+        if not isinstance(self.kernel, Kernel):  # None, or an error of `ORFFRidge`
             return
         point = torch.zeros(1, 1)
         outputs, (T, q) = self.kernel.num_outputs_per_input(point, point), codes.shape

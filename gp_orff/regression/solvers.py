@@ -1,11 +1,11 @@
-"""The problem of ridge regression, and its solvers: direct and iterative ones."""
+"""The problem of ridge regression, with direct and iterative solvers."""
 
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from numbers import Integral, Real
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -17,33 +17,43 @@ from torch import Tensor
 
 from gp_orff.data.statistics import Statistics
 from gp_orff.features.expansion import Expansion, KroneckerExpansion
+from gp_orff.kernels.base import is_number
 from gp_orff.regression.laplacian import Matrix, penalty, scaled_column_penalty
 
 # The learning problem min_θ Σ ‖C f(x_i) − y_i‖² + α‖θ‖² + w fᵀMf.
 #
-# The sum is over labelled points; f = Φθ stands for the field at all of them. It is Equation 67 of
-# Minh 2016 with the square loss, times the number of labelled points.
+# The sum is over labelled points. In the penalty, f = Φθ is the field at all points. This is
+# Equation 67 of Minh 2016 with the square loss, times the number of labelled points.
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Points, targets and penalties, under an expansion of the field f with p outputs."""
+    """The points, targets and penalties of ridge regression of a field f with p outputs.
 
-    expansion: Expansion | None  # None for an exact kernel
+    Attributes:
+        expansion: the features of f; None for an exact kernel.
+        x: (N, d), the points.
+        y: (N, q), the targets, with NaN in rows without a label.
+        alpha: α.
+        combination: C, (q, p); the identity if None.
+        laplacian: w M, (N, N) or (N·p, N·p); zero if None.
+    """
+
+    expansion: Expansion | None
     x: Float[Tensor, "N d"]
-    y: Float[Tensor, "N q"]  # NaN in the rows without a label
+    y: Float[Tensor, "N q"]
     alpha: float
-    combination: Float[Tensor, "q p"] | None = None  # C; None: the identity
-    laplacian: Matrix | None = None  # w M, (N, N) or (N·p, N·p); None: zero
+    combination: Float[Tensor, "q p"] | None = None
+    laplacian: Matrix | None = None
 
     @cached_property
     def labelled(self) -> Bool[Tensor, "N"]:
-        """The points with a label."""
+        """Which points have a label, (N,)."""
         return ~self.y.isnan().any(-1)
 
     @property
     def labels(self) -> tuple[Float[Tensor, "l d"], Float[Tensor, "l q"]]:
-        """The points with a label, and the labels."""
+        """The points with a label (l, d), and their labels (l, q)."""
         if self.labelled.all():
             return self.x, self.y
         return self.x[self.labelled], self.y[self.labelled]
@@ -55,7 +65,7 @@ class Problem:
 
 
 def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> Expansion:
-    """The features of C f from those of f."""
+    """Return the features of C f from the features of f."""
     if combination is None:
         return expansion
     if expansion.is_kronecker:
@@ -64,20 +74,15 @@ def combined(expansion: Expansion, combination: Float[Tensor, "q p"] | None) -> 
     return replace(full, directions=full.directions @ combination.mT)
 
 
-def is_number(value: object, kind: type[Real] = Real) -> bool:
-    """Whether a value is a number of this kind, and no truth value."""
-    return isinstance(value, kind) and not isinstance(value, bool)
-
-
 # The protocol of solvers.
 
 
 @dataclass(frozen=True)
 class Options:
-    """The settings of iterative solvers.
+    """The options of iterative solvers; see `ORFFRidge`.
 
     Raises:
-        ValueError: one of them has no meaning.
+        ValueError: an option has an invalid value.
     """
 
     max_iter: int | None = None
@@ -103,46 +108,59 @@ class Options:
 
 @dataclass(frozen=True)
 class Solution:
-    """The weights of the features, (F, q) for a scalar kernel, else (F, 1)."""
+    """The solution of a `Problem`.
+
+    Attributes:
+        theta: the weights of the features, (F, q) for a scalar kernel, and (F, 1) otherwise.
+        num_iterations: the number of iterations.
+        statistics: the sufficient statistics of all data, from which `partial` continues.
+        descent: the state of stochastic gradients, from which `partial` continues.
+    """
 
     theta: Float[Tensor, "F _"]
     num_iterations: int = 1
-    statistics: Statistics | None = None  # of all data; what `partial` goes on from
-    descent: "Descent | None" = None  # likewise, of stochastic gradients
+    statistics: Statistics | None = None
+    descent: "Descent | None" = None
 
 
 class Solver(ABC):
-    """A way to solve a `Problem`."""
+    """A method that solves a `Problem`."""
 
     name: str
 
     @abstractmethod
     def solve(self, problem: Problem, options: Options) -> Solution:
-        """The minimiser."""
+        """Return the minimiser."""
 
     def partial(
         self, problem: Problem, options: Options, earlier: tuple[Problem, Solution] | None
     ) -> Solution:
-        """The solution for the data of `problem` and all earlier data.
+        """Return the solution for the data of `problem` and all earlier data.
+
+        Args:
+            problem: the new data, with the features and the penalty.
+            options: the options of the solver.
+            earlier: the last problem and its solution; None for the first chunk.
 
         Raises:
-            ValueError: this solver needs all data at once; the earlier solution is of another one.
+            ValueError: this solver needs all data at once, or another solver computed the earlier
+                solution.
         """
         raise ValueError(
-            "partial_fit expects a solver that takes data in chunks, got "
+            "partial_fit expects a solver that supports data in chunks, got "
             f"solver={self.name!r}; use 'cholesky' or 'sgd', or fit"
         )
 
 
 def _of_another_solver() -> ValueError:
     return ValueError(
-        "expected a model learned without a Laplacian by the same solver, got another one; pass "
-        "all data to fit, or begin with a clone"
+        "expected a model that was fitted without a Laplacian by the same solver, got another "
+        "one; pass all data to fit, or start from a clone"
     )
 
 
 def refuse_loss(name: str, options: Options) -> None:
-    """Raise ValueError if there is a loss other than the square."""
+    """Raise a ValueError if the options have a loss."""
     if options.loss is not None:
         raise ValueError(
             f"solver={name!r} minimises squares and expects loss=None, got {options.loss!r}; use "
@@ -152,56 +170,61 @@ def refuse_loss(name: str, options: Options) -> None:
 
 # Regularised least squares on features: min_θ ‖Φθ − y‖² + α‖θ‖² + w fᵀMf.
 #
-# Where the outputs separate, the problem falls apart into k scalar ones with shared features Ψ,
+# If the outputs separate, the problem is k scalar problems with shared features Ψ:
 #
 #     t_j = argmin ‖σ_j Ψ t − y_j‖² + α‖t‖² = (σ_j² ΨᵀΨ + α)⁻¹ σ_j Ψᵀy_j
 #         = σ_j Ψᵀ (σ_j² ΨΨᵀ + α)⁻¹ y_j .
 #
-# A separable kernel k·L Lᵀ has Ψ = φS, the features of k; with the singular value decomposition L =
-# P diag(σ) Uᵀ, the y_j are the columns of Y P, and Θ = T Uᵀ. A scalar kernel serves every column of
-# Y by itself. For all other kernels Ψ = Φ, with one row for each output of each point, and k = 1.
+# For a separable kernel k·L Lᵀ, Ψ = φS are the features of k. With the singular value decomposition
+# L = P diag(σ) Uᵀ, the y_j are the columns of Y P, and Θ = T Uᵀ. With a scalar kernel, each column
+# of Y is one problem. For all other kernels, Ψ = Φ has one row for each output of each point, and
+# k = 1.
 
 
 @dataclass(frozen=True)
 class Design:
-    """Ψ, σ and the rotation U of an expansion, for targets y (N, q).
+    """The matrix Ψ and the scales σ of an expansion, for targets y (N, q).
 
-    Made by `design`.
+    `design` creates it.
+
+    Attributes:
+        expansion: the features.
+        scales: σ, (k,).
     """
 
     expansion: Expansion
-    scales: Float[Tensor, "k"]  # σ
+    scales: Float[Tensor, "k"]
 
     def targets(self, y: Float[Tensor, "N q"]) -> Float[Tensor, "n k"]:
-        """The y_j, with a row for each row of Ψ."""
+        """Return the targets y_j, with a row for each row of Ψ."""
         return y if self.expansion.num_outputs == 1 else y.reshape(-1, 1)
 
     def rows(self, x: Float[Tensor, "N d"]) -> Float[Tensor, "n m"]:
-        """Ψ as a dense matrix, for few points."""
+        """Return Ψ as a dense matrix, for few points."""
         return self.expansion.features(x)
 
     def statistics(self, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> Statistics:
-        """The sufficient statistics of points and targets."""
+        """Return the sufficient statistics of points and targets."""
         return Statistics.of(x, y, self.expansion.phi)
 
     def gram(self, statistics: Statistics) -> Float[Tensor, "m m"]:
-        """ΨᵀΨ."""
+        """Return ΨᵀΨ."""
         full = self.expansion.general()
         (gram,) = statistics.feature_grams(full)
         return gram * (full.directions @ full.directions.mT)
 
     def right(self, statistics: Statistics) -> Float[Tensor, "m k"]:
-        """Ψᵀy_j for every j."""
+        """Return Ψᵀy_j for every j."""
         full = self.expansion.general()
         products = full.gather(statistics.cross) * full.directions
         return products if full.num_outputs == 1 else products.sum(-1, keepdim=True)
 
     def theta(self, t: Float[Tensor, "m k"]) -> Float[Tensor, "F _"]:
-        """The weights θ of the features from the t_j."""
+        """Return the weights θ of the features from the t_j."""
         return t
 
     def penalty(self, problem: Problem) -> Float[Tensor, "m m"]:
-        """Ψᵀ w M Ψ."""
+        """Return Ψᵀ w M Ψ."""
         return penalty(problem.expansion.general(), problem.x, problem.laplacian)
 
     @property
@@ -210,23 +233,28 @@ class Design:
         return self.expansion.num_outputs == 1
 
     def num_rows(self, num_points: int) -> int:
-        """n, the rows of Ψ."""
+        """Return n, the number of rows of Ψ."""
         return num_points * self.expansion.num_outputs
 
     @property
     def num_columns(self) -> int:
-        """m, the columns of Ψ."""
+        """m, the number of columns of Ψ."""
         return self.expansion.num_features
 
 
 @dataclass(frozen=True)
 class SeparableDesign(Design):
-    """The design of a separable kernel with several outputs."""
+    """The design of a separable kernel with several outputs.
+
+    Attributes:
+        left: P, (p, k).
+        rotation: U, (r, k).
+    """
 
     is_separable = True
     expansion: KroneckerExpansion
-    left: Float[Tensor, "p k"]  # P
-    rotation: Float[Tensor, "r k"]  # U
+    left: Float[Tensor, "p k"]
+    rotation: Float[Tensor, "r k"]
 
     def targets(self, y):
         return y @ self.left
@@ -255,7 +283,7 @@ class SeparableDesign(Design):
 
 
 def design(expansion: Expansion, num_targets: int) -> Design:
-    """The scalar problems of an expansion, for targets with `num_targets` columns."""
+    """Return the scalar problems of an expansion, for targets with `num_targets` columns."""
     if expansion.is_kronecker and expansion.num_outputs > 1:
         left, scales, right = torch.linalg.svd(expansion.mixing, full_matrices=False)
         return SeparableDesign(expansion, scales, left, right.mT)
@@ -265,10 +293,10 @@ def design(expansion: Expansion, num_targets: int) -> Design:
 
 # The equations of the scalar problems of a design, and their solution for one α or for many.
 #
-# Of the primal form (m features) and the dual one (n rows) the smaller is taken. One Cholesky
-# factor per different σ_j serves one α. If α is below the rounding error of the matrix, a factor
-# may fail or be meaningless, and eigenvectors with a threshold give the solution of least norm.
-# Eigenvectors also serve many α, since they do not depend on it.
+# The smaller one of the primal form (m features) and the dual form (n rows) is solved. For one α,
+# this needs one Cholesky factor for each different σ_j. If α is below the rounding error of the
+# matrix, a factor may fail or be meaningless. Eigenvectors with a threshold then give the solution
+# of least norm. Eigenvectors are also used for many α, because they do not depend on α.
 
 
 _EPS = torch.finfo(torch.float64).eps
@@ -276,31 +304,42 @@ _EPS = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class Equations:
-    """(σ_j² A + α) s_j = σ_j r_j with A = ΨᵀΨ and t_j = s_j, or A = ΨΨᵀ and t_j = Ψᵀ s_j."""
+    """The equations (σ_j² A + α) s_j = σ_j r_j.
 
-    matrix: Float[Tensor, "n n"]  # A
-    right: Float[Tensor, "n k"]  # r
-    scales: Float[Tensor, "k"]  # σ
-    rows: Float[Tensor, "n m"] | None = None  # Ψ of the second form
+    In the primal form, A = ΨᵀΨ and t_j = s_j. In the dual form, A = ΨΨᵀ and t_j = Ψᵀ s_j.
+
+    Attributes:
+        matrix: a, (n, n).
+        right: r, (n, k).
+        scales: σ, (k,).
+        rows: Ψ, (n, m), in the dual form; None in the primal form.
+    """
+
+    matrix: Float[Tensor, "n n"]
+    right: Float[Tensor, "n k"]
+    scales: Float[Tensor, "k"]
+    rows: Float[Tensor, "n m"] | None = None
 
     @classmethod
     def primal(cls, design: Design, statistics: Statistics) -> "Equations":
-        """From sufficient statistics."""
+        """Return the primal form from sufficient statistics."""
         return cls(design.gram(statistics), design.right(statistics), design.scales)
 
     @classmethod
     def of(cls, design: Design, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"]) -> "Equations":
-        """The smaller of both forms (Minh 2016, Equation 75)."""
+        """Return the smaller one of both forms (Minh 2016, Equation 75)."""
         if design.num_rows(len(x)) < design.num_columns:
             rows = design.rows(x)
             return cls(rows @ rows.mT, design.targets(y), design.scales, rows)
         return cls.primal(design, design.statistics(x, y))
 
     def by_cholesky(self, alpha: float) -> Float[Tensor, "m k"]:
-        """The t_j, by one Cholesky factor for each different σ_j; by eigenvectors where α is below
-        the rounding error of the matrix."""
+        """Return the t_j, by one Cholesky factor for each different σ_j.
+
+        If α is below the rounding error of the matrix, eigenvectors are used instead.
+        """
         solution = torch.zeros_like(self.right)
-        same = 4 * _EPS * self.scales.max()  # a difference that is rounding
+        same = 4 * _EPS * self.scales.max()  # smaller differences are rounding
         left = self.scales > same
         while left.any():
             scale = self.scales[left][0]
@@ -316,23 +355,23 @@ class Equations:
         return self._weights(solution)
 
     def by_eigenvectors(self, alpha: float) -> Float[Tensor, "m k"]:
-        """The t_j; of least norm where α = 0 leaves them undetermined."""
+        """Return the t_j. If α = 0 does not determine them, they have the least norm."""
         return self._weights(self._decomposed[1] @ (self._inverse(alpha) * self._rotated))
 
     def residual_freedom(self, alpha: float, num_values: int) -> float:
-        """tr(I − H) for the matrix H that maps `num_values` values y to their predictions."""
+        """Return tr(I − H) for the matrix H that maps `num_values` values y to predictions."""
         inverse = self._inverse(alpha)
-        # Eigenvalues that are zero to rounding explain nothing: their share of the residual is one.
+        # If an eigenvalue is zero up to rounding, the prediction is zero, and its share is one.
         share = torch.where(inverse > 0, alpha * inverse, 1.0)
         return num_values - share.numel() + share.sum().item()
 
     @cached_property
     def eigenvalues(self) -> Float[Tensor, "n k"]:
-        """Those of every σ_j² A, without rounding errors below zero."""
+        """The eigenvalues of every σ_j² A, without rounding errors below zero."""
         return self._decomposed[0].clamp_min(0).unsqueeze(-1) * self.scales.square()
 
     def _inverse(self, alpha: float) -> Float[Tensor, "n k"]:
-        """1/(λ + α) of every eigenvalue λ; zero where λ + α is below the rounding error of A."""
+        """Return 1/(λ + α) for every eigenvalue λ, or 0 if λ + α is below the rounding of A."""
         rounding = len(self.matrix) * _EPS * self.eigenvalues[-1]
         denominators = self.eigenvalues + alpha
         return torch.where(denominators > rounding, 1 / denominators, 0.0)
@@ -349,18 +388,18 @@ class Equations:
         return s if self.rows is None else self.rows.mT @ s
 
 
-# Direct solvers: the normal equations of the weights, or of as many numbers as there are values.
+# Direct solvers of the normal equations of the F weights, or of N·p coefficients.
 #
-# They are Equations 74 and 72 of Minh 2016; the smaller one is solved (Equation 75).
+# These are Equations 74 and 72 of Minh 2016. The smaller system is solved (Equation 75).
 
 
 class Direct(Solver):
-    """θ from the sufficient statistics of the data, which add up over chunks."""
+    """A solver that uses the sufficient statistics of the data, which are sums over chunks."""
 
     _solve: Callable[[Equations, float], Float[Tensor, "m k"]]
 
     def check(self, problem: Problem) -> None:
-        """Raise ValueError if this solver does not solve the problem."""
+        """Raise a ValueError if this solver does not support the problem."""
         return
 
     def solve(self, problem: Problem, options: Options) -> Solution:
@@ -398,16 +437,16 @@ class Direct(Solver):
 
 
 class Cholesky(Direct):
-    """By Cholesky factors."""
+    """The solver by Cholesky factors."""
 
     name = "cholesky"
     _solve = staticmethod(Equations.by_cholesky)
 
 
 class Stein(Direct):
-    """By eigenvectors, for the Stein equation G Θ LᵀL + α Θ = ΨᵀY L of separable kernels.
+    """The solver by eigenvectors, for the Stein equation G Θ LᵀL + α Θ = ΨᵀY L.
 
-    Brault et al. 2016, Equation 11.
+    Separable kernels have this equation (Brault et al. 2016, Equation 11).
     """
 
     name = "stein"
@@ -417,23 +456,29 @@ class Stein(Direct):
         parts = design(problem.observed, problem.y.shape[-1])
         if not parts.is_separable or _couples(problem):
             raise ValueError(
-                "solver='stein' expects a separable kernel, such as gp_orff.SeparableKernel, a "
+                "solver='stein' expects a separable kernel, such as gp_orff.SeparableKernel, "
                 "MultitaskKernel or a scalar kernel, and no laplacian that couples its outputs, "
                 "got outputs that do not separate; use solver='cholesky'"
             )
 
 
 def _couples(problem: Problem) -> bool:
-    """Whether the Laplacian couples the scalar problems of a separable kernel."""
+    """Return whether the Laplacian couples the scalar problems of a separable kernel."""
     if problem.laplacian is None:
         return False
     return problem.combination is not None or problem.laplacian.shape[0] != len(problem.x)
 
 
 def coefficients(gram: Float[Tensor, "n n"], problem: Problem) -> Float[Tensor, "n _"]:
-    """a of f = Σ_j K(·, x_j) a_j, from K at all points: (B K + α) a = C*y, B = C*C + w M.
+    """Return the coefficients a of f = Σ_j K(·, x_j) a_j.
 
-    It is Equation 72 of Minh 2016. The columns of y have a column each if K is scalar and C None.
+    They satisfy (B K + α) a = C*y with B = C*C + w M (Minh 2016, Equation 72), where C also selects
+    the points with a label.
+
+    Args:
+        gram: K at all points, (N·p, N·p).
+        problem: the points, targets and penalties. If K is scalar and `combination` is None, each
+            column of y has a column of coefficients.
     """
     p = len(gram) // len(problem.x)
     c = torch.eye(p, dtype=gram.dtype) if problem.combination is None else problem.combination
@@ -443,68 +488,72 @@ def coefficients(gram: Float[Tensor, "n n"], problem: Problem) -> Float[Tensor, 
     b = torch.kron(seen.diag(), c.mT @ c)
     if problem.laplacian is not None:
         b += torch.from_numpy(_dense(problem.laplacian, len(gram)))
-    # A product of symmetric matrices, not symmetric itself: hence a general solution, no Cholesky
-    # factor.
+    # The product of two symmetric matrices is not symmetric, so there is no Cholesky factor.
     system = b @ gram
     system.diagonal().add_(problem.alpha)
     return torch.linalg.solve(system, right)
 
 
 def _dense(laplacian: Matrix, size: int) -> Float[np.ndarray, "n n"]:
-    """M, or M ⊗ I_p where M is (N, N), as a dense matrix of `size` N·p."""
+    """Return M, or M ⊗ I_p if M is (N, N), as a dense matrix with `size` = N·p rows."""
     dense = laplacian.toarray() if sparse.issparse(laplacian) else laplacian
     return np.kron(dense, np.eye(size // len(dense)))
 
 
 # Stochastic gradient descent on the weights of features, for any loss and without a learning rate.
 #
-# The step lengths are distance over gradients (DoG), in coordinates in which the features of a
-# sample have variances of one size; the iterates are averaged.
+# The step length is distance over gradients (DoG). The coordinates are chosen so that features of a
+# sample have similar variances. The iterates are averaged.
 #
-# 1. `Descent.start` takes a sample of rows of Φ. Its principal directions define coordinates u in
-#    which large variances are reduced to one limit (`Whitening`): plain gradient steps would be
-#    limited by the largest variance and barely move along the others. Directions that the sample
-#    does not determine stay as they are.
-# 2. `reaching` chooses the first distance, so that a step gives predictions of the size of y, and
-#    halves it while the loss grows. DoG then lengthens steps as the iterate moves away from the
-#    start.
+# 1. `Descent.start` samples rows of Φ. Their principal directions define coordinates u, in which
+#    large variances are reduced to one limit (`Whitening`). Otherwise, the largest variance would
+#    limit the steps, and iterates would barely move along other directions. Directions that the
+#    sample does not determine are unchanged.
+# 2. `reaching` chooses the first step so that predictions have the size of y, and halves it while
+#    the loss grows. DoG then increases the steps as the iterate moves away from the start.
 # 3. `pass_over` visits the points in random order, in batches of at most 64.
-# 4. The average of the iterates with weights ∝ (t/T)⁸ is the result, because single iterates
-#    fluctuate with the batches; the power lets early iterates be forgotten.
+# 4. Single iterates fluctuate with the batches. The result is thus an average of the iterates with
+#    weights ∝ (t/T)⁸. The power makes the weights of early iterates small.
 #
-# A Laplacian M is no sum over the points of a batch. Its penalty is quadratic in θ, as α‖θ‖² is,
-# and both are one: α‖θ‖² + w fᵀMf = α‖v‖² for v = Lᵀθ, L Lᵀ = I + (w/α) ΦᵀMΦ. In v the problem is
-# that without M, with the features ΦL⁻ᵀ of a kernel that M deforms (Sindhwani, Niyogi & Belkin
-# 2005). The descent goes on in v (`Whitening.factor`), and every loss is possible.
+# The penalty of a Laplacian M is not a sum over the points of a batch. It is quadratic in θ, like
+# α‖θ‖², and both are one penalty: α‖θ‖² + w fᵀMf = α‖v‖² for v = Lᵀθ, L Lᵀ = I + (w/α) ΦᵀMΦ. In v,
+# this is a problem without M, with the features ΦL⁻ᵀ of another kernel (Sindhwani, Niyogi & Belkin
+# 2005). The descent minimises over v (`Whitening.factor`), with any loss.
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-_BATCH = 64  # the most points of a step
-_STEPS = 16  # of a pass, at least, if there are as many points
-_SAMPLE = 1024  # rows of Φ whose principal directions are found,
-_SAMPLE_NUMBERS = 2**25  # and numbers in them: 256 MB
-_ROUNDING = 1e-8  # of variances, relative to the largest
-_HALVINGS = 20  # of the first step, at most
+_BATCH = 64  # the largest number of points in a step
+_STEPS = 16  # the smallest number of steps in a pass, if there are enough points
+_SAMPLE = 1024  # the largest number of rows of Φ for the principal directions,
+_SAMPLE_NUMBERS = 2**25  # and the largest number of their elements: 256 MB
+_ROUNDING = 1e-8  # the rounding of variances, relative to the largest one
+_HALVINGS = 20  # the largest number of times that the first step is halved
 _DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """Coordinates u of the weights: v = u + V diag(gains) Vᵀu and θ = L⁻ᵀv; an immutable value.
+    """Coordinates u of the weights, with v = u + V diag(gains) Vᵀu and θ = L⁻ᵀv.
 
-    V are the principal directions of some rows of ΦL⁻ᵀ; without a Laplacian, L = I and θ = v.
-    Features of variance λ along one of them have variance λδ/(λ + δ) in u, and a gradient step
-    advances equally along all with λ > δ. There are at most a quarter as many of these as rows:
-    those that a sample determines.
+    V contains principal directions of a sample of rows of ΦL⁻ᵀ. Without a Laplacian, L = I and
+    θ = v. If the features have the variance λ along a direction, they have the variance λδ/(λ + δ)
+    in u. A gradient step then advances equally along all directions with λ > δ. The number of these
+    directions is at most a quarter of the number of rows, so that the sample determines them.
 
-    Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
+    Source: Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
+
+    Attributes:
+        vectors: V, (F, r).
+        gains: (r, 1).
+        row_size: the root mean square length of the rows of Φ, in u.
+        factor: L, (F, F); the identity if None.
     """
 
     vectors: Float[Tensor, "F r"]
     gains: Float[Tensor, "r 1"]
-    row_size: float  # the root mean square length of the rows of Φ, in u
-    factor: Float[Tensor, "F F"] | None = None  # L; None: the identity
+    row_size: float
+    factor: Float[Tensor, "F F"] | None = None
 
     @classmethod
     def of(
@@ -513,7 +562,7 @@ class Whitening:
         least: float,
         factor: Float[Tensor, "F F"] | None = None,
     ) -> "Whitening":
-        """From n rows of Φ, with δ ≥ `least`."""
+        """Return the coordinates for n rows of Φ, with δ ≥ `least`."""
         if factor is not None:
             features = torch.linalg.solve_triangular(factor, features.mT, upper=False).mT
         _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
@@ -525,11 +574,11 @@ class Whitening:
         return cls(vectors.mT, (share.sqrt() - 1).unsqueeze(-1), row_size, factor)
 
     def penalised(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        """v, whose square is penalised."""
+        """Return v, whose square is the penalty."""
         return u + self.vectors @ (self.gains * (self.vectors.mT @ u))
 
     def theta(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        """θ from v."""
+        """Return θ from v."""
         if self.factor is None:
             return v
         return torch.linalg.solve_triangular(self.factor.mT, v, upper=True)
@@ -537,13 +586,27 @@ class Whitening:
 
 @dataclass(frozen=True)
 class Descent:
-    """A descent after some steps; an immutable value.
+    """The state of a stochastic gradient descent after some steps, which is immutable.
 
-    It minimises Σ loss + α‖v‖², divided by the number of values in the sum. Steps are u ← u − η g
-    with gradients g of up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½, which fits
-    losses of any scale and smoothness. The average of u has weights ∝ (t/T)^8.
+    The descent minimises Σ loss + α‖v‖², divided by the number of values in the sum. A step is
+    u ← u − η g, with the gradient g for up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½.
+    This step length is suitable for losses of any scale and smoothness. The average of u has
+    weights ∝ (t/T)^8.
 
-    Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay averaging).
+    Source: Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay
+    averaging).
+
+    Attributes:
+        expansion: the features Φ.
+        whitening: the coordinates u.
+        seed: the seed of the order of the points.
+        u: the last iterate, (F, k).
+        average: the average of the iterates, (F, k).
+        reach: max_t ‖u_t‖.
+        squares: Σ_t ‖g_t‖².
+        steps: the number of steps.
+        passes: the number of passes.
+        num_points: the number of points in all passes together.
     """
 
     expansion: Expansion
@@ -551,11 +614,11 @@ class Descent:
     seed: int
     u: Float[Tensor, "F k"]
     average: Float[Tensor, "F k"]
-    reach: float  # max_t ‖u_t‖
-    squares: float = 0.0  # Σ_t ‖g_t‖²
+    reach: float
+    squares: float = 0.0
     steps: int = 0
     passes: int = 0
-    num_points: int = 0  # in all passes together
+    num_points: int = 0
 
     @classmethod
     @torch.no_grad()
@@ -569,14 +632,17 @@ class Descent:
         seed: int,
         factor: Float[Tensor, "F F"] | None = None,
     ) -> "Descent":
-        """At θ = 0, with coordinates and a first step that suit a sample of these data.
+        """Return a descent at θ = 0, with coordinates and a first step from a sample of the data.
 
         Args:
-            expansion: Φ, for vectors of q outputs; or for one output, if each of the q columns of
-                y has weights of its own.
-            x, y, loss, penalty: as in `pass_over`.
-            seed: of the sample and of the order of the points in all passes.
-            factor: L of the Laplacian; None without one.
+            expansion: the features Φ of q outputs, or of one output if the q columns of y have
+                separate weights.
+            x: points (N, d).
+            y: observed values (N, q), all finite.
+            loss: the mean loss, as in `pass_over`.
+            penalty: α divided by the number of values, as in `pass_over`.
+            seed: the seed of the sample, and of the order of the points in all passes.
+            factor: L of the Laplacian; None without a Laplacian.
 
         Raises:
             ValueError: the loss at zero is not a finite number.
@@ -590,10 +656,10 @@ class Descent:
 
     @torch.no_grad()
     def reaching(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss) -> "Descent":
-        """This descent, with steps at least as long as a first one that suits a sample of the data.
+        """Return this descent with steps that are at least as long as a first step for the data.
 
-        That one gives predictions of the size of y; where y is zero, it is the loss over the norm
-        of its gradient. It is halved until the loss does not grow.
+        After the first step, predictions of a sample have the size of y. If y is zero, its length
+        is the loss divided by the norm of the gradient. It is halved until the loss does not grow.
         """
         x, y = _sample(self.expansion, x, y, self.seed)
         zero = torch.zeros_like(self.u)
@@ -610,7 +676,7 @@ class Descent:
 
     @property
     def theta(self) -> Float[Tensor, "F k"]:
-        """θ, averaged."""
+        """The averaged weights θ, (F, k)."""
         return self.whitening.theta(self.whitening.penalised(self.average))
 
     @torch.no_grad()
@@ -622,13 +688,14 @@ class Descent:
         penalty: float,
         length: float = 1.0,
     ) -> "Descent":
-        """The descent after one pass over these points, in random order.
+        """Return the descent after one pass over these points, in random order.
 
         Args:
-            x: points.
-            y: what is observed there, all finite.
-            loss: the mean over the entries of a prediction and of y.
-            penalty: α, divided by the number of values that it belongs to.
+            x: points (n, d).
+            y: observed values (n, q), all finite.
+            loss: a function of predictions and observed values, which returns the mean loss over
+                their elements.
+            penalty: α divided by the number of values in the sum of losses.
             length: a factor of all steps of this pass.
 
         Raises:
@@ -645,8 +712,8 @@ class Descent:
                 u = u - length * reach / squares**0.5 * gradient
             steps += 1
             reach = max(reach, u.norm().item())
-            # The recursive form of the weights of Shamir & Zhang (2013); the first step replaces
-            # the start.
+            # This is the recursive form of the weights of Shamir & Zhang (2013). The first step
+            # replaces the starting value.
             average = average.lerp(u, (_DECAY + 1) / (_DECAY + steps))
         return replace(
             self,
@@ -662,7 +729,7 @@ class Descent:
     def _value_and_gradient(
         self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
     ) -> tuple[Float[Tensor, ""], Float[Tensor, "F k"]]:
-        """The objective at u for some points, and its gradient."""
+        """Return the objective at u for some points, and its gradient."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
             value = self._objective(u, x, y, loss, penalty)
@@ -670,14 +737,14 @@ class Descent:
         if not (value.isfinite() and gradient.isfinite().all()):
             raise ValueError(
                 f"expected a finite loss and gradient, got a loss of {value.item()} after "
-                f"{self.passes} passes; use a loss that is finite for any prediction and these y"
+                f"{self.passes} passes; use a loss that is finite for any prediction"
             )
         return value.detach(), gradient
 
     def _objective(
         self, u: Tensor, x: Tensor, y: Tensor, loss: Loss, penalty: float
     ) -> Float[Tensor, ""]:
-        """The mean loss plus the penalty."""
+        """Return the mean loss plus the penalty."""
         v = self.whitening.penalised(u)
         value = _mean_loss(loss, self.expansion.apply(x, self.whitening.theta(v)), y)
         return value + penalty * v.square().sum()
@@ -686,15 +753,18 @@ class Descent:
 def _sample(
     expansion: Expansion, x: Float[Tensor, "N d"], y: Float[Tensor, "N q"], seed: int
 ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n q"]]:
-    """Some of the points, with their values."""
+    """Return a random sample of the points, with their values."""
     rows = min(_SAMPLE, _SAMPLE_NUMBERS // expansion.num_features)
     chosen = _permutation(len(x), seed)[: max(1, rows // expansion.num_outputs)]
     return x[chosen], y[chosen]
 
 
 def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
-    """2 mean|y| over the mean slope of the loss at zero, which is 1 for squares: a penalty times
-    this ratio suits squares. 1 where one of them is zero."""
+    """Return 2 mean|y| divided by the mean slope of the loss at zero, which is 1 for squares.
+
+    A penalty for this loss, times the ratio, is a penalty for squares. If one of both numbers is
+    zero, the result is 1.
+    """
     with torch.enable_grad():
         zero = torch.zeros_like(y).requires_grad_()
         (slopes,) = torch.autograd.grad(_mean_loss(loss, zero, y), zero)
@@ -703,13 +773,12 @@ def _units_of_squares(loss: Loss, y: Float[Tensor, "n q"]) -> float:
 
 
 def _mean_loss(loss: Loss, prediction: Float[Tensor, "n q"], y: Float[Tensor, "n q"]) -> Tensor:
-    """The loss, if it is one number, with a gradient where gradients are enabled."""
-    value = loss(prediction, y)
-    differentiable = isinstance(value, Tensor) and value.requires_grad
-    if torch.is_grad_enabled() and not differentiable:
+    """Return the loss, after checks that it is one number and has a gradient."""
+    value = torch.as_tensor(loss(prediction, y))
+    if torch.is_grad_enabled() and not value.requires_grad:
         raise ValueError(
             "expected a loss that is a differentiable function of the prediction, got one without "
-            "a gradient; compute it by torch functions, without item(), detach() or numpy"
+            "a gradient; compute it with torch functions, without item(), detach() or numpy"
         )
     if value.dim() != 0:
         raise ValueError(
@@ -723,15 +792,15 @@ def _permutation(size: int, seed: int) -> Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(int(seed)))
 
 
-# LSMR: ridge regression that needs products with Φ only.
+# LSMR, which needs only products with Φ.
 
 
 _LSMR_TOLERANCE = 1e-10
-_LIMIT_REACHED = 7  # the reason for stopping that scipy's lsmr returns
+_LIMIT_REACHED = 7  # the code of scipy's lsmr for too many iterations
 
 
 class Lsmr(Solver):
-    """θ by LSMR (Fong & Saunders 2011), column by column."""
+    """The solver by LSMR (Fong & Saunders 2011), separately for each column of y."""
 
     name = "lsmr"
 
@@ -759,8 +828,8 @@ class Lsmr(Solver):
         found = [lsmr(phi, column, damp=problem.alpha**0.5, **stop) for column in columns.T.numpy()]
         if any(reason == _LIMIT_REACHED for _, reason, *_ in found):
             warnings.warn(
-                f"lsmr reached max_iter={limit} before tol={tol:g}: raise either of them, "
-                "or alpha, or use solver='cholesky'",
+                f"lsmr reached max_iter={limit} before tol={tol:g}; increase max_iter, tol or "
+                "alpha, or use solver='cholesky'",
                 ConvergenceWarning,
                 stacklevel=4,  # through `fit` and its choice of threads
             )
@@ -768,21 +837,23 @@ class Lsmr(Solver):
         return Solution(theta, max(count for _, _, count, *_ in found))
 
 
-# Stochastic gradients: ridge regression with any loss, also of data in chunks.
+# Stochastic gradients: ridge regression with any loss, also for data in chunks.
 
 
 _MAX_PASSES = 256
 _SGD_TOLERANCE = 0.01
-_LENGTH_DECAY = 0.25  # power of the pass; that of the step is about 1/2 besides
+_LENGTH_DECAY = 0.25  # steps decay with this power of the pass, and with about √ of the step
 
 
 class Sgd(Solver):
-    """θ by stochastic gradient descent on Σ loss + α‖θ‖² + w fᵀMf.
+    """The solver by stochastic gradient descent on Σ loss + α‖θ‖² + w fᵀMf.
 
-    Brault et al. 2016, Appendix D.1.1 i. `solve` compares the predictions after 1, 2, 4, 8, …
-    passes: it stops if they change by less than `tol`, relative to their size. `partial` is one
-    pass; the sum then is over all points so far, as often as they were given. The coordinates come
-    from the first chunk: a thousand points from everywhere are enough.
+    `solve` compares the predictions after 1, 2, 4, 8, … passes. It stops if they change by less
+    than `tol`, relative to their size. `partial` makes one pass. The sum is then over all points so
+    far, and includes a point as often as it was passed. The coordinates come from the first chunk,
+    which needs about a thousand points from the whole domain.
+
+    Source: Brault et al. 2016, Appendix D.1.1 i.
     """
 
     name = "sgd"
@@ -795,9 +866,8 @@ class Sgd(Solver):
         if problem.laplacian is not None:
             if problem.alpha == 0:
                 raise ValueError(
-                    "solver='sgd' with a Laplacian expects alpha > 0, got 0; a small one, such as "
-                    "1e-6 times the variance of the kernel, determines what labels and Laplacian "
-                    "do not"
+                    "solver='sgd' with a Laplacian expects alpha > 0, got 0; pass a small number, "
+                    "such as 1e-6 times the variance of the kernel"
                 )
             # L Lᵀ = I + (w/α) ΦᵀMΦ
             matrix = penalty(problem.expansion, problem.x, problem.laplacian) / problem.alpha
@@ -814,8 +884,8 @@ class Sgd(Solver):
                 before = now
         else:
             warnings.warn(
-                f"sgd reached max_iter={limit} before tol={tol:g}: raise either of them, or alpha, "
-                "or use solver='cholesky' for squared errors",
+                f"sgd reached max_iter={limit} before tol={tol:g}; increase max_iter, tol or "
+                "alpha, or use solver='cholesky' for squared errors",
                 ConvergenceWarning,
                 stacklevel=4,  # through `fit` and its choice of threads
             )
@@ -833,13 +903,13 @@ class Sgd(Solver):
             if solution.descent is None or before.laplacian is not None:
                 raise _of_another_solver()
             descent = solution.descent.reaching(x, y, loss)
-            # The loss is a mean over a batch: α is divided by the number of all values so far.
+            # The loss is a mean over a batch, so α is divided by the number of all values so far.
             share = problem.alpha / (y.numel() + descent.num_points * y.shape[-1])
         descent = descent.pass_over(x, y, loss, share)
         return Solution(descent.theta, descent.passes, descent=descent)
 
 
-# The solvers of `ORFFRidge`, by name.
+# The solvers of `ORFFRidge` by their names.
 
 
 SOLVERS: dict[str, Solver] = {

@@ -1,6 +1,6 @@
-"""Symbols Q(ω): linear maps of fields that commute with translations.
+"""Symbols Q(ω): translation-invariant linear maps of fields, such as derivatives and potentials.
 
-This room imports no other room.
+This subpackage imports no other subpackage.
 """
 
 from gp_orff.symbols.base import Composed, Identity, Symbol

@@ -1,20 +1,23 @@
 """Translation-invariant linear maps of fields, each given by its Fourier multiplier Q(ω).
 
-A symbol Q(ω) ∈ C^{q×p} maps the wave e^{i⟨ω,x⟩} m to e^{i⟨ω,x⟩} Q(ω) m. A derivative multiplies by
-iω, an antiderivative divides by it, a mean over a box multiplies by the Fourier transform of the
-box. A posterior of the weights of waves gives the posterior of every symbol exactly, with all
-covariances and without differentiation.
+A symbol Q(ω) ∈ C^{q×p} maps the wave m e^{i⟨ω, x⟩}, with m ∈ C^p, to Q(ω) m e^{i⟨ω, x⟩}. The
+derivative ∂_j multiplies a wave by iω_j. A mean over a box multiplies a wave by the Fourier
+transform of the box. A field of features is a weighted sum of waves. The posterior of the weights
+therefore gives the posterior of every symbol, with all covariances and without differentiation.
 
-Frequencies are in radians per unit of the inputs. A divergence is in units of the field per unit of
-the inputs, a potential in units of the field times units of the inputs. The constant part of a
-field, at ω = 0, is its *background*: its curl and its divergence are zero, and neither part of a
-Helmholtz split contains it. A potential contains that of a constant mean under a curl-free kernel
-only, or where the user assigns it.
+Frequencies are in radians per unit of the inputs. A divergence has units of the field per unit of
+the inputs, and a potential has units of the field times units of the inputs.
+
+The constant part of a field, at ω = 0, is called its *background*. Its curl and its divergence are
+zero. By default, neither the curl-free nor the divergence-free part of a field contains it. A
+`Potential` includes the potential of the background if all terms of the kernel are curl-free, or if
+the user sets `background=True`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from jaxtyping import Complex, Float
@@ -23,31 +26,37 @@ from torch import Tensor
 from gp_orff.symbols.patches import Patch
 
 Multiplier = Complex[Tensor, "D q p"]
+Value = TypeVar("Value")
 
 
 class Symbol(ABC):
-    """A linear map of fields that commutes with translations, such as a derivative or a local mean.
+    """A translation-invariant linear map of a field, such as a derivative or a local mean.
 
-    It is defined by its Fourier multiplier Q(ω), a matrix (q, p) for a field with p components and
-    q outputs. The wave v e^{i⟨ω, x⟩} becomes Q(ω) v e^{i⟨ω, x⟩}, for v ∈ C^p. A derivative ∂_j has
-    Q = iω_j. Frequencies ω are in radians per unit of x. The constant part of a field, at ω = 0, is
-    called its *background*.
+    The map turns a field with p components into q outputs. Its Fourier multiplier Q(ω), a complex
+    matrix (q, p), defines it: the wave v e^{i⟨ω, x⟩} with v ∈ C^p becomes Q(ω) v e^{i⟨ω, x⟩}. For
+    example, the derivative ∂_j has Q(ω) = iω_j I. Frequencies ω are in radians per unit of x. The
+    constant part of a field, at ω = 0, is called its *background*.
 
-    Pass a symbol to a posterior to predict its map of the field, or to `VectorFieldGP.observe` to
-    condition on it. Symbols are immutable. For another map, subclass this class and define `order`,
-    `outputs` and `__call__`.
+    Pass a symbol to a method of a posterior, such as `FieldPosterior.mean`, to predict the map of
+    the field. Pass it to `VectorFieldGP.observe` to add observations of the map. Symbols are
+    immutable.
+
+    To define another map, subclass `Symbol` and define `__call__`. Set the attributes below if the
+    map needs other values than the defaults.
 
     Attributes:
-        outputs: q; None if it is p. If q depends on p in another way, define `num_outputs(p)`.
-        order: the growth of the multiplier, |Q(ω)| ~ ‖ω‖^order: 1 for a first derivative, −1 for a
-            potential. If the kernel is too rough for the symbol, the map has infinite variance, and
-            its prediction raises an error.
-        homogeneous: whether Q(cω) = c^order Q(ω) for c > 0. If True, the variance that a `Grid`
-            truncates is known in closed form.
-        reference: (d,), a point whose value is subtracted from all values; None for no point.
+        outputs: q, the number of outputs. With None, the default, q = p. If q depends on p in
+            another way, override `num_outputs`.
+        order: the exponent of growth, |Q(ω)| ~ ‖ω‖^order; 0 by default. A first derivative has
+            order 1, and a potential has order −1. If the derivatives of this order have infinite
+            variance under the kernel, a prediction of the map raises a ValueError.
+        homogeneous: whether Q(cω) = c^order Q(ω) for every c > 0; False by default. A symbol with
+            order < 0 must be homogeneous or have a `reference`.
+        reference: (d,), a point in units of x; None by default. With a reference, the value of the
+            map at this point is subtracted, so that the map is zero there.
 
     Example:
-        A map of this package, the divergence, of a field with a posterior:
+        The divergence of a field with a posterior:
 
         >>> import gp_orff, torch
         >>> x = torch.cartesian_prod(
@@ -58,7 +67,7 @@ class Symbol(ABC):
         >>> field.mean(x, gp_orff.Divergence()).shape
         torch.Size([64, 1])
 
-        A map of your own, the derivative of every component along a direction u:
+        A new symbol, the derivative of every component along a direction u:
 
         >>> class AlongDerivative(gp_orff.Symbol):
         ...     order, homogeneous = 1, True
@@ -74,46 +83,51 @@ class Symbol(ABC):
     """
 
     order: int = 0
-    outputs: int | None = None  # q, if it does not depend on p
+    outputs: int | None = None  # None: q = p
     homogeneous: bool = False
     reference: Float[Tensor, "d"] | None = None
     is_identity = False
-    of_gradients = False  # whether it is a potential of the curl-free part
+    of_gradients = False  # whether the map is a potential of the curl-free part
 
     @property
     def is_absolute(self) -> bool:
         """Whether the map is an antiderivative without a `reference` point.
 
-        The prior then determines its constant of integration, which is random.
+        Its constant of integration is then random, with a distribution that follows from the prior.
         """
         return self.order < 0 and self.reference is None
 
     @property
     def length_power(self) -> int | None:
-        """The power n in the units of the outputs, (units of f)·(units of x)ⁿ; None if unknown.
+        """The power n of the units of x: outputs have (units of f)·(units of x)ⁿ; None if unknown.
 
-        A homogeneous map has no intrinsic length, so that n = −order.
+        A homogeneous map has n = −order, because it has no intrinsic length.
         """
         return -self.order if self.homogeneous else None
 
     def num_outputs(self, p: int) -> int:
-        """q, the number of outputs for a field with `p` components."""
+        """Return q, the number of outputs for a field with `p` components."""
         return p if self.outputs is None else self.outputs
 
     @abstractmethod
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
-        """Q(ω), (D, q, p), at frequencies `omega` (D, d), for a field with `p` components.
+        """Return the multiplier Q(ω), complex (D, q, p).
 
-        At ω = 0: the action of the map on a constant field.
+        Q(0) is the matrix that the map applies to constant fields.
+
+        Args:
+            omega: (D, d), D frequencies in radians per unit of x.
+            p: the number of components of the field.
         """
 
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier | None:
-        """Q(ω), (D, q, p), for waves e^{i⟨ω, x⟩} that decay with height, ω = (k, ±i|k|).
+        """Return Q(ω), (D, q, p), for harmonic waves e^{i⟨ω, x⟩} with complex ω = (k, ±i|k|).
 
-        Return None, the default, if the multiplier of the symbol itself accepts complex ω.
+        These waves grow or decay exponentially with height. The default result, None, means that
+        `__call__` also accepts complex frequencies.
 
         Args:
-            omega: (D, 3), nonzero frequencies.
+            omega: (D, 3), complex frequencies, all of them nonzero.
             p: the number of components of the field.
         """
         return None
@@ -121,15 +135,15 @@ class Symbol(ABC):
     def of_affine(
         self, value: Float[Tensor, "p k"], slope: Float[Tensor, "d p k"]
     ) -> tuple[Float[Tensor, "q k"], Float[Tensor, "d q k"]]:
-        """Return the symbol applied to k affine fields, value + Σ_j x_j slope_j.
+        """Apply the symbol to the k affine fields value + Σ_j x_j slope_j.
 
-        The result is affine too. Its slopes are Q(0) slope_j, and its value at x = 0 is Q(0) value
-        − i Σ_j ∂_jQ(0) slope_j, because x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0. The value at a
-        reference is not subtracted.
+        Each result is an affine field. Return its value (q, k) at x = 0 and its slopes (d, q, k).
+        The slopes are Q(0) slope_j. The value is Q(0) value − i Σ_j ∂_jQ(0) slope_j, because
+        x_j = −i ∂e^{i⟨ω, x⟩}/∂ω_j at ω = 0. The value at a `reference` is not subtracted.
 
         Args:
-            value: (p, k), the fields at x = 0.
-            slope: (d, p, k), their derivatives along the directions of space.
+            value: (p, k), the k fields at x = 0.
+            slope: (d, p, k), the derivatives of the k fields along the d directions of space.
         """
         d, p = slope.shape[:2]
         at_zero = self.of_constants(d, p).to(value)
@@ -147,16 +161,18 @@ class Symbol(ABC):
         return image, at_zero @ slope
 
     def decided(self, curl_free: bool, divergence_free: bool) -> "Symbol":
-        """A copy of this map that is definite about the image of constant fields.
+        """Return this map after replacing a `background` of None by True or False.
+
+        Antiderivatives, such as `Potential`, have this argument. Other maps return themselves.
 
         Args:
-            curl_free, divergence_free: whether all terms of the kernel have this property; see
-                `Potential`.
+            curl_free: whether all terms of the kernel are curl-free.
+            divergence_free: whether all terms of the kernel are divergence-free.
         """
         return self
 
     def of_constants(self, num_dims: int, p: int) -> Float[Tensor, "q p"]:
-        """Q(0), the image of the constant fields 1⊗I_p.
+        """Return the real matrix Q(0), (q, p), which the map applies to constant fields.
 
         Args:
             num_dims: d, the number of inputs in space.
@@ -165,14 +181,15 @@ class Symbol(ABC):
         return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
 
     def check(self, num_dims: int, p: int) -> None:
-        """Raise an error for fields on which the map is not defined.
+        """Raise an error if the map is not defined for fields with these numbers d and p.
 
         Args:
             num_dims: d, the number of inputs in space.
             p: the number of components of the field.
 
         Raises:
-            ValueError: the map is not defined for these numbers.
+            ValueError: the map is not defined for d and p, or `reference` does not have d
+                coordinates.
         """
         if self.reference is not None and tuple(self.reference.shape) != (num_dims,):
             raise ValueError(
@@ -181,22 +198,27 @@ class Symbol(ABC):
             )
 
     def reference_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Tensor | None:
-        """The points (n, d) whose values are subtracted from those at `x`, None without reference.
+        """Return the reference points (n, d) of the points `x`, or None without a `reference`.
 
-        They have the coordinates of the reference in the columns `space`, and the coordinates of x
-        in the other columns.
+        The value of the map at a reference point is subtracted from its value at the point.
+
+        Args:
+            x: points (n, d).
+            space: the columns of x that are directions of space. In these columns, a reference
+                point has the coordinates of `reference`; in the other columns, it is equal to x.
         """
         if self.reference is None:
             return None
         points = x.clone()
-        # The reference is a place: it is taken at the time, or other input, of each point.
+        # The reference is a place. Each point keeps its time and its other inputs.
         points[..., list(space)] = self.reference.to(x)
         return points
 
     def points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """Return points (m, d) whose box contains all points where the symbol needs the field.
+        """Return points (m, d) whose bounding box contains every place that the map depends on.
 
-        By default these are x. Integrals return the vertices of their paths or boxes.
+        By default, the map at x depends on the field at x only. Integrals return the corners of
+        their paths or boxes.
 
         Args:
             x: points (n, d) at which the symbol is evaluated.
@@ -205,19 +227,25 @@ class Symbol(ABC):
         return x
 
     def all_points(self, x: Float[Tensor, "n d"], space: Sequence[int]) -> Float[Tensor, "m d"]:
-        """Return `points` for x (n, d) and for the reference, if there is one.
+        """Return the `points` (m, d) of `x` together with the points of the reference, if any.
 
-        `space` are the columns of x that are directions of space.
+        Args:
+            x: points (n, d) at which the symbol is evaluated.
+            space: the columns of x that are directions of space.
         """
         references = self.reference_points(x, space)
         support = x if references is None else torch.cat([x, references])
         return self.points(support, space)
 
     def patches(self, num_dims: int, p: int) -> Sequence[Patch] | None:
-        """The map as a sum of averages over patches (points, segments, boxes), for exact kernels.
+        """Return the map as a sum of averages over patches, or None if it is not such a sum.
 
-        If Q(ω) does not depend on ω, the only patch is one point. The result is None if the map
-        is not such a sum. The field has `num_dims` inputs in space and `p` components.
+        A patch is a point, a segment or a box. Exact kernels integrate their covariance over the
+        patches. If Q(ω) is a constant real matrix, the only patch is one point.
+
+        Args:
+            num_dims: d, the number of inputs in space.
+            p: the number of components of the field.
         """
         if self.order:
             return None
@@ -232,17 +260,20 @@ class Symbol(ABC):
         return [Patch.point(num_dims, first.real)]
 
     def __matmul__(self, other: "Symbol") -> "Symbol":
-        """The composition that applies `other` first: `Divergence() @ BoxAverage(1.0)`."""
+        """Return the composition of two maps; the right one is applied first.
+
+        For example, `Divergence() @ BoxAverage(1.0)` is the divergence of a local mean.
+        """
         if not isinstance(other, Symbol):
             return NotImplemented
         return Composed(self, other)
 
 
 class VectorFieldSymbol(Symbol):
-    """A map of fields with one component for each direction of space."""
+    """A symbol of vector fields, which have one component for each direction of space (p = d)."""
 
     homogeneous = True
-    dims: tuple[int, ...] | None = None  # the dimensions where it is defined; None for all
+    dims: tuple[int, ...] | None = None  # the values of d for which it is defined; None for all
 
     def check(self, num_dims: int, p: int) -> None:
         super().check(num_dims, p)
@@ -259,7 +290,14 @@ class VectorFieldSymbol(Symbol):
 
 @dataclass(frozen=True)
 class Identity(Symbol):
-    """The field itself: Q = I."""
+    """The field itself, with the multiplier (p, p) (see `Symbol`) Q(ω) = I.
+
+    Example:
+        >>> import gp_orff, torch
+        >>> gp_orff.symbols.Identity()(torch.ones(1, 2), 2).real
+        tensor([[[1., 0.],
+                 [0., 1.]]], dtype=torch.float64)
+    """
 
     homogeneous = is_identity = True
 
@@ -269,7 +307,24 @@ class Identity(Symbol):
 
 @dataclass(frozen=True)
 class Composed(Symbol):
-    """The composition `outer @ inner`: Q = Q_outer Q_inner."""
+    """The composition `outer @ inner` of two maps: first `inner`, then `outer`.
+
+    The multiplier (see `Symbol`) is Q(ω) = Q_outer(ω) Q_inner(ω).
+
+    Args:
+        outer: the symbol that is applied second.
+        inner: the symbol that is applied first.
+
+    Example:
+        The curl of a gradient is zero:
+
+        >>> import gp_orff, torch
+        >>> zero = gp_orff.Curl() @ gp_orff.CurlFreePart()
+        >>> type(zero).__name__
+        'Composed'
+        >>> zero(torch.tensor([[1.0, 2.0]]), 2).abs().max().item()
+        0.0
+    """
 
     outer: Symbol
     inner: Symbol
@@ -330,8 +385,26 @@ class Composed(Symbol):
 TINY = 1e-300
 
 
+def required(value: Value, kind: type[Value], expected: str, remedy: str) -> Value:
+    """Return `value` if it is an instance of `kind`.
+
+    Args:
+        value: any object.
+        kind: the class.
+        expected: the start of the error message, for example "expected a kernel".
+        remedy: the end of the error message.
+
+    Raises:
+        TypeError: `value` is not an instance of `kind`.
+    """
+    if not isinstance(value, kind):
+        given = repr(value) if isinstance(value, str | type) else type(value).__name__
+        raise TypeError(f"{expected}, got {given}; {remedy}")
+    return value
+
+
 def unit_of(values: object) -> str | None:
-    """The unit that values come with: the attribute of an xarray object, or that of a quantity."""
+    """Return the unit of an xarray object, or of a quantity of pint or astropy; None if unknown."""
     attributes = getattr(values, "attrs", None)
     if isinstance(attributes, dict):
         unit = attributes.get("units")
@@ -343,31 +416,35 @@ def unit_of(values: object) -> str | None:
 
 
 def refuse_units(values: object, what: str) -> None:
-    """Raise TypeError for numbers, or lists of them, with a unit that is not converted here."""
+    """Raise TypeError if `values`, or one of a list of values, has a unit."""
     for value in values if isinstance(values, list | tuple) else ():
         refuse_units(value, what)
     unit = unit_of(values)
     if unit is not None:
         raise TypeError(
             f"expected plain numbers for {what}, got a quantity in {unit!r}, which is not "
-            "converted here; give its numbers: quantity.to(unit).magnitude, or array.values"
+            "converted here; pass its numbers: quantity.to(unit).magnitude, or array.values"
         )
 
 
 def copy_of(values: object) -> Float[Tensor, "*n"]:
-    """A float64 copy of numbers of any type (list, array, tensor) that nobody else can change."""
+    """Return an independent float64 copy of a list, an array or a tensor of numbers.
+
+    Raises:
+        TypeError: the numbers have a unit.
+    """
     refuse_units(values, "places and directions, in the unit of the points")
     plain = values.tolist() if hasattr(values, "tolist") else values
     return torch.as_tensor(plain, dtype=torch.float64).detach().cpu().clone()
 
 
 def quarter_turn(vectors: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b 2"]:
-    """The vectors turned counter-clockwise by a right angle: (v₁, v₂) ↦ (−v₂, v₁)."""
+    """Rotate vectors counter-clockwise by a right angle: (v₁, v₂) ↦ (−v₂, v₁)."""
     return torch.stack([-vectors[..., 1], vectors[..., 0]], dim=-1)
 
 
 def cross_matrix(omega: Float[Tensor, "D 3"]) -> Float[Tensor, "D 3 3"]:
-    """The matrix of v ↦ ω × v."""
+    """Return the matrices of the maps v ↦ ω × v."""
     a, b, c = omega.unbind(-1)
     zero = torch.zeros_like(a)
     rows = [zero, -c, b, c, zero, -a, -b, a, zero]

@@ -1,4 +1,4 @@
-"""Integrals of a field along paths and across them; means over boxes."""
+"""Line integrals of a field, fluxes across paths, and means over boxes."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,19 @@ from gp_orff.symbols.patches import Patch
 
 @dataclass(frozen=True, eq=False)
 class LineIntegral(VectorFieldSymbol):
-    """The line integral ∫ f·ds along a path of straight segments, one output.
+    """The line integral ∫ f·ds of a field along a path of straight segments.
 
-    Its units are the units of f times the units of x. For a closed path it is the circulation. In
-    the multiplier (see `Symbol`), the segment from corner a to corner b has the term e^{i⟨ω,
-    (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
+    It has one output, in units of f times units of x. For a closed path, it is the circulation. The
+    multiplier (1, d) (see `Symbol`) is a sum over the segments. The segment from corner a to corner
+    b contributes e^{i⟨ω, (a+b)/2⟩} sinc(⟨ω, b−a⟩/2) (b−a)ᵀ, with sinc t = sin(t)/t.
 
     Args:
-        path: (k, d), the k ≥ 2 corners in order, relative to a point x of evaluation: the path at x
-            begins at x + path[0]. Evaluated at x = 0, the corners are absolute positions.
+        path: (k, d), the k ≥ 2 corners in order, in units of x and relative to the point x of
+            evaluation. The path at x begins at x + path[0]. If you evaluate the integral at x = 0,
+            the corners are absolute positions.
 
     Raises:
+        TypeError: `path` has a unit; pass plain numbers in units of x.
         ValueError: `path` is not a matrix with at least two rows.
 
     Example:
@@ -46,11 +48,9 @@ class LineIntegral(VectorFieldSymbol):
         >>> square = torch.tensor(
         ...     [[0.0, 0], [0.5, 0], [0.5, 0.5], [0, 0.5], [0, 0]]
         ... )
+        >>> circulation = gp_orff.LineIntegral(square)
         >>> field = model.condition(x, y).posterior()
-        >>> round(
-        ...     field.mean(torch.zeros(1, 2), gp_orff.LineIntegral(square)).item(),
-        ...     1,
-        ... )
+        >>> round(field.mean(torch.zeros(1, 2), circulation).item(), 1)
         0.5
     """
 
@@ -76,7 +76,7 @@ class LineIntegral(VectorFieldSymbol):
             )
 
     def _vectors(self, pieces: Float[Tensor, "s d"]) -> Float[Tensor, "s p"]:
-        """The vector of each piece whose inner product with the field is integrated."""
+        """Return one vector per segment; its inner product with the field is integrated."""
         return pieces
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
@@ -100,24 +100,29 @@ class LineIntegral(VectorFieldSymbol):
 
 @dataclass(frozen=True, eq=False)
 class Flux(LineIntegral):
-    """The flux ∫ f·n ds across a path in two dimensions, with n to the right of the path.
+    """The flux ∫ f·n ds of a two-dimensional field across a path of straight segments.
 
-    It has one output, in units of f times units of x. For a closed counter-clockwise path, n points
-    outward.
+    The unit normal n points to the right of the path. For a closed counter-clockwise path, n points
+    outward. The flux has one output, in units of f times units of x. In its multiplier (1, 2),
+    the vector (b₂ − a₂, a₁ − b₁) replaces the factor (b − a)ᵀ of `LineIntegral`.
 
     Args:
-        path: (k, 2), the corners relative to the points x of evaluation, as for `LineIntegral`.
+        path: (k, 2), the k ≥ 2 corners in order, in units of x and relative to the point x of
+            evaluation, as for `LineIntegral`.
 
     Raises:
-        ValueError: `path` is not a matrix (k, 2) with at least two rows.
+        TypeError: `path` has a unit; pass plain numbers in units of x.
+        ValueError: `path` is not a matrix with at least two rows. A prediction raises this error
+            too if the field is not two-dimensional.
 
     Example:
+        An eastward flow of speed 1 crosses a northward path of length 3. A constant field has the
+        frequency ω = 0:
+
         >>> import gp_orff, torch
-        >>> # a constant field, across a path that goes north
-        >>> east = torch.zeros(1, 2)
-        >>> gp_orff.Flux(torch.tensor([[0.0, 0], [0, 3]]))(east, 2).real[
-        ...     0, 0, 0
-        ... ].item()
+        >>> flux = gp_orff.Flux(torch.tensor([[0.0, 0.0], [0.0, 3.0]]))
+        >>> multiplier = flux(torch.zeros(1, 2), 2)[0].real
+        >>> (multiplier @ torch.tensor([1.0, 0.0])).item()
         3.0
     """
 
@@ -129,17 +134,22 @@ class Flux(LineIntegral):
 
 @dataclass(frozen=True)
 class BoxAverage(Symbol):
-    """The mean of a field over a box centred at x, for example the window of an instrument.
+    """The mean of a field over a box centred at x, for example over the footprint of an instrument.
 
-    The mean has the p outputs and the units of the field. The multiplier (p, p) (see `Symbol`) is
-    Q(ω) = I Π_j sinc(ω_j w_j / 2), with sinc t = sin(t)/t.
+    The mean has p outputs and the units of the field. The multiplier (p, p) (see `Symbol`) is
+    Q(ω) = I Π_j sinc(ω_j w_j / 2), with sinc t = sin(t)/t and the widths w_j.
 
     Args:
-        widths: w ≥ 0, the widths of the box in units of x: one number for all d inputs in space, or
-            (d,), one for each.
+        widths: w ≥ 0, the full widths of the box in units of x. Pass one number for all d inputs in
+            space, or (d,) with one width for each input.
+
+    Raises:
+        TypeError: `widths` has a unit; pass plain numbers in units of x.
+        ValueError: raised by a prediction if a width is negative, or if `widths` has neither one
+            nor d numbers.
 
     Example:
-        A box as wide as the wavelength averages a wave to zero, and a small box barely changes it:
+        A box of one wavelength averages a wave to zero. A small box barely changes the wave:
 
         >>> import gp_orff, torch
         >>> # wavelength 2 along x₁
@@ -182,7 +192,7 @@ class BoxAverage(Symbol):
 def _shifted(
     x: Float[Tensor, "n d"], space: Sequence[int], shifts: Float[Tensor, "k s"]
 ) -> Float[Tensor, "k*n d"]:
-    """All points x + shift, with the shifts along the columns `space`."""
+    """Return all points x + shift; the shifts apply to the columns `space`."""
     points = x.repeat(len(shifts), 1)
     points[:, list(space)] += shifts.to(x).repeat_interleave(len(x), dim=0)
     return points

@@ -1,4 +1,4 @@
-"""Symbols that are evaluated at a point: derivatives, potentials, parts of a field."""
+"""Symbols that are evaluated at one point: derivatives, potentials, and parts of a field."""
 
 import math
 from abc import abstractmethod
@@ -25,9 +25,11 @@ from gp_orff.symbols.base import (
 
 @dataclass(frozen=True)
 class Divergence(VectorFieldSymbol):
-    """The divergence ∇·f = Σ_j ∂_j f_j of a field, one output in units of f per unit of x.
+    """The divergence ∇·f = Σ_j ∂_j f_j of a vector field.
 
-    Its multiplier is Q(ω) = iωᵀ (see `Symbol`). In use: `posterior.mean(x, gp_orff.Divergence())`.
+    It has one output, in units of f per unit of x. Its multiplier (1, d) (see `Symbol`) is Q(ω) =
+    iωᵀ. Use it as in `posterior.mean(x, gp_orff.Divergence())`, which raises a ValueError if the
+    field has another number of components than inputs in space.
 
     Example:
         The multiplier at ω = (1, 2), for a field with 2 components:
@@ -47,13 +49,17 @@ class Divergence(VectorFieldSymbol):
 class Curl(VectorFieldSymbol):
     """The curl ∇×f of a field in two or three dimensions, in units of f per unit of x.
 
-    In two dimensions it is the vorticity ∂₁f₂ − ∂₂f₁, with one output, which is positive where the
-    field turns counter-clockwise. In three dimensions it is the vector ∇×f, with three outputs. The
-    multiplier (see `Symbol`) is Q(ω) = i(−ω₂, ω₁) or the matrix of v ↦ iω × v. In use:
-    `posterior.mean(x, gp_orff.Curl())`. A posterior in other dimensions raises a ValueError.
+    In two dimensions, the curl is the vorticity ∂₁f₂ − ∂₂f₁. It has one output, which is positive
+    where the field turns counter-clockwise. Its multiplier (1, 2) (see `Symbol`) is Q(ω) = i(−ω₂,
+    ω₁).
+
+    In three dimensions, the curl is the vector ∇×f, with three outputs. Its multiplier (3, 3) is
+    the matrix of v ↦ iω × v.
+
+    Use it as in `posterior.mean(x, gp_orff.Curl())`, which raises a ValueError in other dimensions.
 
     Example:
-        The multiplier at ω = (1, 2) in two dimensions, −2i for f₁ and i for f₂:
+        The multiplier at ω = (1, 2) in two dimensions is −2i for f₁ and i for f₂:
 
         >>> import gp_orff, torch
         >>> gp_orff.Curl()(torch.tensor([[1.0, 2.0]]), 2).imag
@@ -76,19 +82,21 @@ class Curl(VectorFieldSymbol):
 class Jacobian(Symbol):
     """The Jacobian matrix ∂_j f_k of a field f, in units of f per unit of x.
 
-    The matrix is flattened row by row into p·d outputs. Output k·d + j is ∂_j f_k, with k and j
-    counted from 0. Reshape a posterior mean (n, p·d) at n points to (n, p, d) to get matrices. The
-    multiplier (p·d, p) (see `Symbol`) is Q(ω) = i (I_p ⊗ ω), with the imaginary unit i.
+    For a field with p components and d inputs in space, the matrix is flattened row by row into p·d
+    outputs. Output k·d + j is ∂_j f_k, with k and j counted from 0. Reshape a posterior mean
+    (n, p·d) at n points to (n, p, d) to get matrices. The multiplier (p·d, p) (see `Symbol`) is
+    Q(ω) = i (I_p ⊗ ω), with the imaginary unit i.
 
     Args:
-        num_dims: d, the number of inputs in space. If None, d = p, as for a vector field.
+        num_dims: d, the number of inputs in space. With None, the default, d = p. A prediction
+            raises a ValueError if d is not the number of inputs of the field.
 
     Example:
+        The Jacobian of 3 components is 3 × 3 with 3 inputs, and 3 × 2 with 2 inputs:
+
         >>> import gp_orff
-        >>> # f has 3 components and 3 inputs: 3 × 3
         >>> gp_orff.Jacobian().num_outputs(3)
         9
-        >>> # 3 components, 2 inputs: 3 × 2
         >>> gp_orff.Jacobian(num_dims=2).num_outputs(3)
         6
     """
@@ -120,19 +128,19 @@ class Jacobian(Symbol):
 
 
 class _Antiderivative(VectorFieldSymbol):
-    """An antiderivative of a field: rows linear in ω, times i/‖ω‖²; zero at ω = 0.
+    """An antiderivative of a field, with the multiplier i rows(ω)/‖ω‖², which is zero at ω = 0.
 
-    With `background`, constant fields have an image that is linear in x, and zero at x = 0: that of
-    1⊗I_p is −Σ_j x_j rows(e_j), times `_scale`.
+    The rows are linear in ω. If `background` is True, the image of the constant fields 1⊗I_p is
+    −`_scale` Σ_j x_j rows(e_j), with the unit vectors e_j. Otherwise their image is zero.
     """
 
     order = -1
-    background: bool | None = None  # None: as the kernel requires
+    background: bool | None = None  # None: `decided` sets it according to the kernel
     _scale = 1.0
 
     @abstractmethod
     def _rows(self, omega: Float[Tensor, "D d"]) -> Float[Tensor, "D q p"]:
-        """The rows at frequencies `omega`, (D, d)."""
+        """Return the rows (D, q, p) at the frequencies `omega` (D, d)."""
 
     def __call__(self, omega: Float[Tensor, "D d"], p: int) -> Multiplier:
         square = omega.square().sum(-1)[:, None, None]
@@ -152,7 +160,7 @@ class _Antiderivative(VectorFieldSymbol):
 
 @dataclass(frozen=True, eq=False)
 class _ScalarPotential(_Antiderivative):
-    """A potential with one output, known up to a constant: zero at the reference, if any."""
+    """An antiderivative with one output, which is zero at the `reference`, if there is one."""
 
     reference: Float[Tensor, "d"] | None = None
     background: bool | None = None
@@ -165,42 +173,43 @@ class _ScalarPotential(_Antiderivative):
 
 @dataclass(frozen=True, eq=False)
 class Potential(_ScalarPotential):
-    """The potential g of the curl-free part of a field, one output in units of f times units of x.
+    """The potential g of the curl-free part of a field.
 
-    The field is f = ∇g + (a divergence-free field) + (a constant field, the background). So ∇g has
-    the sign of f, while a force is often minus the gradient of its potential. The multiplier (see
+    It has one output, in units of f times units of x. The field is f = ∇g + (a divergence-free
+    field) + (a constant field, the background). Note the sign: a force is often defined as minus
+    the gradient of its potential, while here ∇g has the sign of f. The multiplier (1, d) (see
     `Symbol`) is Q(ω) = −iωᵀ/‖ω‖².
 
-    The constant mean c of the field has the potential ⟨c, x − x₀⟩, with the reference x₀, or x₀ = 0
-    without one. If all terms of the kernel are `CurlFreeKernel`s, this is part of g, so that ∇g is
-    the field. With other kernels it is not, unless `background=True` assigns it to g.
+    The constant mean c of the field has the potential ⟨c, x − x₀⟩. Here x₀ is the reference, or 0
+    without a reference. By default, g includes this potential if all terms of the kernel are
+    curl-free; then ∇g is the whole field.
 
-    A potential is determined up to a constant. With `reference`, g is zero at this point, and the
-    error bars grow with the distance from it. Without `reference`, the prior sets the constant: the
-    mean of g over all of space is zero, and g has the variance of its kernel. Observations of g
-    determine the constant.
+    The field determines g only up to a constant. With a `reference`, g is zero at the reference,
+    and the error bars grow with the distance from it. Without a `reference`, g has the prior of its
+    kernel, with mean zero. Observations of g then determine the constant.
 
     Args:
-        reference: (d,), the point where g is zero; None to leave the constant to the prior.
-        background: whether g includes the potential of the constant mean. If None, it does if the
-            kernel is curl-free.
+        reference: x₀, (d,), the point where g is zero, in units of x; None by default.
+        background: whether g includes the potential of the constant mean c. None, the default,
+            means True if all terms of the kernel are curl-free, and False otherwise.
+
+    Raises:
+        TypeError: `reference` has a unit; pass plain numbers in units of x.
+        ValueError: raised by a prediction if `reference` does not have d coordinates. It is also
+            raised without a `reference` if the kernel does not define the constant, for example
+            for a `SeparableKernel`.
 
     Example:
-        The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2, from 0 to about 1/2 at distance 1:
+        The field f = (x₁, x₂) is the gradient of g = ‖x‖²/2. At distance 1, g is about 1/2:
 
         >>> import gp_orff, torch
         >>> x = torch.cartesian_prod(
         ...     *[torch.linspace(-1, 1, 8, dtype=torch.float64)] * 2
         ... )
         >>> model = gp_orff.VectorFieldGP(gp_orff.CurlFreeKernel(num_dims=2))
+        >>> field = model.condition(x, x).posterior()
         >>> g = gp_orff.Potential(reference=torch.zeros(2))
-        >>> round(
-        ...     model.condition(x, x)
-        ...     .posterior()
-        ...     .mean(torch.tensor([[1.0, 0]]), g)
-        ...     .item(),
-        ...     1,
-        ... )
+        >>> round(field.mean(torch.tensor([[1.0, 0.0]]), g).item(), 1)
         0.5
     """
 
@@ -210,7 +219,7 @@ class Potential(_ScalarPotential):
         return -omega.unsqueeze(-2)
 
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
-        # A wave that decays has f₃ = ∂₃g = iω₃g.
+        # For a wave that decays with height, f₃ = ∂₃g = iω₃g.
         values = torch.zeros_like(omega).unsqueeze(-2)
         values[..., 0, 2] = 1 / (1j * omega[:, 2])
         return values
@@ -218,23 +227,33 @@ class Potential(_ScalarPotential):
 
 @dataclass(frozen=True, eq=False)
 class StreamFunction(_ScalarPotential):
-    """The stream function ψ of a field in two dimensions, in units of f times units of x.
+    """The stream function ψ of a field in two dimensions.
 
-    It has one output. The field is f = (∂₂ψ, −∂₁ψ) + (a curl-free field) + (a constant field, the
-    background). It flows along the lines of equal ψ, with larger values of ψ on its left: around a
-    maximum of ψ it turns counter-clockwise. Oceanographers often use the opposite sign. The
-    multiplier (see `Symbol`) is Q(ω) = i(−ω₂, ω₁)/‖ω‖². The constant mean c of the field has the
-    stream function c₁y₂ − c₂y₁ with y = x − x₀, for the reference x₀, or x₀ = 0 without one. If all
-    terms of the kernel are divergence-free, it is part of ψ.
+    It has one output, in units of f times units of x. The field is f = (∂₂ψ, −∂₁ψ) + (a curl-free
+    field) + (a constant field, the background). The divergence-free part flows along the contours
+    of ψ, with larger values of ψ on its left. Around a maximum of ψ, it turns counter-clockwise.
+    Oceanographers often use the opposite sign. The multiplier (1, 2) (see `Symbol`) is Q(ω) =
+    i(−ω₂, ω₁)/‖ω‖².
+
+    The constant mean c of the field has the stream function c₁y₂ − c₂y₁, with y = x − x₀. Here x₀
+    is the reference, or 0 without a reference. By default, ψ includes this function if all terms of
+    the kernel are divergence-free.
+
+    The field determines ψ only up to a constant. See `Potential` for the constant with and without
+    a `reference`.
 
     Args:
-        reference: (2,), the point where ψ is zero; if None, the prior sets the constant, as for
-            `Potential`.
-        background: whether ψ includes the stream function of the constant mean. If None, it does if
-            the kernel is divergence-free.
+        reference: x₀, (2,), the point where ψ is zero, in units of x; None by default.
+        background: whether ψ includes the stream function of the constant mean c. None, the
+            default, means True if all terms of the kernel are divergence-free, and False otherwise.
+
+    Raises:
+        TypeError: `reference` has a unit; pass plain numbers in units of x.
+        ValueError: raised by a prediction if the field is not two-dimensional, or for one of the
+            reasons listed at `Potential`.
 
     Example:
-        The field f = (x₂, −x₁) turns clockwise. Its stream function is ‖x‖²/2, a minimum at 0:
+        The field f = (x₂, −x₁) turns clockwise. Its stream function ‖x‖²/2 has a minimum at 0:
 
         >>> import gp_orff, torch
         >>> x = torch.cartesian_prod(
@@ -262,11 +281,11 @@ class VectorPotential(_Antiderivative):
     The field is f = ∇×A + (a curl-free field) + (a constant field, the background). A has three
     outputs and satisfies ∇·A = 0 (Coulomb gauge). The multiplier Q(ω), (3, 3) (see `Symbol`), is
     the matrix of v ↦ i (ω × v)/‖ω‖². The constant mean c of the field has the vector potential
-    ½ c × x. The argument `background` decides whether it is part of A.
+    ½ c × x. A prediction in other dimensions raises a ValueError.
 
     Args:
-        background: whether A includes the vector potential of the constant mean. If None, A
-            includes it if all terms of the kernel are divergence-free.
+        background: whether A includes the vector potential of the constant mean c. None, the
+            default, means True if all terms of the kernel are divergence-free, and False otherwise.
 
     Example:
         The column of Q for ω = (0, 0, 2) and v = (1, 0, 0) is i (0, 2, 0)/4:
@@ -291,7 +310,7 @@ class VectorPotential(_Antiderivative):
 
 @dataclass(frozen=True)
 class _Part(VectorFieldSymbol):
-    """A part of the Helmholtz split, with the constant mean of the field or without it."""
+    """The curl-free or divergence-free part of a field, with or without the constant mean."""
 
     background: bool = False
 
@@ -301,19 +320,22 @@ class _Part(VectorFieldSymbol):
 
 @dataclass(frozen=True)
 class CurlFreePart(_Part):
-    """The curl-free part of a field: the gradient of a potential, with the outputs and units of f.
+    """The curl-free part of a vector field, which is the gradient of a potential.
 
-    The background, which is the constant part of the field, belongs to neither the curl-free nor
-    the divergence-free part. The multiplier (see `Symbol`) is Q(ω) = ωωᵀ/‖ω‖², and 0 at ω = 0.
+    It has p = d outputs, in the units of f. The multiplier (d, d) (see `Symbol`) is Q(ω) =
+    ωωᵀ/‖ω‖², and 0 at ω = 0. The constant part of the field, its background, is excluded unless
+    `background` is True.
 
-    The data cannot distinguish the two parts of a smooth field that has neither curl nor
-    divergence. The error bars include this uncertainty, so they are wide near the edge of the data.
+    A field that has neither curl nor divergence in the region of the data can belong to either
+    part, and the data cannot decide. The error bars include this uncertainty, so they are wide near
+    the edge of the data. A prediction raises a ValueError if the field has another number of
+    components than inputs in space.
 
     Args:
-        background: whether the constant mean of the field is assigned to this part.
+        background: whether this part includes the constant mean of the field; False by default.
 
     Example:
-        At ω = (0, 2), the part of a wave v is its component along ω:
+        At ω = (0, 2), the curl-free part of a wave with amplitude v is the component of v along ω:
 
         >>> import gp_orff, torch
         >>> gp_orff.CurlFreePart()(torch.tensor([[0.0, 2.0]]), 2).real.tolist()
@@ -327,16 +349,20 @@ class CurlFreePart(_Part):
 
 @dataclass(frozen=True)
 class DivergenceFreePart(_Part):
-    """The divergence-free part of a field, without the background, its constant mean.
+    """The divergence-free part of a vector field.
 
-    Its Fourier multiplier, see `Symbol`, is Q(ω) = I − ωωᵀ/‖ω‖², and zero at ω = 0.
-
-    It has the number of outputs and the units of the field.
+    It has p = d outputs, in the units of f. The multiplier (d, d) (see `Symbol`) is Q(ω) = I −
+    ωωᵀ/‖ω‖², and 0 at ω = 0. The constant part of the field, its background, is excluded unless
+    `background` is True. See `CurlFreePart` for the error bars near the edge of the data. A
+    prediction raises a ValueError if the field has another number of components than inputs in
+    space.
 
     Args:
-        background: whether the constant mean of the field is assigned to this part.
+        background: whether this part includes the constant mean of the field; False by default.
 
     Example:
+        At ω = (0, 2), this part of a wave with amplitude v is the component of v normal to ω:
+
         >>> import gp_orff, torch
         >>> gp_orff.DivergenceFreePart()(
         ...     torch.tensor([[0.0, 2.0]]), 2
@@ -352,16 +378,18 @@ class DivergenceFreePart(_Part):
 
 @dataclass(frozen=True)
 class Background(Symbol):
-    """The constant part of a field: its constant mean and the constant terms of its kernel.
+    """The background of a field: its constant mean and the constant terms of its kernel.
 
-    It has the p outputs and the units of the field. The multiplier (p, p) (see `Symbol`) is
-    Q(ω) = I at ω = 0, and zero elsewhere.
+    It has p outputs, in the units of f. The multiplier (p, p) (see `Symbol`) is Q(ω) = I at ω = 0,
+    and 0 at all other frequencies. A vector field is the sum of its curl-free part, its
+    divergence-free part and the background.
 
-    The field is the sum of its curl-free part, its divergence-free part and the background. On a
-    `Grid`, each separable term of the kernel has a constant feature, at the frequency ω = 0. The
-    background includes it.
+    On a `Grid`, each separable term of the kernel has a constant feature, with frequency ω = 0. The
+    background includes these features.
 
     Example:
+        The multiplier of a scalar field at ω = (0, 0) and at ω = (0, 2):
+
         >>> import gp_orff, torch
         >>> gp_orff.Background()(
         ...     torch.tensor([[0.0, 0.0], [0.0, 2.0]]), 1
@@ -381,21 +409,23 @@ class Background(Symbol):
 
 @dataclass(frozen=True)
 class Component(Symbol):
-    """The component uᵀf of a field along a fixed vector u, one output in units of u times f.
+    """The component uᵀf of a field along a fixed vector u.
 
-    The multiplier (see `Symbol`) is Q(ω) = uᵀ.
+    It has one output. For a unit vector u, it has the units of f. The multiplier (1, p) (see
+    `Symbol`) is Q(ω) = uᵀ at every frequency.
 
     Args:
-        direction: u, (p,), of any length; it is not normalised.
+        direction: u, (p,), p numbers of any length ‖u‖. The vector is not normalised.
 
     Raises:
-        ValueError: `direction` is not a vector of numbers.
+        TypeError: `direction` has a unit; pass plain numbers.
+        ValueError: `direction` is not a vector. A prediction raises this error too if u does not
+            have p numbers.
 
     Example:
         >>> import gp_orff, torch
         >>> line_of_sight = gp_orff.Component([0.6, 0.8])
-        >>> # Q is the same at every frequency
-        >>> line_of_sight(torch.zeros(1, 2), 2).real
+        >>> line_of_sight(torch.zeros(1, 2), 2).real  # Q(0)
         tensor([[[0.6000, 0.8000]]], dtype=torch.float64)
     """
 
@@ -424,40 +454,46 @@ class Component(Symbol):
 # Reduction to the pole: the anomaly that rocks would cause under a vertical main field.
 
 
-_LEAST_INCLINATION = 10  # degrees; below, errors are multiplied by more than 5.8
+_LEAST_INCLINATION = 10  # degrees; a smaller inclination multiplies errors by more than 5.8
 
 
 @dataclass(frozen=True)
 class ReductionToPole(Symbol):
-    """The total-field anomaly for a vertical main field and a vertical magnetisation, one output.
+    """The total-field anomaly that magnetic sources would have at the magnetic pole.
 
-    Sources below the points that are magnetised along m have a magnetic field b. It is a sum of
-    waves e^{i⟨k,x⟩ − |k|z} with complex frequencies ω = (k, i|k|). If magnetisation and main field
-    were vertical, the same sources would have the anomaly
+    Sources with magnetisation m lie below the points and have the magnetic field b. At the pole,
+    both the magnetisation and the main field are vertical, and the maxima of the anomaly are above
+    the sources. The field b is a sum of waves e^{i⟨k, x⟩ − |k|z}, at the position x and the height
+    z, with the complex frequencies ω = (k, i|k|). The anomaly of a wave at the pole is
 
         Q(ω) b = b₃ ω₃ / ⟨m, ω⟩ ,
 
-    whose maxima are above the rocks (Baranov 1957). If m is inclined by I, errors grow by a factor
-    of at most 1/|sin I|. Constants are omitted. The symbol needs features of a `HarmonicKernel`,
-    which have complex frequencies: use `VectorFieldGP(...,
-    frequencies=gp_orff.Auto(exact_values=0))`.
+    with m scaled to length 1 (Baranov 1957). It has one output, in the units of b. If the
+    inclination of m is I, the errors grow by a factor of at most 1/|sin I|. The constant part of b
+    is omitted.
+
+    The kernel of the field must be a `HarmonicKernel`, whose features have complex frequencies. A
+    posterior under the exact kernel uses features for this symbol.
 
     Args:
-        magnetisation: m, (3,), east, north and up, of any length. For induced magnetisation, use
-            the direction of the main field, for example the mean of the `directions` of
-            `labelled.total_field`.
+        magnetisation: m, (3,), with the components east, north and up, of any length. For induced
+            magnetisation, pass the direction of the main field, for example the mean of the
+            `directions` that `labelled.total_field` returns.
 
     Raises:
-        ValueError: `magnetisation` is not a vector of 3 finite numbers, or is inclined by less than
-            10 degrees.
+        TypeError: `magnetisation` has a unit; pass plain numbers.
+        ValueError: `magnetisation` is not a nonzero vector of 3 finite numbers, or its inclination
+            is less than 10 degrees. A prediction raises this error too if the field does not have 3
+            components and 3 inputs in space.
+        NotImplementedError: raised by a prediction if the kernel is not a `HarmonicKernel`.
 
     Example:
+        With a magnetisation that points down, the anomaly of a wave is −b₃:
+
         >>> import gp_orff, torch
-        >>> # at the pole already
         >>> reduction = gp_orff.ReductionToPole([0.0, 0.0, -1.0])
-        >>> wave = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x + 0.8 y) - z)
-        >>> # the anomaly along a field that points down is -b₃
-        >>> reduction(wave, 3)[..., 2].real
+        >>> omega = torch.tensor([[0.6, 0.8, 1.0j]])  # exp(i(0.6 x₁ + 0.8 x₂) − z)
+        >>> reduction(omega, 3)[..., 2].real
         tensor([[-1.]], dtype=torch.float64)
     """
 
@@ -475,20 +511,20 @@ class ReductionToPole(Symbol):
         if abs(inclination) < _LEAST_INCLINATION:
             raise ValueError(
                 f"ReductionToPole expects an inclination of at least {_LEAST_INCLINATION} degrees, "
-                f"got {abs(inclination):.3g}, where errors would grow more than fivefold; read the "
-                "field at other heights, its components, or Jacobian instead"
+                f"got {abs(inclination):.3g}, where errors would grow more than fivefold; predict "
+                "the field at other heights, its components, or gp_orff.Jacobian() instead"
             )
         object.__setattr__(self, "magnetisation", tuple((m / m.norm()).tolist()))
 
     def check(self, num_dims: int, p: int) -> None:
         if (num_dims, p) != (3, 3):
             raise ValueError(
-                f"ReductionToPole expects a field of 3 components of 3 inputs in space, got {p} "
-                f"components of {num_dims}"
+                "ReductionToPole expects a field with 3 components and 3 inputs in space, got "
+                f"{p} components and {num_dims} inputs"
             )
 
     def patches(self, num_dims: int, p: int) -> None:
-        return None  # it is no sum of averages
+        return None  # the map is not a sum of averages
 
     def of_waves(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
         return self(omega, p)
@@ -496,12 +532,12 @@ class ReductionToPole(Symbol):
     def __call__(self, omega: Complex[Tensor, "D 3"], p: int) -> Multiplier:
         if not omega.is_complex() and omega.any():
             raise NotImplementedError(
-                "ReductionToPole expects waves that decay with height, as those of a "
-                "HarmonicKernel, got a field of real frequencies, for which it is not known"
+                "ReductionToPole expects a field with a HarmonicKernel, whose waves decay with "
+                "height, got a field with real frequencies; use gp_orff.HarmonicKernel"
             )
         omega = omega.to(torch.complex128)
         m = torch.as_tensor(self.magnetisation, dtype=torch.complex128, device=omega.device)
         values = torch.zeros(len(omega), 1, 3, dtype=torch.complex128, device=omega.device)
-        waves = (omega != 0).any(-1)  # constants are left out
+        waves = (omega != 0).any(-1)  # the image of constants is zero
         values[waves, 0, 2] = omega[waves, 2] / (omega[waves] @ m)
         return values

@@ -1,4 +1,4 @@
-"""Hundreds of bad inputs: a clear error each, and the model is as it was."""
+"""Hundreds of bad inputs: each raises a clear error and leaves the model unchanged."""
 
 import gpytorch
 import numpy as np
@@ -157,7 +157,7 @@ BAD_MODELS = {
     "rule": (lambda: gp_orff.VectorFieldGP(curl_free(1.0), frequencies=300), "a frequency rule"),
     "outputs": (
         lambda: gp_orff.VectorFieldGP(curl_free(1.0) + gp_orff.HelmholtzKernel(num_dims=3)),
-        "one number of outputs",
+        "same number of outputs",
     ),
     "mean": (
         lambda: gp_orff.VectorFieldGP(curl_free(1.0), mean=gpytorch.means.ConstantMean()),

@@ -1,4 +1,4 @@
-"""Checks of values, positions and fits: what used to give wrong numbers without a word."""
+"""Checks of values, positions and fits whose mistakes once gave wrong numbers without a warning."""
 
 import warnings
 from dataclasses import replace

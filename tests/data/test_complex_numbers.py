@@ -1,4 +1,4 @@
-"""Complex numbers raise an error: a conversion would drop their imaginary parts."""
+"""Complex numbers raise an error, because a conversion would discard their imaginary parts."""
 
 import numpy as np
 import pytest

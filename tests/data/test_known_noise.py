@@ -1,4 +1,4 @@
-"""Noise that comes with the readings, against dense covariances K + s · blockdiag(R)."""
+"""Known noise of observations, compared with dense covariances K + s · blockdiag(R)."""
 
 import copy
 import math

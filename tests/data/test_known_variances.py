@@ -1,4 +1,4 @@
-"""Known variances: all that matters is Σ over the weights of the readings, in every unit."""
+"""Known variances: results depend only on Σ over the weights of the observations, in every unit."""
 
 import copy
 

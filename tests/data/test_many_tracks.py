@@ -1,4 +1,4 @@
-"""Tracks at scale: their parts against dense formulas, streams, dates, samples of blocks."""
+"""Many tracks: parts of the algebra against dense formulas, streams, dates, samples of blocks."""
 
 import datetime
 import math

@@ -1,4 +1,4 @@
-"""Groups of readings, weights, gaps and directions against dense algebra on single numbers."""
+"""Groups of observations, weights, gaps and directions, compared with dense algebra of numbers."""
 
 import gpytorch
 import numpy as np
@@ -364,7 +364,7 @@ BAD = {
     "variances": ({"variances": -1.0}, "positive, finite variances"),
     "variances_length": ({"variances": np.ones(3)}, "variances of shape"),
     "directions": ({"directions": np.ones((30, 2)), "y": lambda y: y[:, 0]}, "unit vectors"),
-    "directions_y": ({"directions": directions(30)}, "one number for each point"),
+    "directions_y": ({"directions": directions(30)}, "one value for each point"),
     "directions_shape": ({"directions": np.ones((30, 3)), "y": lambda y: y[:, 0]}, "of shape"),
     "one component": ({"y": lambda y: y[:, 0]}, r"give directions= of shape \(N, 2\)"),
     "group": ({"group": ["a", "b"]}, "one group for all observations"),

@@ -1,4 +1,4 @@
-"""Repeated positions: sites, exact merging, copies, and what the prior cannot tell apart."""
+"""Repeated positions: sites, exact merging, copies, and points that a prior cannot distinguish."""
 
 import math
 

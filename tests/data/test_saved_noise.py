@@ -1,7 +1,7 @@
-"""Saved models under every noise model: what is loaded is updated as the unsaved model is.
+"""Saved models with every noise model: a loaded model is updated like the original model.
 
-A file has the data or their statistics, whichever are smaller; `forced` takes the statistics of
-small data too.
+A file contains the data or their statistics, whichever are smaller. `forced` uses the statistics
+for small data too.
 """
 
 import contextlib

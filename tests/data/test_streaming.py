@@ -1,4 +1,4 @@
-"""Updates, statistics and streams: whatever way the data come, the posterior is the same."""
+"""Updates, statistics and streams: the posterior does not depend on how the data arrive."""
 
 import copy
 import dataclasses
@@ -365,7 +365,7 @@ def test_arrays_may_change_after_they_were_given():
 
 
 BAD = {
-    "iterator": (lambda x, y: (iter([(x, y)]),), TypeError, "again and again"),
+    "iterator": (lambda x, y: (iter([(x, y)]),), TypeError, "iterated repeatedly"),
     "nothing": (lambda x, y: ([],), ValueError, "empty iterable"),
     "x_alone": (lambda x, y: (x,), TypeError, "x alone"),
     "one_chunk": (lambda x, y: ({"x": x, "y": y},), TypeError, r"fit\(\[chunk\]\)"),

@@ -1,4 +1,4 @@
-"""Maps that surveyors ask for: reduction to the pole, gradients and the analytic signal."""
+"""Maps for surveys: reduction to the pole, gradients and the analytic signal."""
 
 import gpytorch
 import pytest

@@ -1,4 +1,4 @@
-"""Dense readings thinned: distances by brute force, and what it mends."""
+"""Thinning of dense observations: distances by brute force, and better coverage of intervals."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Observations along tracks, against dense covariances of all observations."""
+"""Observations along tracks, compared with dense covariances of all observations."""
 
 import math
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""Passes over chunks on the workers of executors: the same sums, whatever happens to them.
+"""Passes over chunks on workers of executors: the sums are the same after any failure of a worker.
 
-Tests that need processes of their own are slow: each process imports PyTorch.
+Tests with several processes are slow, because each process imports PyTorch.
 """
 
 import copy
@@ -397,13 +397,13 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path):
 @pytest.mark.slow
 def test_bad_executors_and_chunks_are_refused_at_once(pool):
     held, parts = conditioned(), chunks(500)
-    with pytest.raises(TypeError, match="Executor, got str"):
+    with pytest.raises(TypeError, match="Executor, got 'pool'"):
         held.condition(parts, executor="pool")
     with pytest.raises(ValueError, match="retries >= 0"):
         held.condition(parts, executor=pool, retries=-1)
     closed = ThreadPoolExecutor(1)
     closed.shutdown()
-    with pytest.raises(RuntimeError, match="got one that does not"):
+    with pytest.raises(RuntimeError, match="got one that has been shut down"):
         held.condition(parts, executor=closed)
     with pytest.raises(TypeError, match=r"got chunk 1.*functools.partial\(load, path\)"):
         held.condition([parts[0], lambda: parts[1]()], executor=pool)

@@ -1,4 +1,4 @@
-"""The rule that chooses: what it takes, and that it says why."""
+"""`Auto`: the rule that it chooses, and the reason that it prints."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_without_data_or_where_a_grid_is_refused():
     product = RBFKernel() * MaternKernel(nu=1.5)
     rule, reason = chosen(product, gp_orff.Auto().for_data(uniform(20, 2)), 2)
     assert isinstance(rule, gp_orff.QuasiMonteCarlo)
-    assert "different inputs" in reason
+    assert "different input columns" in reason
 
 
 def test_the_reason_can_be_read_from_the_kernel():

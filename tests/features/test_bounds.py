@@ -1,4 +1,4 @@
-"""Bounds of random features: against the papers' formulas, brute force and 200 draws."""
+"""Bounds of random features, compared with the papers' formulas, brute force and 200 draws."""
 
 import itertools
 import math
@@ -685,7 +685,7 @@ UNEQUAL = base("rbf", 2) + MultitaskKernel(base("rbf", 2), num_tasks=2).double()
         (lambda: BOUNDS["minh"](FIELD, BOX, num_dims=3), "same inputs"),
         (lambda: BOUNDS["minh"](FIELD, BOX, measure="uniform"), '"trace" or "base"'),
         (lambda: BOUNDS["minh"](BATCH, BOX), "batch of shape"),
-        (lambda: BOUNDS["minh"](CONSTANT, BOX), "constants only"),
+        (lambda: BOUNDS["minh"](CONSTANT, BOX), "only constants"),
         (lambda: BOUNDS["minh"](UNEQUAL, BOX), "number of outputs"),
         (lambda: BOUNDS["minh"](FIELD, BOX).error(100, 1.0), "between 0 and 1, got 1.0"),
         (lambda: BOUNDS["minh"](FIELD, BOX).error(100, math.nan), "between 0 and 1"),

@@ -1,4 +1,4 @@
-"""The bound of Fastfood: against dense blocks of Hadamard matrices, enumeration and the paper."""
+"""The bound of Fastfood: dense blocks of Hadamard matrices, enumeration, and the paper."""
 
 import itertools
 import math

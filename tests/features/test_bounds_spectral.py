@@ -1,4 +1,4 @@
-"""Bounds of a SpectralMatrixKernel: closed forms, the same kernel written otherwise, 200 draws."""
+"""Bounds of a SpectralMatrixKernel: closed forms, an equal kernel of another class, 200 draws."""
 
 import math
 from dataclasses import astuple
@@ -164,7 +164,7 @@ def test_what_has_no_bound():
     many = gp_orff.SpectralMatrixKernel(
         RBFKernel(ard_num_dims=4).double(), gradient, num_outputs=4, num_dims=4
     )
-    with pytest.raises(NotImplementedError, match=r"at most 3 inputs, got .* of 4"):
+    with pytest.raises(NotImplementedError, match=r"at most 3 inputs.* got 4"):
         gp_orff.bounds.brault(many, box * 2)
 
 

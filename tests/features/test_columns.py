@@ -1,4 +1,4 @@
-"""Families of columns side by side, against products of columns that are written out."""
+"""Several families of columns, compared with products of dense matrices of columns."""
 
 import copy
 

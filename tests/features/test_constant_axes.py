@@ -1,4 +1,4 @@
-"""Inputs that are constant: features whose frequencies along them are summed."""
+"""Constant inputs: features whose frequencies along these inputs are summed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Φ(x) of `ORFFKernel`, as a matrix and as an operator, against sums over the frequencies."""
+"""Φ(x) of `ORFFKernel`, as a matrix and as an operator, compared with sums over the frequencies."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Frequency grids against exact kernels and exact posteriors."""
+"""Frequency grids, compared with exact kernels and exact posteriors."""
 
 import copy
 import dataclasses
@@ -362,7 +362,7 @@ def test_a_lengthscale_that_leaves_its_range_warns_once():
         (lambda: grid_kernel(gp_orff.Grid(domain=BOX * 2), 1e-3), "max_features="),
         (
             lambda: grid_kernel(gp_orff.Grid(domain=BOX * 2, max_features=1)),
-            "represent almost nothing",
+            "represent almost none",
         ),
     ],
 )
@@ -390,6 +390,13 @@ def test_float32_models_keep_their_grid_exact():
     found = single(x.float()).to_dense()
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), double(x).to_dense(), rtol=1e-5, atol=1e-5)
+
+
+def test_the_accuracy_of_scalar_kernels_in_float32():
+    grid = gp_orff.Grid(domain=BOX, tolerance=1e-4)
+    single, double = (gp_orff.ORFFKernel(RBFKernel(), grid, num_dims=1) for _ in range(2))
+    (found,), (expected,) = single.accuracy(), double.double().accuracy()
+    assert found.truncated == pytest.approx(expected.truncated, rel=1e-3, abs=1e-6)
 
 
 def test_a_training_step_costs_one_transform_of_each_type(monkeypatch):

@@ -1,4 +1,4 @@
-"""Where spectra and their kernels end: tails by integration, correlations by the exact kernel."""
+"""Tails of spectra and of kernels: tails by integration, correlations by the exact kernel."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Gauss–Hermite features: exact inside the domain they declare, an error outside."""
+"""Gauss–Hermite features are accurate inside their domain and raise an error outside."""
 
 import pytest
 import torch

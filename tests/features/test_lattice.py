@@ -1,4 +1,4 @@
-"""Non-uniform Fourier transforms and what is built on them, against sums written out."""
+"""Non-uniform Fourier transforms and sums that use them, compared with direct sums."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Grids of kernels of lines, against exact kernels and dense algebra."""
+"""Grids for kernels with line spectra, compared with exact kernels and dense algebra."""
 
 import warnings
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The cell around ω = 0 of fields with heavy tails, against exact kernels."""
+"""The cell around ω = 0 of fields with heavy tails, compared with exact kernels."""
 
 import gpytorch
 import pytest

@@ -1,4 +1,4 @@
-"""Learned spectra of many readings: the information on grids, where searches start, their grids."""
+"""Learned spectra of many observations: information on grids, starting values, and their grids."""
 
 import math
 from dataclasses import replace

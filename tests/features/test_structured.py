@@ -1,4 +1,4 @@
-"""Structured frequencies against dense matrices of scipy, and the laws they are drawn from."""
+"""Structured frequencies, compared with dense matrices of scipy and with their distributions."""
 
 import math
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Fields on structured frequencies: against written-out frequencies, exact kernels and algebra."""
+"""Fields on structured frequencies: explicit frequencies, exact kernels, and dense algebra."""
 
 import gpytorch
 import numpy as np

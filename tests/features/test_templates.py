@@ -1,4 +1,4 @@
-"""Templates: against the exact RBF kernel, quadrature over templates, and dense algebra."""
+"""`Templates`, compared with the exact RBF kernel, quadrature over templates, and dense algebra."""
 
 import itertools
 import math
@@ -432,7 +432,7 @@ def test_statistics_with_a_function_have_no_bytes(function):
     x, y = 0.7 * draw(30, 1), draw(30, 1, seed=1)
     model = gp_orff.VectorFieldGP(rbf(1), frequencies=rule).condition(x, y)
     for write in (model.statistics.to_bytes, lambda: pickle.dumps(model.statistics)):
-        with pytest.raises(ValueError, match="of plain values, got the columns of a rule with a f"):
+        with pytest.raises(ValueError, match="of plain values, got columns of a rule with a f"):
             write()
 
 
@@ -458,7 +458,7 @@ def test_a_function_goes_into_no_file(tmp_path):
     exact = gp_orff.SeparableKernel(rbf(2), torch.eye(2)).double()
     model = gp_orff.VectorFieldGP(exact, frequencies=rule, mean=ZeroMean())
     model.condition(draw(80, 2), draw(80, 2, seed=1))
-    with pytest.raises(ValueError, match="a function that cannot be written"):
+    with pytest.raises(ValueError, match="a function that cannot be saved"):
         model.save(tmp_path / "model.pt")
 
 
@@ -538,12 +538,12 @@ def test_warnings_of_too_many_inputs_and_distant_inputs():
     kernel = gp_orff.ORFFKernel(rbf(1), gp_orff.Templates(n, a=a))
     x = torch.linspace(-0.5, 0.5, 20, dtype=torch.float64).unsqueeze(-1)
     kernel(9 * torch.tensor([[-1.0], [1.0]]).double()).to_dense()  # corners of a box around it
-    with pytest.warns(UserWarning, match="or half, are farther away"):
+    with pytest.warns(UserWarning, match="or half of the inputs are farther away"):
         kernel(18 * x).to_dense()
     excess = math.log1p(n) - 0.5 * math.log(a * a / (a * a - 4))
     edge = 0.7 * math.sqrt(excess / (4 * (a - 2) / (a + 2)))
     kernel(x + 0.99 * edge).to_dense()
-    with pytest.warns(UserWarning, match="pass their mean as center="):
+    with pytest.warns(UserWarning, match="pass the mean of the inputs as center="):
         kernel(x + 1.01 * edge).to_dense()
     centered = gp_orff.Templates(n, a=a, center=[50.0])
     gp_orff.ORFFKernel(rbf(1), centered)(x + 50).to_dense()

@@ -1,4 +1,4 @@
-"""Products with trigonometric columns against plain dense algebra, and their gradients."""
+"""Products with trigonometric columns and their gradients, compared with dense algebra."""
 
 import pytest
 import torch

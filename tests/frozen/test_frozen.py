@@ -1,4 +1,4 @@
-"""The numbers of the commit before the package got its rooms, and its files."""
+"""Numbers from the commit before the package was divided into subpackages, and its files."""
 
 import pytest
 

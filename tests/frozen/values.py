@@ -1,8 +1,8 @@
-"""Numbers that a change of structure must not change, and files that must go on loading.
+"""Numbers that a change of structure must not change, and files that must remain loadable.
 
-`python -m tests.frozen.values` compares all of them, `python -m tests.frozen.values write` writes
-them, at the commit whose numbers are to be kept: evidence, gradient, mean, variance and covariance
-of every kernel, rule and noise.
+`python -m tests.frozen.values` compares all of them. `python -m tests.frozen.values write` writes
+them at the commit whose numbers are the reference. The numbers are evidence, gradient, mean,
+variance and covariance of every kernel, rule and noise.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""`FieldGP` in BoTorch: posteriors against dense algebra, and acquisition functions.
+"""`FieldGP` in BoTorch: posteriors compared with dense algebra, and acquisition functions.
 
-Run by `test_botorch.py`.
+`test_botorch.py` runs this file.
 """
 
 import math

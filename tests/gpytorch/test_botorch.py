@@ -1,4 +1,4 @@
-"""BoTorch, in a process of its own: importing it changes settings of gpytorch for good."""
+"""BoTorch in a separate process, because importing it changes settings of gpytorch permanently."""
 
 import subprocess
 import sys

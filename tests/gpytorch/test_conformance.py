@@ -1,4 +1,4 @@
-"""gpytorch's `BaseKernelTestCase` with the kernels of the registry, exact and in `ORFFKernel`."""
+"""`BaseKernelTestCase` of gpytorch for the kernels of the registry, exact and in `ORFFKernel`."""
 
 import unittest
 from functools import partial

@@ -1,4 +1,4 @@
-"""The same numbers on a GPU; on the CPU, that the tests below ask for what there is."""
+"""Equal numbers on a GPU; without a GPU, the same tests run on the CPU."""
 
 import gpytorch
 import pytest

@@ -1,4 +1,4 @@
-"""Missing components and known noise inside an ExactGP, against dense algebra."""
+"""Missing components and known noise in an ExactGP, compared with dense algebra."""
 
 import warnings
 

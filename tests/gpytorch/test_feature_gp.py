@@ -1,4 +1,4 @@
-"""A distribution of feature weights inside gpytorch's training loops."""
+"""A distribution of feature weights in training loops of gpytorch."""
 
 import copy
 import pickle
@@ -132,7 +132,7 @@ def test_the_truncated_variance_of_a_grid_counts():
 def test_a_step_needs_a_rate():
     x = unit_cube(10)
     model = gp_orff.FeatureGP(curl_free(), MONTE_CARLO)
-    with pytest.raises(ValueError, match="rate from 0 to 1"):
+    with pytest.raises(ValueError, match="rate above 0 and at most 1"):
         model.step(x, swirl(x), 10, rate=2.0)
     with pytest.raises(ValueError, match="forms"):
         gp_orff.FeatureGP(curl_free(), MONTE_CARLO, form="diagonal")
@@ -157,7 +157,7 @@ def test_observations_that_do_not_fit(way):
     for message, wrong in {
         r"BernoulliLikelihood expects 0 or 1.*got -1\.0": 2 * y - 1,
         r"expects observations y of shape \(6, 2\), .* got \(2, 6\)": y.mT,
-        r"shape \(6, 2\), a row for each point, got \(6,\)": y[:, 0],
+        r"shape \(6, 2\), one row for each point, got \(6,\)": y[:, 0],
     }.items():
         with pytest.raises(ValueError, match=message):
             pass_on(wrong)

@@ -1,4 +1,4 @@
-"""Grids whose lengthscales are trained far: the optimum is that of the exact kernel."""
+"""Grids under large changes of lengthscales: training reaches the optimum of the exact kernel."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Predictions of an `ExactGP` at many places, without the covariance of all of them."""
+"""Predictions of an `ExactGP` at many places, without the joint covariance of all places."""
 
 import gpytorch
 import pytest

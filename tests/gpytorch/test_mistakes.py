@@ -1,4 +1,4 @@
-"""Parts of an `ExactGP` that do not fit its kernel: each message has a remedy, which works."""
+"""Parts of an `ExactGP` that do not fit its kernel: each message names a remedy that works."""
 
 import pickle
 from functools import partial
@@ -73,10 +73,10 @@ MISTAKES = {  # arguments, and what the message has
     ),
     "order by output": (
         {"law": partial(MultitaskMultivariateNormal, interleaved=False)},
-        r"expected interleaved=True.* got interleaved=False; leave it out",
+        r"expected interleaved=True.* got interleaved=False; omit",
     ),
-    "columns as rows": ({"y": Y.mT}, r"targets y of shape \(12, 2\).*, got \(2, 12\); give (y.mT)"),
-    "one component": ({"y": Y[:, 0]}, r"targets y of shape \(12, 2\).*, got \(12,\); give a row"),
+    "columns as rows": ({"y": Y.mT}, r"targets y of shape \(12, 2\).*, got \(2, 12\); pass (y.mT)"),
+    "one component": ({"y": Y[:, 0]}, r"targets y of shape \(12, 2\).*, got \(12,\); pass a row"),
 }
 
 
@@ -189,7 +189,7 @@ def test_the_lengthscale_is_that_of_the_one_kernel_inside(build, path):
 def test_lengthscales_of_several_kernels_inside(build, paths):
     kernel = build()
     assert kernel.lengthscale is None
-    with pytest.raises(RuntimeError, match=r"one scalar kernel inside.* has 2 of them") as caught:
+    with pytest.raises(RuntimeError, match=r"one lengthscale, got .* with 2") as caught:
         kernel.lengthscale = 0.3
     assert str(caught.value).endswith(f"; set {' and '.join(paths)}")
     for path in paths:

@@ -1,4 +1,4 @@
-"""Our LinearOperators as LinearOperators: linear_operator's own suites, and what they leave out."""
+"""The LinearOperators of this package in the test suites of linear_operator, and further tests."""
 
 import math
 import unittest

@@ -1,7 +1,7 @@
-"""ORFFKernel inside an unmodified ExactGP, against dense algebra from the definition of K.
+"""ORFFKernel in an unmodified ExactGP, compared with dense algebra from the definition of K.
 
-The dense covariance is Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k), with A(ω) written as in the papers: it
-shares with the code under test nothing but the drawn frequencies.
+The dense covariance is Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k), with A(ω) as in the papers. It shares only
+the drawn frequencies with the code under test.
 """
 
 import copy
@@ -476,7 +476,9 @@ def test_unrecognised_noise_is_correct_and_says_so():
     case = CASES["scalar"]()
     x, y, root = draw(20, 2), draw(20, seed=1), draw(20, 20, seed=2)
     kernel, noise = orff_of(case), 0.1 * torch.eye(20) + root @ root.mT / 20
-    with pytest.warns(PerformanceWarning, match=r"not features plus noise that is indep.*cubic"):
+    with pytest.warns(
+        PerformanceWarning, match=r"not a covariance of features plus noise that is indep.*cubic"
+    ):
         noisy = kernel(x).evaluate_kernel() + to_linear_operator(noise)
     wanted = oracles.log_density(case.covariance(kernel.frequencies, x, x) + noise, y)
     law = gpytorch.distributions.MultivariateNormal(torch.zeros(20).double(), noisy)

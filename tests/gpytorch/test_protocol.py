@@ -1,4 +1,4 @@
-"""What gpytorch users do with an ExactGP: fantasies, batches, products, learned features."""
+"""Typical uses of an ExactGP of gpytorch: fantasies, batches, products, learned features."""
 
 import gpytorch
 import pytest
@@ -251,7 +251,9 @@ def test_products_outside_the_features_are_correct_and_say_so():
     orff, other = orff_of(case), RBFKernel().double()
     x, y = draw(30, 2), draw(30, seed=1)
     model = scalar_gp(x, y, orff * other, noise=0.1)
-    with pytest.warns(PerformanceWarning, match=r"elementwise is not features plus noise"):
+    with pytest.warns(
+        PerformanceWarning, match=r"elementwise is not a covariance of features plus noise"
+    ):
         value = evidence(model)
     dense = case.covariance(orff.frequencies, x, x) * other(x).to_dense()
     noisy = dense + dense_noise(model, 30)
@@ -321,7 +323,7 @@ def test_a_batch_of_scales_over_features(inside, correction, rows):
 def test_products_of_field_features_are_correct_and_say_so(order):
     orff, time = orff_of(CASES["curl_free"]()), RBFKernel(active_dims=(0,)).double()
     scaled = ScaleKernel(orff).double()
-    with pytest.warns(PerformanceWarning, match=r"Multiply inside: ORFFKernel\(field \* scalar"):
+    with pytest.warns(PerformanceWarning, match=r"use ORFFKernel\(field \* scalar"):
         kernel = scaled * time if order == "field_first" else time * scaled
     x = draw(4, 2)
     expected = torch.kron(time(x).to_dense(), torch.ones(2, 2).double()) * scaled(x).to_dense()
@@ -397,7 +399,7 @@ def test_a_likelihood_for_another_number_of_outputs_is_refused(num_tasks, task_n
     zeros = torch.zeros(150, num_tasks).double()
     nothing = MultitaskMultivariateNormal(zeros, ZeroLinearOperator(*2 * (zeros.numel(),)))
     noise = likelihood(nothing).lazy_covariance_matrix
-    with pytest.raises(ValueError, match=r"kernel has 2 outputs.*expected num_tasks=2"):
+    with pytest.raises(ValueError, match=r"of 2 outputs of the kernel.*pass num_tasks=2"):
         covariance + noise
 
 

@@ -1,4 +1,4 @@
-"""Models with structured frequencies equal those in which the same frequencies are written out."""
+"""Models with structured frequencies equal models with the same explicit frequencies."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Random models against the dense oracle: evidence, means and covariances."""
+"""Random models, compared with the dense oracle: evidence, means and covariances."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The exact evidence, tile by tile, against dense algebra and finite differences."""
+"""The exact evidence in tiles, compared with dense algebra and finite differences."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Sites within which the field changes: what that returns as noise, and when they are chosen."""
+"""Sites within which the field changes: the resulting noise, and the choice of such sites."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""The degrees of freedom of Student-t noise, learned."""
+"""Learned degrees of freedom of Student-t noise."""
 
 import copy
 import math

@@ -1,4 +1,4 @@
-"""Evidence and weight posteriors against dense algebra on the same features."""
+"""Evidence and weight posteriors, compared with dense algebra on the same features."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The algebra of large frequency grids, by iterations, against factorisations of small ones."""
+"""Iterative algebra of large frequency grids, compared with factorizations of small grids."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a grid leaves out of a symbol: its gradient, its values, and the constant of potentials."""
+"""The part of a symbol that a grid omits: gradients, values, and the constant of potentials."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Observations along tracks that are left out, against dense covariances of all observations."""
+"""Held-out observations along tracks, compared with dense covariances of all observations."""
 
 from dataclasses import replace
 
@@ -11,7 +11,8 @@ import gp_orff
 from gp_orff.data.reading import Options, read
 from gp_orff.features.assemble import expand
 from gp_orff.features.truncation import truncated_variance
-from gp_orff.inference.left_out import Block, TrackReadings, left_out_of_tracks, tracks_left_out
+from gp_orff.inference.along_tracks import TrackReadings, left_out_of_tracks, tracks_left_out
+from gp_orff.inference.left_out import Block
 from gp_orff.models.calibration import calibration_of
 from gp_orff.models.cross_validation import by_track
 from gp_orff.symbols.base import Identity
@@ -148,7 +149,7 @@ SINGLE += [("exact", 4.0, ALONG | GIVEN), ("grid", 4.0, ALONG), ("monte_carlo", 
 @pytest.mark.parametrize(("rule", "span", "kind"), SINGLE)
 def test_one_reading_is_predicted_by_all_others(rule, span, kind, monkeypatch):
     """From the mean of the others of its block, whose error it shares, and all other blocks."""
-    monkeypatch.setattr("gp_orff.inference.left_out._READINGS", 29)  # of 30 on a track
+    monkeypatch.setattr("gp_orff.inference.along_tracks._READINGS", 29)  # of 30 on a track
     model, x, y, label, time = conditioned(RULES[rule], span, **kind)
     directed, given = kind.get("directed", False), kind.get("given", False)
     options = {"directions": turning(x)} if directed else {}

@@ -1,5 +1,8 @@
-"""Separable kernels with many outputs: one eigendecomposition of the columns' Gram matrix in place
-of a Cholesky factor for every output, against dense algebra and against those factors."""
+"""Separable kernels with many outputs, compared with dense algebra and Cholesky factors.
+
+One eigendecomposition of the Gram matrix of the columns replaces a Cholesky factor for every
+output.
+"""
 
 import mpmath
 import numpy as np

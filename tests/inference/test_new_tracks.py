@@ -1,4 +1,4 @@
-"""Readings of new tracks, after few: the variance of offsets is integrated over."""
+"""Predicted observations of new tracks after few tracks integrate over the variance of offsets."""
 
 import math
 

@@ -505,7 +505,7 @@ def test_what_is_taken_away_has_the_weights_that_are_held(repeated):
 
 def test_leave_one_out_asks_for_readings_it_knows():
     x, y, _ = flow(40)
-    with pytest.raises(ValueError, match="conditioned on"):
+    with pytest.raises(ValueError, match="was conditioned"):
         conditioned(curl_free(0.05), x, y, None, noise=1e-4).leave_one_out(x + 0.7, y)
     variances = torch.ones(40, 2).double()
     model = gp_orff.VectorFieldGP(curl_free(0.5)).condition(x, y, variances=variances)

@@ -1,7 +1,8 @@
-"""A constant mean with a flat prior: values of any size, and what follows from a field.
+"""A constant mean with a flat prior: values of any size, and quantities that depend on a field.
 
-The dense formulas: with H the constants as the data see them, ĉ = (HᵀK⁻¹H)⁻¹HᵀK⁻¹y, and with h the
-quantity of a constant field and k its covariance with the data, R = h − kᵀK⁻¹H,
+The dense formulas are as follows. Let H be the constants at the data, and
+ĉ = (HᵀK⁻¹H)⁻¹HᵀK⁻¹y. Let h be the quantity of a constant field, k its covariance with the data, and
+R = h − kᵀK⁻¹H. Then
 
     mean  h ĉ + kᵀK⁻¹(y − H ĉ) ,    covariance  Cov − kᵀK⁻¹k + R (HᵀK⁻¹H)⁻¹ Rᵀ .
 """
@@ -161,7 +162,9 @@ def test_what_no_observation_depends_on_is_named():
     assert abs((u[0] @ constant).item() - y.mean().item()) < 1  # 4048
     assert np.isnan(model.report.standard_errors()["mean"]).all()
     east = torch.stack([y, torch.full_like(y, torch.nan)], dim=-1)
-    with pytest.warns(gp_orff.DataWarning, match=r"along \(0, 1\): it is assumed to be zero"):
+    with pytest.warns(
+        gp_orff.DataWarning, match=r"along \(0, 1\): this part of the mean is assumed"
+    ):
         model.condition(x, east, missing="mask")
     assert model.mean.base_means[1].constant.item() == 0
     model.mean = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), num_tasks=2)

@@ -1,4 +1,4 @@
-"""Dot-product kernels and their features, against quadratures, monomials and scikit-learn."""
+"""Dot-product kernels and features, compared with quadratures, monomials and scikit-learn."""
 
 import copy
 import math
@@ -555,7 +555,9 @@ def test_a_vector_field_model(tmp_path):
         torch.testing.assert_close(variance, means[0][1], rtol=1e-7, atol=1e-9)
     first = posterior.mean(xs, gp_orff.Component([1.0, 0.0]))
     torch.testing.assert_close(first, means[-1][0][:, :1])
-    with pytest.raises(NotImplementedError, match=r"Component.*columns are no waves, got Jacobian"):
+    with pytest.raises(
+        NotImplementedError, match=r"Component.*columns.*are not waves, got Jacobian"
+    ):
         posterior.mean(xs, gp_orff.Jacobian(num_dims=4))
 
 

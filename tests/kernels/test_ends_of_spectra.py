@@ -1,4 +1,4 @@
-"""Learned spectra that go on beyond their knots as power laws."""
+"""Learned spectra that continue beyond their knots as power laws."""
 
 import math
 
@@ -195,7 +195,7 @@ def test_a_state_dict_has_the_end_of_the_spectrum():
     other.load_state_dict(state)
     assert other.continued
     older = {name: value for name, value in state.items() if name != "_extra_state"}
-    with pytest.warns(UserWarning, match="continued=True stays"):
+    with pytest.warns(UserWarning, match="keeps continued=True"):
         other.load_state_dict(older)
     x = torch.rand(6, 2, dtype=torch.float64)
     torch.testing.assert_close(other.double()(x).to_dense(), kernel.double()(x).to_dense())

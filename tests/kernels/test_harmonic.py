@@ -1,4 +1,4 @@
-"""`HarmonicKernel`: its covariance against derivatives of 1/R, its laws, its place in a model."""
+"""`HarmonicKernel`: covariances against derivatives of 1/R, constraints of its fields, models."""
 
 import gpytorch
 import magpylib
@@ -201,7 +201,7 @@ def test_bad_input():
         make(0)
     with pytest.raises(ValueError, match="a pair"):
         make(sources="both", reference_height=1.0)
-    with pytest.raises(ValueError, match="mean_height on the side"):
+    with pytest.raises(ValueError, match="between the sources and mean_height"):
         make(reference_height=1.0, mean_height=0.0)
     with pytest.raises(ValueError, match="together with a reference_height"):
         make(mean_height=0.0)

@@ -1,4 +1,4 @@
-"""Hermitian spectral matrices: outputs that are shifted against each other."""
+"""Hermitian spectral matrices: outputs with a shift between them."""
 
 import math
 
@@ -290,7 +290,7 @@ def test_two_columns_and_a_rough_base():
 
 
 def test_what_is_no_real_kernel():
-    with pytest.raises(ValueError, match=r"A\(−ω\) = A\(ω\)\*"):
+    with pytest.raises(ValueError, match=r"A\(−ω\) = A\(ω\)ᵀ"):
         made(
             lambda omega: torch.stack([torch.ones_like(omega) + 0j, 1j * torch.ones_like(omega)], 1)
         )

@@ -1,4 +1,4 @@
-"""Posteriors and evidence of learned spectra against dense algebra in numpy, on odd data."""
+"""Posteriors and evidence of learned spectra with unusual data, against dense algebra in numpy."""
 
 import numpy as np
 import pytest

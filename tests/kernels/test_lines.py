@@ -1,4 +1,4 @@
-"""Kernels of lines: their frequencies and weights, random frequencies, and tidal constituents."""
+"""Kernels with line spectra: frequencies and weights, random rules, and tidal constituents."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Spectral matrices whose kernels are correlated at long lags, against closed forms."""
+"""Spectral matrices whose kernels are correlated at long lags, compared with closed forms."""
 
 import math
 
@@ -99,7 +99,7 @@ def test_accuracy_tells_the_aliasing_of_an_echo():
 def test_slow_correlations_are_not_taken_for_none():
     """α = 0.3: S(0) = ∞, correlations fall like r^−0.6, and no affordable grid is fine enough."""
     kernel = echo(rational_quadratic(0.3), 3.0)
-    with pytest.warns(RuntimeWarning, match="tolerance"):
+    with pytest.warns(RuntimeWarning, match="error of about"):
         got = kernel(LAGS[:4]).to_dense().detach().numpy()
     k = lambda r: (1 + r**2 / 0.6) ** -0.3  # noqa: E731
     expected = with_echo(k, (LAGS[:4] - LAGS[:4].mT).numpy(), 3.0)

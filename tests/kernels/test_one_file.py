@@ -1,7 +1,7 @@
-"""A scalar kernel and its spectrum, written in one file: what `RadialKernel` makes of them.
+"""A scalar kernel and its spectrum in one file, as a subclass of `RadialKernel`.
 
-The kernel, of spectral density ∝ ‖ℓω‖^{2m} e^{−‖ℓω‖²/2}, has a peak at a wavelength, as waves and
-eddies of one size have.
+The spectral density is proportional to ‖ℓω‖^{2m} e^{−‖ℓω‖²/2}. It has a peak at one wavelength, as
+for waves and eddies of one size.
 """
 
 import math

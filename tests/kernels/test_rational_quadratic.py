@@ -1,4 +1,4 @@
-"""The rational quadratic kernel from nearly no range to RBF: spectral density, tail, grids."""
+"""The rational quadratic kernel for a wide range of α: spectral density, tail, grids."""
 
 import math
 

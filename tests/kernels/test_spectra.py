@@ -1,4 +1,4 @@
-"""Spectral densities against the kernels they belong to, and samples against their laws."""
+"""Spectral densities against their kernels, and samples against their distributions."""
 
 import itertools
 import math
@@ -200,7 +200,9 @@ def test_gradients_stay_finite_where_the_scale_underflows(alpha):
     ],
 )
 def test_unknown_kernels_are_refused_by_name(kernel):
-    with pytest.raises(NotImplementedError, match=rf"{type(kernel).__name__}.*MaternKernel.*regis"):
+    with pytest.raises(
+        NotImplementedError, match=rf"registered.*MaternKernel.*got {type(kernel).__name__}"
+    ):
         gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(8), num_dims=1)
 
 
@@ -209,14 +211,14 @@ def test_unknown_kernels_are_refused_by_name(kernel):
 )
 def test_subclasses_with_another_covariance_are_refused(kernel):
     name = type(kernel).__name__
-    with pytest.raises(NotImplementedError, match=f"{name} inherits from RBFKernel but has a cov"):
+    with pytest.raises(NotImplementedError, match=f"{name}, which overrides it"):
         gp_orff.spectrum(kernel)
-    with pytest.raises(NotImplementedError, match=f"{name} inherits from RBFKernel but has a cov"):
+    with pytest.raises(NotImplementedError, match=f"{name}, which overrides it"):
         gp_orff.CurlFreeKernel(kernel, num_dims=2)
 
 
 def test_the_smoothest_general_matern_kernels_have_features_only():
-    with pytest.raises(NotImplementedError, match=r"nu=51.0\) has .* values for nu <= 50"):
+    with pytest.raises(NotImplementedError, match=r"nu <= 50 .* got nu=51.0"):
         gp_orff.GeneralMaternKernel(51)(torch.zeros(2, 1)).to_dense()
     with pytest.raises(ValueError, match="expects nu > 0, got -1"):
         gp_orff.GeneralMaternKernel(-1)
@@ -361,7 +363,9 @@ def test_laws_of_others_have_what_grids_need():
 @pytest.mark.parametrize("base", [gp_orff.spectra.Spectrum, object])
 def test_laws_of_others_without_it_are_refused_by_grids(base):
     kernel, x = kernel_of_others(base, RANDOM_MEMBERS), torch.zeros(3, 2)
-    with pytest.raises(NotImplementedError, match=r"Law has no scaled.*spectra\.GridSpectrum"):
+    with pytest.raises(
+        NotImplementedError, match=r"spectra\.GridSpectrum, got Law, which has no scaled"
+    ):
         gp_orff.ORFFKernel(kernel, gp_orff.Grid.for_data(x))
 
 
@@ -374,5 +378,5 @@ def test_neither_density_nor_derivatives_are_inherited_with_another_covariance(c
             return super().forward(x1, x2, **params).square()
 
     for ask in (gp_orff.spectrum, lambda k: gp_orff.radial_derivatives(k, torch.ones(1))):
-        with pytest.raises(NotImplementedError, match=f"Mine inherits from {cls.__name__} but"):
+        with pytest.raises(NotImplementedError, match="got Mine, which overrides it"):
             ask(Mine())

@@ -1,4 +1,4 @@
-"""Maps by the CF conventions, which are the oracle: https://cfconventions.org, version 1.11."""
+"""Maps that follow the CF conventions, version 1.11: https://cfconventions.org."""
 
 import sys
 

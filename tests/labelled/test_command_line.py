@@ -1,4 +1,4 @@
-"""The command line: what it writes is what the same calls in Python give, and errors are a line."""
+"""The command line: its files equal results of the same calls in Python; errors are one line."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Attributes that contradict each other: units are converted or refused, values decoded."""
+"""Contradictory attributes: units are converted or raise an error, and values are decoded."""
 
 import numpy as np
 import pytest

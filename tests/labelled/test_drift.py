@@ -1,4 +1,4 @@
-"""A reader of a package that tracks particles opens an ensemble, and drifts where paths do."""
+"""A reader of a particle-tracking package opens an ensemble and moves particles along paths."""
 
 import numpy as np
 import pytest

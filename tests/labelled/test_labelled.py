@@ -1,4 +1,4 @@
-"""Datasets: what goes in is what the arrays would be, what comes out is what the field says."""
+"""Datasets: inputs are equal to arrays, and outputs are equal to values of the field."""
 
 import sys
 from datetime import date

@@ -1,4 +1,4 @@
-"""Datasets larger than memory: chunks that load themselves, and maps block by block."""
+"""Datasets larger than memory: chunks that load themselves, and maps in blocks."""
 
 import pickle
 

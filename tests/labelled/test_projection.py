@@ -1,4 +1,4 @@
-"""Degrees to a plane and back, against geodesics, finite differences, fields on the ellipsoid."""
+"""Degrees to a plane and back: geodesics, finite differences, fields on the ellipsoid."""
 
 import pickle
 import sys

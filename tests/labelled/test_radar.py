@@ -1,4 +1,4 @@
-"""Positions and directions of beams."""
+"""Positions and directions of radar beams."""
 
 import numpy as np
 import pint

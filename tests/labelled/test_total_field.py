@@ -1,4 +1,4 @@
-"""Total-field anomalies, against the IGRF at every reading and the field's own geometry."""
+"""Total-field anomalies, compared with the IGRF and with the geometry of the field."""
 
 import sys
 from datetime import date, datetime

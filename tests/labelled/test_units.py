@@ -1,4 +1,4 @@
-"""The unit of every symbol, against a table, and its numbers in that unit."""
+"""The unit of every symbol, compared with a table, and values in this unit."""
 
 import gpytorch
 import numpy as np

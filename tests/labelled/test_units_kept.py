@@ -1,4 +1,4 @@
-"""A model keeps the units of the data that it was fitted to."""
+"""A model stores the units of its data."""
 
 import pickle
 

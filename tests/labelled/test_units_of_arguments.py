@@ -1,4 +1,4 @@
-"""Every argument that is a quantity with a unit is converted, or refused: none is ignored."""
+"""Every argument with a unit is converted or raises an error; no unit is ignored."""
 
 import re
 
@@ -153,7 +153,7 @@ def test_data_without_units_and_quantities(data):
     bare.condition(*map(np.asarray, data))
     with pytest.raises(ValueError, match="x as numbers of data without units, got 2 columns in"):
         bare.posterior().mean(pint_of(PLACES, "km"))
-    with pytest.raises(ValueError, match="the unit of y is not known"):
+    with pytest.raises(ValueError, match="the unit of y is unknown"):
         bare.posterior().design(PLACES, noise=pint_of(0.1, "m2 s-2"))
     with pytest.raises(TypeError, match="the entries of points"):
         bare.posterior().mean([[pint.Quantity(0.2, "km"), pint.Quantity(0.4, "km")]])

@@ -1,4 +1,4 @@
-"""Potentials without a reference: observed, predicted and sampled, their constant included."""
+"""Potentials without a reference: observed, predicted and sampled, including their constant."""
 
 import gpytorch
 import pytest
@@ -175,7 +175,9 @@ def test_vector_potentials_have_a_constant():
 @pytest.mark.parametrize("rule", RULES)
 def test_potentials_without_a_variance_are_refused(rule):
     kernel = MultitaskKernel(base(), num_tasks=2, rank=1)
-    with pytest.raises(ValueError, match="expected a reference, got none; pass reference=x0"):
+    with pytest.raises(
+        ValueError, match=r"expected a reference for .*, got none; pass reference=x0"
+    ):
         observing(kernel, 2, rule, (gp_orff.Potential(), torch.zeros(1, 2), torch.zeros(1, 1)))
 
 

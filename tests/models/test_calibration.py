@@ -1,4 +1,4 @@
-"""A fit looks at a few left-out blocks, and says where error bars do not hold."""
+"""A fit checks a few held-out blocks and warns if its intervals do not cover them."""
 
 import pytest
 import scipy.stats

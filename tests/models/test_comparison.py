@@ -1,4 +1,4 @@
-"""Kernels judged by their evidence, and features by the exact kernel."""
+"""Comparison of kernels by their evidence, and of features with the exact kernel."""
 
 import itertools
 

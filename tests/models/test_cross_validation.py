@@ -1,4 +1,4 @@
-"""Left-out blocks: what a model conditioned on the rest would predict, and how it is scored."""
+"""Held-out blocks: predictions of a model that is conditioned on all other data, and scores."""
 
 import gpytorch
 import numpy as np

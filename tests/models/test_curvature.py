@@ -1,4 +1,4 @@
-"""The information of data about hyperparameters, and the steps of searches that use it."""
+"""The information of data about hyperparameters, and steps of searches that use it."""
 
 import numpy as np
 import pytest

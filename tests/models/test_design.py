@@ -1,4 +1,4 @@
-"""Where to measure next, and what is redundant, against models with and without observations."""
+"""The next observations and redundant ones, compared with models with and without them."""
 
 import numpy as np
 import pytest

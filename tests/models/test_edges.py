@@ -1,4 +1,4 @@
-"""What lies at the edge of what can be asked: points far away or none, data that tell nothing."""
+"""Limiting cases: distant points, no points, data without information."""
 
 import re
 import warnings

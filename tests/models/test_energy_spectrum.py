@@ -1,4 +1,4 @@
-"""Energy spectra: of known waves, of paths, and what is refused."""
+"""Energy spectra of known waves and of paths, and errors for invalid requests."""
 
 import math
 

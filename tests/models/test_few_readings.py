@@ -1,4 +1,4 @@
-"""Posteriors of few readings: mixtures over what these leave open of the hyperparameters."""
+"""Posteriors from few observations: mixtures over uncertain hyperparameters."""
 
 import copy
 import math

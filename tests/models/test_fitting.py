@@ -1,4 +1,4 @@
-"""How a fit finds its hyperparameters: starting values, ranges, representations, what is kept."""
+"""The search for hyperparameters: starting values, ranges, representations, saved values."""
 
 import warnings
 from functools import partial

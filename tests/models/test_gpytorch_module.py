@@ -1,4 +1,4 @@
-"""A `VectorFieldGP` as gpytorch's module: modes, names, states, copies and priors."""
+"""A `VectorFieldGP` as a module of gpytorch: modes, names, states, copies and priors."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Evidences of learned spectra against sums over their curves."""
+"""Evidences of learned spectra, compared with sums over their curves."""
 
 import math
 

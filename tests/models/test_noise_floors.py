@@ -1,4 +1,4 @@
-"""Data without noise: error bars are not rounding, and hold."""
+"""Data without noise: intervals are wider than rounding errors and cover the truth."""
 
 import numpy as np
 import pytest

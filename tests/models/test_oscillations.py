@@ -1,4 +1,4 @@
-"""Oscillations along tracks that a model lacks, such as tides."""
+"""Oscillations along tracks, such as tides, that are missing in a model."""
 
 import math
 

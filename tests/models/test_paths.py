@@ -1,4 +1,4 @@
-"""Sample paths: functions, of the posterior's law, near the data and far from them."""
+"""Sample paths are functions with the distribution of the posterior, near the data and far away."""
 
 import pickle
 
@@ -162,9 +162,9 @@ def test_paths_of_parts_by_the_remedy_that_is_told():
     x, y = uniform(60, 2), uniform(60, 2, seed=1)
     kernel = gp_orff.HelmholtzKernel(MaternKernel(nu=2.5), num_dims=2)
     model = gp_orff.VectorFieldGP(kernel).condition(x, y)
-    with pytest.raises(NotImplementedError, match=r"such as VectorFieldGP\(") as raised:
+    with pytest.raises(NotImplementedError, match=r"use VectorFieldGP\(") as raised:
         model.posterior().part("curl_free").sample_paths(2)
-    remedy = str(raised.value).partition("such as ")[2]
+    remedy = str(raised.value).partition("use ")[2]
     names = {"VectorFieldGP": gp_orff.VectorFieldGP, "gp_orff": gp_orff, "kernel": kernel, "x": x}
     part = eval(remedy, names).condition(x, y).posterior().part("curl_free")
     assert part.sample_paths(2)(x).shape == (2, 60, 2)

@@ -1,4 +1,4 @@
-"""Plans of a fit: their loss against evidence that is missing, and their order."""
+"""Plans of a fit: predicted and true losses of evidence, and the order of plans."""
 
 import copy
 import warnings
@@ -12,7 +12,7 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.reading import Options
-from gp_orff.fitting import plans
+from gp_orff.fitting import plans, trainer
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.robust_em import start_with_weights
 from gp_orff.fitting.search import Coordinates, SearchWarning
@@ -88,8 +88,8 @@ def test_what_all_data_have_reached_is_halved_or_kept():
 @pytest.mark.parametrize("numbers", [100, 300])
 def test_the_loss_of_a_subset_is_that_of_fewer_numbers(numbers):
     """k/2 (M/m − 1) with k = 3, ten times."""
-    trainer = SimpleNamespace(num_learned=3)
-    plan = plans.OfSubset(trainer, "some", numbers, 600.0)
+    learner = SimpleNamespace(num_learned=3)
+    plan = plans.OfSubset(learner, "some", numbers, 600.0)
     assert plan.loss == pytest.approx(15 * (600 / numbers - 1))
 
 
@@ -109,12 +109,12 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     best = model.log_marginal_likelihood().item()
     state = model.state
     parts = model.kernel, state.likelihoods, None, state.data.survey, Journal(Progress())
-    trainer = Trainer(*parts)
+    learner = Trainer(*parts)
     rule = gp_orff.Grid(domain=state.data.box)
     grid = Representation(model.kernel, state.likelihoods, rule, state.data, rule)
     level = partial(Representation.fine, most=features)
-    plan = plans.OnLattice(trainer, "grid", grid, level, 1.2, state.data.num_values)
-    plan.search(trainer.new_search(), 60)
+    plan = plans.OnLattice(learner, "grid", grid, level, 1.2, state.data.num_values)
+    plan.search(learner.new_search(), 60)
     missing = best - model.log_marginal_likelihood().item()
     assert plan.loss > 0.1 * missing if missing > 1 else plan.loss < 3
     assert missing / 3 < plans.loss_by_gradient(plan) < 3 * missing
@@ -145,9 +145,11 @@ def test_a_loss_is_measured_where_its_formula_does_not_decide(monkeypatch, fores
 @pytest.mark.parametrize("lost", [0.3, 1.7])
 def test_a_measured_loss_above_the_aim_is_told(monkeypatch, lost):
     """In a warning, if nothing better is affordable."""
+    monkeypatch.setattr(plans, "has_covariance", lambda *parts: True)
     monkeypatch.setattr(plans, "loss_by_gradient", lambda plan: lost)
     journal = SimpleNamespace(stages=[], price=lambda *parts: None)
     plan, u = OnGrid("grid", 1e6, 0.5), SimpleNamespace(get=lambda: None)
+    plan.data = None
     plan.trainer = SimpleNamespace(
         num_learned=3, journal=journal, likelihoods={}, kernel=RBFKernel()
     )
@@ -211,15 +213,15 @@ def test_rounds_with_weights_leave_a_lattice_that_no_longer_serves():
         model = model_of(likelihood=likelihood).double()
         parts = model.kernel, {"": model.likelihood}, None, gp_orff.Auto(exact_values=100)
         data = model.copied(x, y, Options())
-        trainer, data = trainer_of(*parts, data, Progress())
-        data = start_with_weights(trainer, data, warm_start=False)
+        learner, data = trainer_of(*parts, data, Progress())
+        data = start_with_weights(learner, data, warm_start=False)
         (base,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
         base.lengthscale = factor * base.lengthscale
         representation = Representation.of(*parts[:2], parts[3], data)
-        every = {own.name: own for own in plans.plans_of(trainer, representation)}
+        every = {own.name: own for own in plans.plans_of(learner, representation)}
         plan = every["fine grid"]
-        plan.search(trainer.new_search(), 100)
-        ended.append((base.lengthscale.item(), trainer.value(plan.inference())))
+        plan.search(learner.new_search(), 100)
+        ended.append((base.lengthscale.item(), learner.value(plan.inference())))
     assert ended[1][0] == pytest.approx(ended[0][0], rel=0.05)
     assert ended[1][1] == pytest.approx(ended[0][1], abs=1.0)
 
@@ -248,3 +250,40 @@ def test_minor_terms_are_tried_at_the_length_of_the_others():
     assert with_common_lengths(kernel, coordinates) == []
     alone = gp_orff.CurlFreeKernel(num_dims=2).double()
     assert with_common_lengths(alone, Coordinates(alone)) == []
+
+
+def test_subsets_on_the_way_cost_about_a_ratio_more_each():
+    """Of 4000 numbers, up to a half; from a fifth at once, the budget would end the last search."""
+    model = model_of(frequencies=gp_orff.Auto(exact_values=10**6))
+    searches = model.plan(*readings(2000)).searches
+    assert [search.rows for search in searches] == [1200, 2000, 4000]
+
+
+def test_starting_values_on_random_features_have_an_unknown_loss():
+    """Without a covariance a fit goes on to a lattice, however much this loses."""
+    field = gp_orff.SpectralMatrixKernel(
+        MaternKernel(nu=0.5),
+        lambda omega: torch.eye(2).to(omega).expand(len(omega), 2, 2),
+        num_outputs=2,
+        num_dims=2,
+    )
+    searches = gp_orff.VectorFieldGP(ScaleKernel(field)).plan(*readings(60)).searches
+    assert [search.features is None for search in searches] == [False]
+    assert searches[-1].loss > 1
+
+
+def test_the_curvature_of_a_search_serves_lattices_that_are_made_again(monkeypatch):
+    """The information of the data is computed on the first one, and not on the second."""
+    taken, average = [], trainer.average
+    monkeypatch.setattr(trainer, "average", lambda *parts: taken.append(1) or average(*parts))
+    model = model_of(frequencies=gp_orff.Auto(exact_values=100))
+    parts = model.kernel, {"": model.likelihood}, None, gp_orff.Auto(exact_values=100)
+    learner, data = trainer_of(*parts, model.copied(*readings(300), Options()), Progress())
+    representation = Representation.of(*parts[:2], parts[3], data)
+    search, features = learner.new_search(), []
+    for most in (70, 200):
+        inference = representation.inference(representation.fine(most=most))
+        features.append(inference.num_features(learner.kernel))
+        learner.search(search, inference, "grid", evaluations=1)
+    assert features[0] < features[1]
+    assert len(taken) == 1

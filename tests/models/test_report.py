@@ -1,4 +1,4 @@
-"""What a model says of itself: numbers, their names, their standard errors, and progress."""
+"""The report of a model: numbers, their names, their standard errors, and progress."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The number of threads of a fit and of other calls, with measurements that are made up."""
+"""The number of threads of a fit and of other calls, with artificial measurements."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tides in models: ellipses against closed forms and coverage, files, and short records."""
+"""Models of tides: ellipses against closed forms, coverage, files, and short records."""
 
 import math
 import warnings
@@ -453,7 +453,7 @@ def test_grid_for_tides_needs_lines():
         ({"fastest": 0.0}, ValueError, "expects a positive fastest, got 0"),
         ({"fastest": math.nan}, ValueError, "expects a positive fastest, got nan"),
         ({"x": np.array(["2024-01-01"], dtype="M8[s]")}, TypeError, "as numbers, got type date"),
-        ({"kernel": gp_orff.VectorFieldGP(tides())}, TypeError, r"give model\.kernel"),
+        ({"kernel": gp_orff.VectorFieldGP(tides())}, TypeError, r"pass model\.kernel"),
     ],
 )
 def test_mistakes_in_a_grid_for_tides(changed, error, match):

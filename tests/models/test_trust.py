@@ -1,4 +1,4 @@
-"""Random features that know too little say so: against the error of exact posteriors."""
+"""Warnings of random features with a large error, compared with exact posteriors."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""VectorFieldGP against ExactGP, the exact kernel, and itself in other units."""
+"""VectorFieldGP, compared with ExactGP, the exact kernel, and itself in other units."""
 
 import copy
 import math
@@ -403,7 +403,7 @@ def test_what_is_no_model(of_sixty):
         gp_orff.VectorFieldGP(RBFKernel)
     with pytest.raises(TypeError, match="frequency rule"):
         gp_orff.VectorFieldGP(curl_free(), frequencies=gp_orff.MonteCarlo)
-    with pytest.raises(ValueError, match="one number of outputs"):
+    with pytest.raises(ValueError, match="same number of outputs"):
         gp_orff.VectorFieldGP(curl_free() + RBFKernel())
     with pytest.raises(NotImplementedError, match=r"no noise covariance is known.* as noise="):
         gp_orff.VectorFieldGP(

@@ -1,4 +1,4 @@
-"""Axes to draw on, closed afterwards, without a window."""
+"""Axes for tests, which are closed after each test and open no window."""
 
 import matplotlib
 import pytest

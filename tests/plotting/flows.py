@@ -1,4 +1,4 @@
-"""Positions to draw at, a flow there, and a posterior of it that costs nothing."""
+"""Positions for plots, a flow at these positions, and a posterior that needs no computation."""
 
 import numpy as np
 

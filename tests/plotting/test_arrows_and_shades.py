@@ -1,4 +1,4 @@
-"""Arrows and shades are what was given, inside the axes, and nothing global changes."""
+"""Arrows and shades show the data, remain within the axes, and change no global settings."""
 
 import matplotlib
 import numpy as np

@@ -1,4 +1,4 @@
-"""Ellipses are covariances, streamlines follow the field."""
+"""Ellipses show covariances, and streamlines follow the field."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Fields on axes of cartopy are where and as they are on the map; coastlines are coasts."""
+"""Fields on axes of cartopy have the positions of the map; coastlines become coasts."""
 
 import importlib.resources
 

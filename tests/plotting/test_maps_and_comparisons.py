@@ -1,4 +1,4 @@
-"""Maps of scalars, and truth beside posterior."""
+"""Maps of scalars, and comparisons of truth and posterior."""
 
 import matplotlib
 import numpy as np

@@ -1,4 +1,4 @@
-"""A first look at a posterior shows what there is."""
+"""The overview of a posterior shows all available quantities."""
 
 import numpy as np
 import pytest

@@ -1,7 +1,6 @@
-"""Pictures as they were when somebody looked at them; `python -m tests.plotting.test_pictures`
-draws them anew.
+"""Pictures compared with approved ones; `python -m tests.plotting.test_pictures` draws them again.
 
-Text is left out, since fonts differ from machine to machine.
+The pictures have no text, because fonts differ between machines.
 """
 
 import io

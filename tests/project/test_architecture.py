@@ -1,4 +1,4 @@
-"""The shape of the package: imports run one way, everything exported is tested."""
+"""The structure of the package: imports have one direction, and every exported name is tested."""
 
 import ast
 import builtins

@@ -1,4 +1,4 @@
-"""Numbers of README and docs/ are those of the results; benchmarks run, and say what they did."""
+"""Numbers in README and docs/ equal the results; benchmarks run and print what they measure."""
 
 import importlib.util
 import json

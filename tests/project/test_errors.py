@@ -1,4 +1,4 @@
-"""Bad input: every message names what was expected, what came and the remedy."""
+"""Bad input: every message names the expected input, the actual input and the remedy."""
 
 import gpytorch
 import pytest
@@ -39,7 +39,7 @@ CONSTRUCTION = {
     "smoothness_of_the_potential": (
         lambda: gp_orff.CurlFreeKernel(nu=1, num_dims=2),
         TypeError,
-        r"CurlFreeKernel expects the arguments base_kernel, .*, got nu; those of a kernel inside",
+        r"CurlFreeKernel expects the arguments base_kernel, .*, got nu; pass arguments",
     ),
     "smoothness_in_words": (
         lambda: gp_orff.GeneralMaternKernel(nu="5/2"),
@@ -54,7 +54,7 @@ CONSTRUCTION = {
     "unknown_potential": (
         lambda: gp_orff.CurlFreeKernel(PiecewisePolynomialKernel(), num_dims=2),
         NotImplementedError,
-        r"PiecewisePolynomialKernel; known are .*MaternKernel, RBFKernel, RQKernel.* Register",
+        r"one of .*MaternKernel, RBFKernel, RQKernel.*got PiecewisePolynomialKernel.*register",
     ),
     "periodic_potential": (
         lambda: gp_orff.CurlFreeKernel(PeriodicKernel(), num_dims=2),
@@ -64,12 +64,12 @@ CONSTRUCTION = {
     "derivative_kernel_in_disguise": (
         lambda: gp_orff.CurlFreeKernel(RBFKernelGrad(), num_dims=2),
         NotImplementedError,
-        r"RBFKernelGrad inherits from RBFKernel but has a covariance of its own",
+        r"the covariance of RBFKernel, got RBFKernelGrad, which overrides it; use",
     ),
     "class_instead_of_instance": (
         lambda: gp_orff.CurlFreeKernel(RBFKernel, num_dims=2),
         TypeError,
-        r"expects an instance.*got <class.*RBFKernel.*for instance CurlFreeKernel\(",
+        r"expects an instance.*got <class.*RBFKernel.*for instance, CurlFreeKernel\(",
     ),
     "vector_valued_potential": (
         lambda: gp_orff.CurlFreeKernel(MultitaskKernel(RBFKernel(), num_tasks=2), num_dims=2),
@@ -94,17 +94,17 @@ CONSTRUCTION = {
     "features_of_an_unknown_spectrum": (
         lambda: gp_orff.ORFFKernel(PiecewisePolynomialKernel(), RULE, num_dims=1),
         NotImplementedError,
-        r"no spectral density is known for PiecewisePolynomialKernel; known are.*register",
+        r"registered spectral density.*RBFKernel.*got PiecewisePolynomialKernel.*register",
     ),
     "features_in_an_unknown_dimension": (
         lambda: gp_orff.ORFFKernel(RBFKernel(), RULE),
         ValueError,
-        r"number of inputs of RBFKernel is not known.*pass num_dims=",
+        r"for RBFKernel, got none of them.*pass num_dims=",
     ),
     "terms_of_different_sizes": (
         lambda: gp_orff.ORFFKernel(AdditiveKernel(curl_free(), RBFKernel()), RULE, num_dims=2),
         ValueError,
-        r"one number of outputs, got \[1, 2\]; wrap scalar kernels in.*MultitaskKernel",
+        r"same number of outputs, got \[1, 2\]; wrap scalar kernels in.*MultitaskKernel",
     ),
 }
 
@@ -194,12 +194,14 @@ def test_dimensions_of_a_field_and_its_potential():
     with pytest.raises(TypeError, match=r"integer num_dims, got 2.0"):
         gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2.0)
     with pytest.raises(
-        ValueError, match=r"within its own 2 inputs, got \(1, 3\); .*CurlFreeKernel"
+        ValueError, match=r"its base kernel from 0 to 1, got \(1, 3\); .*CurlFreeKernel"
     ):
         gp_orff.CurlFreeKernel(RBFKernel(active_dims=(1, 3)), num_dims=2)
     with pytest.raises(ValueError, match=r"expects ard_num_dims=1 in its base kernel, got 2"):
         gp_orff.CurlFreeKernel(RBFKernel(ard_num_dims=2, active_dims=(0,)), num_dims=2)
-    with pytest.raises(ValueError, match=r"a constant or a product; a constant has no gradient"):
+    with pytest.raises(
+        ValueError, match=r"a constant or a product; drop a constant, which has no gradient"
+    ):
         gp_orff.CurlFreeKernel(RBFKernel() * RBFKernel(), num_dims=2)
     for seed in (-1, "a", None, 1.5):
         with pytest.raises(ValueError, match="seed to be a non-negative integer, got"):

@@ -1,4 +1,4 @@
-"""Pages: every block of Python runs, links lead somewhere, and the reference names all there is."""
+"""Pages: every block of Python runs, every link works, and the reference has every public name."""
 
 import inspect
 import re

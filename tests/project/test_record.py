@@ -1,7 +1,7 @@
-"""Default fits reach the best evidence known for their data; and how the record keeps its rows.
+"""Default fits reach the best known evidence of their data, and the record stores its rows.
 
 `benchmarks/results/record.json` has the best evidence of every fit of `make record`, from all runs
-and from searches from many starts. The objective is dense algebra of its own; see
+and from searches from many starts. The objective is separate dense algebra in
 `benchmarks/helpers/record/evidence.py`.
 """
 
@@ -41,7 +41,6 @@ FITS = [
     "two lengths, a hundred apart",  # from a start that is far behind at first
 ]
 SHORT = {
-    "13 spectral matrix RBF": 1.1,
     "harmonic": 0.63,
     "32 Helmholtz RBF": 6.1,
 }

@@ -1,4 +1,4 @@
-"""Words that are no terms of the field: the list of those that still occur may only shrink."""
+"""Words that are not terms of the field: the number of their occurrences must not increase."""
 
 import ast
 import re
@@ -19,21 +19,21 @@ IN_NAMES = {  # of functions, classes, arguments, variables and attributes
     "kept": 36,
     "known": 49,
     "mended": 1,
-    "own": 77,
+    "own": 75,
     "told": 3,
     "whole": 21,
 }
 IN_DOCSTRINGS = {
-    "apart": 1,
-    "beside": 2,
+    "apart": 0,
+    "beside": 0,
     "doubted": 0,
-    "hold": 5,
-    "holds": 4,
-    "own": 50,
+    "hold": 1,
+    "holds": 1,
+    "own": 15,
     "readings": 3,
     "spoiled": 0,
-    "tell": 1,
-    "tells": 1,
+    "tell": 0,
+    "tells": 0,
     "told": 1,
 }
 IN_NO_MESSAGE = ["anew", "beside", "doubted", "reading", "readings", "spoiled", "told", "whoever"]
@@ -82,7 +82,6 @@ PLAIN = [
     "botorch",
 ]
 MOST_WORDS = 25  # of a sentence, as CONTRIBUTING asks
-LONGER = {"papers": 3, "measurements": 1}  # sentences of a page; lower these numbers
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md")),
@@ -168,8 +167,7 @@ def sentences(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_sentences_are_short(page):
     words = {one: len(re.findall(r"\S*[A-Za-z]\S*", one)) for one in sentences(page)}
-    longer = {one: count for one, count in words.items() if count > MOST_WORDS}
-    assert len(longer) <= LONGER.get(page.stem, 0), longer
+    assert not {one: count for one, count in words.items() if count > MOST_WORDS}
 
 
 def test_the_readme_is_short():

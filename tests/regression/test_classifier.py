@@ -1,8 +1,8 @@
-"""Simplex codes and the classifier that regresses on them, against scikit-learn's on the features.
+"""Simplex codes and their classifier, compared with the classifier of scikit-learn on the features.
 
-With one-hot ridge predictions g_t, whose sum g is the prediction of a constant 1, the scores are
-RidgeClassifier 2g_t − g; simplex codes (T g_t − g)/(T − 1). Both have the same differences between
-classes up to the factor T/(2(T − 1)), so the same labels, up to rounding (1e-9 here).
+Let g_t be one-hot ridge predictions, whose sum g is the prediction of a constant 1. The scores of
+RidgeClassifier are 2g_t − g, and those of simplex codes (T g_t − g)/(T − 1). Differences between
+classes are equal up to the factor T/(2(T − 1)), so the labels are equal up to rounding (1e-9 here).
 """
 
 import itertools
@@ -71,7 +71,7 @@ def test_codes_are_corners_of_a_regular_simplex(T):
 
 @pytest.mark.parametrize("wrong", [1, 0, -3, 2.0, "3", None])
 def test_codes_of_no_number_of_classes(wrong):
-    with pytest.raises(ValueError, match=r"at least 2 classes, got .*; for labels"):
+    with pytest.raises(ValueError, match=r"at least 2 classes, got .*; pass len"):
         simplex_codes(wrong)
 
 
@@ -213,7 +213,7 @@ BAD = {
     "coding": (
         {"coding": "binary"},
         Y,
-        r"a coding of \['one-hot', 'simplex'\], got 'binary'; use",
+        r"one of the codings \['one-hot', 'simplex'\], got 'binary'; use",
     ),
     "codings": ({"coding": ["simplex"]}, Y, r"'simplex'\], got \['simplex'\]; use"),
     "outputs": (

@@ -1,4 +1,4 @@
-"""The penalty fᵀMf against sums written out, and ΦᵀMΦ against the dense Φ."""
+"""The penalty fᵀMf, compared with direct sums, and ΦᵀMΦ, compared with the dense Φ."""
 
 import itertools
 
@@ -254,10 +254,10 @@ def with_nan(sparse):
 
 
 INVALID = {
-    "asymmetric": (asymmetric, r"symmetric matrix, got M and Mᵀ that differ by 0\.5; take"),
+    "asymmetric": (asymmetric, r"symmetric matrix, got M and Mᵀ that differ by 0\.5; pass"),
     "asymmetric sparse": (lambda: sp.csr_array(asymmetric()), "symmetric matrix"),
     "negative": (lambda: -graph_laplacian(circle(POINTS)), "got one with a negative eigenvalue"),
-    "adjacency": (lambda: 1 - np.eye(POINTS), "got one with a negative eigenvalue; a Laplacian is"),
+    "adjacency": (lambda: 1 - np.eye(POINTS), "got one with a negative eigenvalue; pass diag"),
     "slightly negative": (
         lambda: bilaplacian(POINTS) - 0.01 * sp.eye_array(POINTS),
         "negative eigenvalue",
@@ -285,11 +285,14 @@ def test_what_is_no_laplacian_raises(name):
     [
         (lambda: graph_laplacian(circle(20), 0), "positive integer, got 0"),
         (lambda: graph_laplacian(circle(20), 2.5), r"positive integer, got 2\.5"),
-        (lambda: graph_laplacian(circle(1)), "two places at least, got 1 at 1"),
-        (lambda: graph_laplacian(np.ones((9, 2))), "two places at least, got 9 at 1"),
+        (lambda: graph_laplacian(circle(1)), "two or more places, got 1 at 1"),
+        (lambda: graph_laplacian(np.ones((9, 2))), "two or more places, got 9 at 1"),
         (lambda: graph_laplacian(np.full((9, 2), np.nan)), "finite points"),
         (lambda: view_disagreement(5, 1), "at least two views, got 1"),
-        (lambda: view_disagreement(0, 2), "positive numbers of points and outputs, got 0 and 1"),
+        (
+            lambda: view_disagreement(0, 2),
+            "positive numbers of points and outputs, got num_points=0 and num_outputs=1",
+        ),
         (lambda: view_disagreement(5, 2, 0), "positive numbers"),
     ],
 )

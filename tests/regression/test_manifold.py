@@ -1,4 +1,4 @@
-"""Equation 67 of Minh 2016 for any loss, for labels, and by the exact kernel (Equation 72)."""
+"""Equation 67 of Minh 2016 for any loss, for labels, and for the exact kernel (Equation 72)."""
 
 import gpytorch
 import numpy as np

@@ -1,4 +1,4 @@
-"""Ridge regression on features: against dense algebra, scikit-learn, and Gaussian processes."""
+"""Ridge regression on features: dense algebra, scikit-learn, and Gaussian processes."""
 
 import pickle
 
@@ -128,7 +128,7 @@ def test_no_penalty_is_least_squares_of_least_norm(solver):
         assert np.allclose(model.predict(x), features(model, x) @ theta, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:the smallest error of generalised")
+@pytest.mark.filterwarnings("ignore:the generalised cross-validation error")
 @pytest.mark.parametrize("rule", ["few", "many"])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_generalised_cross_validation(kernel, rule):
@@ -158,7 +158,7 @@ def test_alphas_by_default_do_not_depend_on_units():
 
 def test_the_end_of_the_alphas_is_told():
     x, y = data(200)
-    with pytest.warns(UserWarning, match="an end of alphas, 10 to 100: extend"):
+    with pytest.warns(UserWarning, match="an end of the alphas from 10 to 100; pass"):
         ORFFRidgeCV(rbf(), RULES["few"], alphas=[100, 10]).fit(x, y)
 
 
@@ -230,7 +230,7 @@ def test_a_point_far_out_does_not_change_the_others():
 @pytest.mark.parametrize("lengthscale", [0.001, 0.08])
 def test_a_grid_that_cannot_resolve_the_kernel_warns(lengthscale):
     x, y = data()
-    with pytest.warns(gp_orff.GridWarning, match=r"lacks .*% of the variance"):
+    with pytest.warns(gp_orff.GridWarning, match=r"omits .*% of the variance"):
         ORFFRidge(rbf(lengthscale), gp_orff.Auto(max_features=100)).fit(x, y)
     ORFFRidge(rbf(0.12), gp_orff.Auto(max_features=100)).fit(x, y)  # lacks 4 %, without a word
 
@@ -291,7 +291,11 @@ BAD = {
     "outputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=2)}, {"y": np.ones((40, 3))}, "2 col"),
     "inputs": ({"kernel": gp_orff.CurlFreeKernel(num_dims=3)}, {}, "columns"),
     "no label": ({}, {"y": np.full((40, 2), np.nan)}, "a row of y with a label, got 40"),
-    "part of a label": ({}, {"y": np.where(np.eye(40, 2) > 0, np.nan, 1.0)}, "NaN in part"),
+    "part of a label": (
+        {},
+        {"y": np.where(np.eye(40, 2) > 0, np.nan, 1.0)},
+        "with numbers and NaN",
+    ),
     "infinite": ({}, {"y": np.full((40, 2), np.inf)}, "infinity"),
     "length": ({}, {"y": np.ones((39, 2))}, "inconsistent numbers of samples"),
     "C": ({"kernel": KERNELS["separable"]()}, {"combination": np.ones((1, 2))}, r"\(2, 2\)"),
@@ -328,7 +332,7 @@ def test_chunks_that_cannot_be_learned_from(parameters, message):
     with pytest.raises(NotFittedError):
         model.predict(x)
     model = ORFFRidge(frequencies=RULES["few"]).partial_fit(x, y)
-    with pytest.raises(ValueError, match="2 columns, as before, got 1"):
+    with pytest.raises(ValueError, match="2 columns, as in the first chunk, got 1"):
         model.partial_fit(x, y[:, 0])
 
 
@@ -357,7 +361,9 @@ def test_bad_alphas(alphas):
         ORFFRidgeCV(alphas=alphas).fit(*data())
 
 
-@pytest.mark.filterwarnings("ignore:the smallest error of generalised")  # their data have no noise
+@pytest.mark.filterwarnings(
+    "ignore:the generalised cross-validation error"
+)  # their data have no noise
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.parametrize(
     "estimator",

@@ -1,4 +1,4 @@
-"""Regressions where tests of the algebra do not look: far from the data, weights, defaults."""
+"""Limiting cases of regression: points far from the data, weights, defaults."""
 
 import warnings
 
@@ -48,7 +48,7 @@ def test_far_from_the_data_views_and_a_laplacian_still_count():
     assert abs(without - expected).max() > 0.05  # the penalty matters there
 
 
-@pytest.mark.filterwarnings("ignore:the smallest error of generalised")
+@pytest.mark.filterwarnings("ignore:the generalised cross-validation error")
 def test_far_from_the_data_the_alpha_chosen_counts():
     x, y = data()
     model = ORFFRidgeCV(rbf(), alphas=[1e-3, 0.1, 10.0]).fit(x, y)
@@ -94,7 +94,7 @@ def test_chunks_after_a_fit_with_a_combination_are_combined_too():
 def test_one_row_that_is_nan_in_part_is_refused():
     x, y = data()
     y[3, 1] = np.nan
-    with pytest.raises(ValueError, match="got 1 rows that are NaN in part"):
+    with pytest.raises(ValueError, match="got 1 rows with numbers and NaN"):
         ORFFRidge(rbf(), gp_orff.MonteCarlo(5)).fit(x, y)
 
 
@@ -136,7 +136,7 @@ def test_chunks_do_not_follow_a_fit_with_a_laplacian():
     x, y = data()
     model = ORFFRidge(rbf(), gp_orff.MonteCarlo(5), laplacian_weight=0.1).fit(x, y)
     before = model.predict(x)
-    with pytest.raises(ValueError, match="learned without a Laplacian"):
+    with pytest.raises(ValueError, match="fitted without a Laplacian"):
         model.set_params(laplacian_weight=0.0).partial_fit(x, y)
     assert np.array_equal(model.predict(x), before)
 

@@ -1,4 +1,4 @@
-"""Regression by stochastic gradients against full-batch solutions of the same objective."""
+"""Regression by stochastic gradients, compared with full-batch solutions of the same objective."""
 
 import pickle
 
@@ -299,7 +299,7 @@ def test_coordinates_have_the_variances_of_their_formula():
 
 def test_too_few_passes_are_told():
     x, y = smooth_data()
-    with pytest.warns(ConvergenceWarning, match="max_iter=3 before tol=0.01: raise either"):
+    with pytest.warns(ConvergenceWarning, match="max_iter=3 before tol=0.01; increase"):
         sgd(scalar_kernel(), 0.05, max_iter=3).fit(x, y)
 
 

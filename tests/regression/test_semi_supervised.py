@@ -1,4 +1,4 @@
-"""Equations 72 and 74 of Minh 2016 written out, and what unlabelled points gain."""
+"""Equations 72 and 74 of Minh 2016 against direct formulas; the benefit of unlabelled points."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Chunks that load themselves, here or in another process, and that fail in many ways."""
+"""Chunks that load themselves, in this process or another one, and fail in many ways."""
 
 import os
 import pickle

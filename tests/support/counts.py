@@ -1,4 +1,4 @@
-"""Values that are no numbers with Gaussian noise: signs and counts, with kernels and means."""
+"""Values without Gaussian noise: signs and counts, with kernels and means."""
 
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel

@@ -1,4 +1,4 @@
-"""Two sensors of one signal, of which the second observes it later."""
+"""Two sensors of one signal; the second sensor observes the signal later."""
 
 import torch
 from gpytorch.kernels import RBFKernel

@@ -1,14 +1,14 @@
-"""Gaussian processes of vectors a second time, sharing nothing with the package.
+"""A second implementation of Gaussian processes of vectors, without code of the package.
 
-Neither gp_orff nor gpytorch is imported. A field is made of independent scalar processes g_l by
-derivatives, f = Σ_l Σ_α m_lα ∂^α g_l, and a linear functional of a field sees values and
-derivatives of the g_l at nodes. All covariances are then derivatives of scalar kernels k_l,
+It imports neither gp_orff nor gpytorch. A field is a sum of derivatives of independent scalar
+processes g_l, f = Σ_l Σ_α m_lα ∂^α g_l. A linear functional of a field depends on values and
+derivatives of the g_l at nodes. All covariances are therefore derivatives of scalar kernels k_l,
 
-    Cov[∂^α g(x), ∂^β g(z)] = (−1)^|β| ∂^{α+β} k (x − z) ,
+    Cov[∂^α g(x), ∂^β g(z)] = (−1)^|β| ∂^{α+β} k (x − z) .
 
-found by automatic differentiation with truncated Taylor series in numpy (*jets*), which has no
-trouble at lag zero; integrals are Gauss–Legendre sums; conditioning is dense. Shapes: n points,
-k nodes, D inputs, of which `space` are differentiated, p outputs, L processes.
+Automatic differentiation with truncated Taylor series in numpy (*jets*) computes these derivatives,
+also at lag zero. Integrals are Gauss–Legendre sums, and conditioning is dense. Shapes: n points, k
+nodes, D inputs, of which `space` are differentiated, p outputs, L processes.
 """
 
 import math

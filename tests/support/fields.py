@@ -1,4 +1,4 @@
-"""What tests of models share: numbers that are drawn, fields that are known, models of them."""
+"""Random numbers, known fields and models of these fields for tests of models."""
 
 import math
 

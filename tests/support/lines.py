@@ -1,4 +1,4 @@
-"""Kernels with spectra of lines."""
+"""Kernels with line spectra."""
 
 import torch
 from gpytorch.kernels import CosineKernel, PeriodicKernel, RBFKernel

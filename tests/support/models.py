@@ -1,4 +1,4 @@
-"""The ExactGP of gpytorch's own tutorials, unmodified, and what tests ask of it."""
+"""The unmodified ExactGP of the gpytorch tutorials, and quantities that tests compute from it."""
 
 import gpytorch
 import torch

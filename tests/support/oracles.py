@@ -1,4 +1,4 @@
-"""Independent second implementations: textbook formulas, dense algebra, no code of gp_orff."""
+"""Independent second implementations: textbook formulas and dense algebra, no code of gp_orff."""
 
 import math
 

@@ -1,7 +1,8 @@
-"""Random models, twice: as a user of the package writes them, and for the dense oracle.
+"""Random models in two forms: as user code with the package, and for the dense oracle.
 
-A seed gives a kernel, noises and a mean; readings in steps, `condition`, then `update`, `observe`,
-`save` and `load` in any order, on grids also updates by statistics; questions to ask at the end.
+A seed determines a kernel, noises and a mean; observations in steps, first `condition`, then
+`update`, `observe`, `save` and `load` in any order, and on grids also updates by statistics; and
+the quantities to compare at the end.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Random kernels and noises, twice: of gpytorch and the package, and for the dense oracle."""
+"""Random kernels and noises in two forms: of gpytorch and the package, and for the dense oracle."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Every spectrum, kernel and rule once; the conformance tests cross them."""
+"""Every spectrum, kernel and rule once; the conformance tests combine them."""
 
 import math
 from collections.abc import Callable
@@ -447,5 +447,5 @@ CASES = {
 }
 NO_GRID = {  # the kernels of which a grid cannot be built, and what the error says
     "scalar_bessel": "GridSpectrum",
-    "scalar_product": "different inputs",
+    "scalar_product": "different input columns",
 }

@@ -1,4 +1,4 @@
-"""Data and a mixing matrix that tests of regressions share."""
+"""Data and a mixing matrix for several tests of regressions."""
 
 import numpy as np
 import torch

@@ -6,6 +6,7 @@ import torch
 
 import gp_orff
 from gp_orff.features.draws import Draw
+from gp_orff.kernels.base import tensors_of
 
 
 def _fastfood(signs, order, gaussians):
@@ -43,7 +44,7 @@ _DENSE |= {"FourierProjection": _fourier}
 
 def directions(projection):
     """The unit vectors (D, d′) of a projection."""
-    arrays = {name: array.numpy() for name, array in projection.arrays.items()}
+    arrays = {name: array.numpy() for name, array in tensors_of(projection).items()}
     return _DENSE[type(projection).__name__](**arrays)[: projection.num_vectors]
 
 

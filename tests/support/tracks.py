@@ -1,4 +1,4 @@
-"""Readings along tracks, and models of them."""
+"""Observations along tracks, and models of them."""
 
 import math
 

@@ -1,1 +1,1 @@
-"""Generated data sets of many kinds, the kernels that suit them, and fits that may not last."""
+"""Generated data sets of many kinds, suitable kernels, and fits with a time limit."""

@@ -1,4 +1,4 @@
-"""One fit of one kernel to one data set: what it took, what it said, how well it predicts."""
+"""One fit of one kernel to one data set: its time, its warnings and its prediction errors."""
 
 import re
 import signal

@@ -1,4 +1,4 @@
-"""Where data lie: points (n, d) in about the unit box, in the order in which they were measured."""
+"""Arrangements of points (n, d) in about the unit box, in the order of measurement."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sixty kinds of data, from 5 to 100 000 points, each with a seed: its place in the list."""
+"""Sixty kinds of data with 5 to 100 000 points; the seed of a set is its position in the list."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the records of many fits say together."""
+"""Summaries of the results of many fits."""
 
 from collections.abc import Iterable, Mapping
 

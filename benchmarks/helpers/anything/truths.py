@@ -1,4 +1,4 @@
-"""Fields that no kernel fits exactly: sums of plane waves with spectra of many kinds."""
+"""Fields that no kernel represents exactly: sums of plane waves with spectra of many kinds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""What the experiments of the papers share."""
+"""Code that several experiments of the papers use."""

@@ -1,4 +1,4 @@
-"""Handwritten digits, and the classifiers beside which ours stand."""
+"""Handwritten digits, and other classifiers for comparison."""
 
 import itertools
 from functools import cache

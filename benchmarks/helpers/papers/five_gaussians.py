@@ -1,8 +1,8 @@
-"""The fields of five Gaussians of Brault et al. 2016, Section 4.2 and Figure 7, and data on them.
+"""The fields of five Gaussians of Brault et al. 2016, Section 4.2 and Figure 7, and data of them.
 
-The paper gives the centres and the signs. Here the Gaussians are exp(−‖x − c‖²/(2·0.5²)) on the box
-[−2, 2]², points are uniform, and noise is independent with a tenth of the root mean square of the
-field.
+The centres and the signs are those of the paper. Here the Gaussians are exp(−‖x − c‖²/(2·0.5²)) on
+the box [−2, 2]². Points are uniform. The standard deviation of the independent noise is a tenth of
+the root mean square of the field.
 """
 
 from dataclasses import dataclass

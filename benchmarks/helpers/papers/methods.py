@@ -1,4 +1,4 @@
-"""The methods of Le et al. 2013, Table 3: exact kernels and features of them, all by one ridge."""
+"""The methods of Le et al. 2013, Table 3: ridge regression with exact kernels and features."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The fields of Minh 2016, Example 2, under a Gaussian φ(x) = exp(−‖x‖²/σ²), and maps of them."""
+"""The fields of Minh 2016, Example 2, with a Gaussian φ(x) = exp(−‖x‖²/σ²), and maps of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

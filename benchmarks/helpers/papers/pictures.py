@@ -1,4 +1,4 @@
-"""Figures next to the results."""
+"""Figures in the folder of the results."""
 
 from argparse import Namespace
 from io import BytesIO

@@ -1,4 +1,4 @@
-"""Ridge regression of a planar field, with an exact kernel and with its features."""
+"""Ridge regression of a planar field with an exact kernel and with its features."""
 
 from collections.abc import Callable
 

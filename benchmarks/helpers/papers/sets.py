@@ -1,4 +1,4 @@
-"""Sets for regression: one of Le et al. 2013, and others instead of theirs."""
+"""Data sets for regression: one set of Le et al. 2013, and replacements for the others."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""The main job on fixed work: data sets with their kernels, the objective of each, and times."""
+"""The data sets and kernels of the record, the objective of each set, and times."""

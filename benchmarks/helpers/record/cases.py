@@ -1,4 +1,4 @@
-"""The data sets of the record, each with a kernel, and what a default fit makes of them."""
+"""The data sets of the record, each with a kernel, and the results of default fits to them."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping

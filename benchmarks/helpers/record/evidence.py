@@ -1,13 +1,16 @@
-"""The objective of a data set: its evidence under the exact kernel, whatever plan a fit used.
+"""The objective of a data set: its evidence under the exact kernel, for any plan of a fit.
 
-With the covariance S of the readings, field and noise, and the constants c of the outputs,
+Let S be the covariance of the observations, including noise, and c the constants of the outputs.
+The evidence is
 
-    log p(y) = −½ (y − c)ᵀ S⁻¹ (y − c) − ½ log det S − ½ M log 2π ,
+    log p(y) = −½ (y − c)ᵀ S⁻¹ (y − c) − ½ log det S − ½ M log 2π
 
-at the best c; with the q constants integrated out where data are so few that hyperparameters have
-weak priors. Under Student-t noise it is the variational bound at its fixed point. Log priors of
-hyperparameters are added. It is dense algebra on matrices of gpytorch, and shares with the package
-the kernels and those priors. Larger sets have the evidence on a fine lattice.
+at the best c. If there are so few data that hyperparameters have weak priors, the q constants are
+integrated out. With Student-t noise, the objective is the variational bound at its fixed point. Log
+priors of hyperparameters are added.
+
+The formula uses dense algebra on matrices of gpytorch. Only the kernels and the priors are code of
+the package. Larger sets have the evidence on a fine lattice.
 """
 
 import math

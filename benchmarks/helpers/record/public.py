@@ -1,4 +1,4 @@
-"""Public data of the record: a hall's magnetic field, GPS velocities, drifters, a survey."""
+"""Public data of the record: the magnetic field of a hall, GPS velocities, drifters, a survey."""
 
 import time
 import warnings

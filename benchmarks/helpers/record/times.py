@@ -1,4 +1,4 @@
-"""What is timed, each in a process of its own, beside work that does not depend on the package."""
+"""Timed tasks, each in a separate process together with work that does not use the package."""
 
 import os
 import subprocess
