@@ -456,8 +456,8 @@ class Representation:
             returned: whether to add the truncated variance to the noise. Otherwise the learned
                 noise contains it. If it were added in a search, the search would increase
                 lengthscales to make it small.
-            most: the largest number of features, if the rule has no limit. By default, it depends on
-                the number of observed values.
+            most: the largest number of features, if the rule has no limit. By default, it depends
+                on the number of observed values.
         """
         rule, box = self.rule, self.data.box
         tolerance = self._tolerance(rule)
