@@ -514,8 +514,8 @@ def changes_within(
     weight W then has the noise variance σ² (1/W + c). If sites are halved `levels` times, their
     parts have the shares s_k and the mean positions x_k, and c = Var[f̄ − Σ_k s_k f(x_k)] / σ².
 
-    The deviation of each of n records from their mean has the variance σ² (1 + v), apart from the
-    factor (n − 1)/n. Here v = Σ_i Var[f_i − f̄] / ((n − 1) σ²) is that of the field.
+    The deviation of each of n records from their mean has the variance σ² (1 + v) (n − 1)/n. Here v
+    = Σ_i Var[f_i − f̄] / ((n − 1) σ²) is that of the field.
 
     Args:
         kernel: the prior.
