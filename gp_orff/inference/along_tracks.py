@@ -392,7 +392,7 @@ def left_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """The same as `left_out` for observations along tracks, with conditioning for every block.
+    """Do what `left_out` does for observations along tracks, with conditioning for every block.
 
     Mean and variance are those of the field plus the noise that observations of a track share.
     """

@@ -125,7 +125,7 @@ class Inference(ABC):
 
     @abstractmethod
     def of(self, data: Data) -> "Inference":
-        """The same inference for other data."""
+        """Inference of this kind for other data."""
 
     @abstractmethod
     def prepare(self) -> None:

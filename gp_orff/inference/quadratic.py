@@ -302,7 +302,7 @@ def masked_sum(parts: Sequence[Tensor]) -> Float[Tensor, "*b F F"]:
 
 
 def _masked_sum_in_place(parts: Sequence[Tensor]) -> Tensor:
-    """The same sum in place, without derivatives."""
+    """The sum of `masked_sum` in place, without derivatives."""
     total = None
     for c, m, precision in _triples(parts):
         a = (m @ precision) @ m.mT

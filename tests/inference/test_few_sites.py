@@ -329,7 +329,7 @@ def test_sites_take_the_place_of_a_grid_that_loses_more(monkeypatch, features):
             sites, reason = found
             assert sites.size <= 700
             assert loss_of_noise(sites.mean_change, 800) <= max(lost, aim(800))
-            assert f"truncate {cut:.2g} of it" in reason
+            assert f"truncate {cut:.2g} times the noise" in reason
         assert exact_instead(inference, kernel, noises, 2) is None
 
 

@@ -415,7 +415,7 @@ def test_weights_that_do_not_settle_are_told():
     model = robust_model().condition(x, y)
     state = model.state
     own = replace(state.representation, data=state.data.unweighted())
-    with pytest.warns(UserWarning, match="not converged after 3 rounds: use a larger deg_free"):
+    with pytest.warns(UserWarning, match="not converged after 3 rounds; use a larger deg_free"):
         state.e_step.converged(own, rounds=3)
 
 
