@@ -40,7 +40,7 @@ from gp_orff.fitting.search import (
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution
-from gp_orff.inference.price import LEAST_SHARE, MOST_EVALUATIONS, NATS, NEGLIGIBLE
+from gp_orff.inference.price import MOST_EVALUATIONS, NATS, NEGLIGIBLE, ROUNDING
 from gp_orff.inference.robust import Distances, StudentTNoise
 
 # The smallest noise variance of a search.
@@ -70,7 +70,7 @@ def noise_floors(
         groups = [group for group in observations if group.key.label == label]
         for name, parameter in likelihood.named_parameters():
             if name.split(".")[-1] in _VARIANCES:
-                floors[parameter] = LEAST_SHARE * variance * mean_weight(groups)
+                floors[parameter] = ROUNDING * variance * mean_weight(groups)
     return floors
 
 

@@ -53,7 +53,6 @@ from gp_orff.inference.price import (
     BUDGET,
     FINE_FACTOR,
     MANY,
-    MANY_POINTS,
     MOST_EVALUATIONS,
     MOST_TRAINING,
     NATS,
@@ -237,7 +236,8 @@ class OnLattice(ByFeatures):
     def reference(self) -> "OfAll | None":
         data = self.data
         every = data.revisitable and data.num_values == self.of
-        exact = every and self.of <= MANY and has_covariance(self.trainer.kernel, data)
+        few = every and data.survey.num_points <= MANY
+        exact = few and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
@@ -540,7 +540,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if exact and representation.auto and not data.tracks:
         most = max(representation.auto.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)
-        if numbers <= MANY and under_kernel.size <= most:
+        if data.survey.num_points <= MANY and under_kernel.size <= most:
             plans.append(under_kernel)
     return plans + lattices_of(trainer, representation)
 
@@ -555,7 +555,7 @@ def lattices_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if not representation.on_lattice:
         level = partial(Representation.fine, returned=True)
         return [OnLattice(trainer, "waves", representation, level, FINE_FACTOR, numbers)]
-    many = data.revisitable and not data.tracks and data.survey.num_points > MANY_POINTS
+    many = data.revisitable and not data.tracks and data.survey.num_points > MANY
     many = many and not has_weights(trainer, data)
     sample = Dataset.in_memory(trainer.survey.sample) if many else data.sampled(COARSE_FEATURES)
     coarse, fine = Representation.coarse, Representation.fine

@@ -23,13 +23,13 @@ from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference, Posterior
 from gp_orff.inference.price import (
-    CONVERGED,
     FINALISTS,
     MOST_EVALUATIONS,
     MOST_TRAINING,
     NATS,
     NATS_OF_A_NUMBER,
     NEGLIGIBLE,
+    ROUNDING,
     SHORT,
     SUBSET_VALUES,
 )
@@ -234,7 +234,7 @@ class EStep:
             return elbo, torch.cat([tails.get().to(logs), logs])
 
         logs = torch.cat(list(data.all_weights())).log()
-        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else CONVERGED
+        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else ROUNDING
         near, gain = NATS_OF_A_NUMBER / NEGLIGIBLE * plain.num_values, settled * plain.num_values
         initial = torch.cat([tails.get().to(logs), logs])
         point, converged = climb(step, initial, near, gain, rounds)
@@ -301,7 +301,7 @@ class RepresentationStep(EStep):
             if abs(elbo - before) < _ROUND * numbers:
                 break
             before = elbo
-        settled = NEGLIGIBLE**3 * CONVERGED  # each step gains little, long before convergence
+        settled = NEGLIGIBLE**3 * ROUNDING  # each step gains little, long before convergence
         data = self._converged(data, representation.now().of, settled * numbers, learns=False)
         return replace(representation, data=data)
 

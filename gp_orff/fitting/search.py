@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from gpytorch import Module
 from gpytorch.constraints import Interval
@@ -28,7 +29,6 @@ from gp_orff.inference.price import (
     MANY,
     MOST_EVALUATIONS,
     MOST_TRAINING,
-    MOVED,
     NATS,
     NEGLIGIBLE,
 )
@@ -50,7 +50,7 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 
 
 # A hundredth of the variance ∝ k² exp(−2h|k|) is at wavenumbers with h|k| above this value.
-_RESOLVED = 4.2
+_RESOLVED = scipy.special.gammainccinv(3, NEGLIGIBLE**2) / 2
 
 
 def parameter_ranges(
@@ -84,7 +84,7 @@ def _leaf_ranges(
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
     # field of sources at depth h decays like exp(−h|k|). A lower limit of the depth therefore
     # bounds the variance beyond these wavenumbers. `extents` contains the factor `LONGEST`.
-    if term.factor.decays and whole and whole.num_values > MANY:
+    if term.factor.decays and whole and whole.num_points > MANY:
         _, extents = _distance_ranges(term, leaf, whole.distances)
         resolved = _RESOLVED * np.hypot(*extents[:2]) / LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)
@@ -658,7 +658,7 @@ class Search:
         """Whether B has no information of these data at hyperparameters near u."""
         if self.informed is None or self.informed[0] != of:
             return True
-        return bool(np.abs(u - self.informed[1]).max() > MOVED)
+        return bool(np.abs(u - self.informed[1]).max() > LONGEST_STEP)
 
     def _informed_at(
         self, u: Float[np.ndarray, "k"], information: Information

@@ -18,19 +18,16 @@ FINALISTS = 3  # starting values for a search on more data: a single one may be 
 SHORT = 6  # evaluations of a search, after which its maximum can be predicted
 UNSURE = 3.0  # factor of a predicted gain, which is often too small: with 2, a fit lost a nat
 MOST_EVALUATIONS = 100  # largest number for a search on one plan
-LONGEST_STEP = 2.0  # largest step of a logarithm: the curvature may change over longer ones
+LONGEST_STEP = 1.0  # change of a logarithm in a step, and after which curvature is computed again
 MOST_TRAINING = 4096  # largest number of features or values in a search: 10¹¹ operations each
 MOST_ITERATIVE = 2**15  # largest number of features of a posterior: its matrix would take 8 GiB
-MANY = 2**16  # values up to which a search merges positions
-MANY_POINTS = 10**5  # above, one pass serves all lattices, and takes twice the memory
+MANY = 10**5  # points up to which a search merges positions; above, one pass serves all lattices
 MOST_ON_SITES = 10**6  # values up to which a posterior merges positions: each width sorts them
 FINE_FACTOR = 1.2  # factor of lengthscales for one lattice: a larger one takes more features
 STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales
 LONGEST = 3.0  # longest lengthscale over the extent of the data: longer ones act like a constant
 FARTHEST = 16.0  # range of a logarithm without limits about its start: 18 cost a fit 858 nats
-MOVED = 1.5  # change of a logarithm after which B is computed again: with 2, a fit lost 2.5 nats
-CONVERGED = 1e-9  # nats per value, for weights and pseudo-observations: close to rounding
-LEAST_SHARE = 1e-8  # least noise variance over that of the data: below, posteriors are rounding
+ROUNDING = 1e-8  # least noise variance over that of the data, and nats per value of fixed points
 
 
 def aim(num_values: float) -> float:

@@ -112,7 +112,7 @@ class Kept:
 
 
 COARSE_TOLERANCE, COARSE_FEATURES = NEGLIGIBLE**2, MOST_TRAINING // 2
-COARSE_FACTOR = 1.4  # range of lengthscales of grids at the start of a search
+COARSE_FACTOR = FINE_FACTOR**2  # range of lengthscales of grids at the start of a search
 MOST_EXACT = MOST_DENSE  # default limit of values: an evaluation takes about 20 s
 
 
@@ -309,7 +309,7 @@ class Representation:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        few = data.num_values <= MANY and has_covariance(self.kernel, data)
+        few = data.survey.num_points <= MANY and has_covariance(self.kernel, data)
         size = self.inference(None).size if few else data.num_values
         exact = few and size <= most
         if exact and size <= auto.exact_values:

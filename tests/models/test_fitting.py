@@ -395,7 +395,7 @@ class CountedChunks:
 @pytest.mark.slow
 def test_many_points_are_visited_at_most_three_times(monkeypatch):
     """The first look at a chunk is no visit. The evidence is that of a grid of its own."""
-    monkeypatch.setattr(plans, "MANY_POINTS", 1000)
+    monkeypatch.setattr(plans, "MANY", 1000)
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.rand(4000, 2, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(4000, 2, generator=generator, dtype=torch.float64)
