@@ -12,8 +12,9 @@ uses. Its columns are the form of the prior: the exact kernel, or the features o
    a. A plan with m of M values and k hyperparameters is expected to lose 10 k/2 (M/m − 1) nats.
       The factor 10 is a margin: k/2 (M/m − 1) is the loss if data are alike at all positions. The
       optimum of the plan then has M/m − 1 times the covariance of the posterior from all data.
-   b. A lattice that truncates the variance δ loses about M/4 (δ/(σ² + δ))² nats for noise of the
-      variance σ², since the search treats the truncated part of the field as noise.
+   b. A lattice with F features that truncates the variance δ loses about r²/4 M (M/m − 1) nats for
+      the ratio r = δ/σ² to the noise variance, and m = min(F, M/2). The search treats the
+      truncated part of the field as white noise (`price.loss_of_noise`).
    c. If the search on a lattice would be the last, and if its loss is between a tenth of `aim` and
       `aim`, the loss is computed again as ½ gᵀH⁻¹g. Here g is the gradient of the evidence of all
       data under the exact kernel, at the optimum of the lattice, and H is the average information.
@@ -62,7 +63,6 @@ from gp_orff.inference.price import (
     SUBSET_VALUES,
     aim,
     cubic,
-    loss_of_share,
 )
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
@@ -251,7 +251,7 @@ class OnLattice(ByFeatures):
     def loss(self) -> float:
         """The loss by the columns plus the loss by the rows, in nats."""
         numbers = self.representation.data.num_values
-        columns = loss_of_share(self.representation.misread_share(self.level), self.of)
+        columns = self.representation.loss_of_truncation(self.level, self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
     def search(self, search: Search, evaluations: int) -> None:

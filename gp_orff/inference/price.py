@@ -8,6 +8,8 @@ of searches are in `fitting.plans`, those of a posterior in `representation.exac
 The constants of this file decide which searches a fit makes, and where they end.
 """
 
+import math
+
 NATS = 1.0  # loss with which a fit may end: a factor of e in the marginal likelihood
 NATS_OF_A_NUMBER = 1e-4  # the same for each of many observed values
 NEGLIGIBLE = 0.1  # relative to a standard deviation or to a nat; hence a hundredth of a variance
@@ -40,15 +42,26 @@ def cubic(size: float) -> float:
     return 2.0 * size**3
 
 
-def loss_of_noise(ratio: float, num_values: float) -> float:
-    """M/4 (r/(1 + r))² nats, if part of the field is treated as white noise.
+# A part of the field that is treated as white noise: waves that a lattice truncates, or changes of
+# the field between merged positions. Let r be its variance over the noise variance. At M values, it
+# has m ≤ M/2 independent modes, each with a variance of r M/m noise variances on average, and white
+# noise has M. The log evidence that is lost is
+#
+#     ½ [M log(1 + r) − m log(1 + r M/m)] = r²/4 M (M/m − 1) + O(r³) .
+#
+# The limit m = M/2 gives M r²/4, for waves shorter than the distances between points.
 
-    r is the variance of this part over the noise variance: the part is truncated by a lattice, or
-    is the change of the field between merged positions.
-    """
-    return loss_of_share(ratio / (1 + ratio), num_values)
+
+def loss_of_noise(ratio: float, num_values: float, num_modes: float = math.inf) -> float:
+    """½ [M log(1 + r) − m log(1 + r M/m)] nats, with m ≤ M/2."""
+    if math.isinf(ratio):
+        return math.inf
+    modes = min(num_modes, num_values / 2)
+    spread = modes * math.log1p(ratio * num_values / modes)
+    return max(0.5 * (num_values * math.log1p(ratio) - spread), 0.0)
 
 
-def loss_of_share(share: float, num_values: float) -> float:
-    """M/4 s² nats, if the field has the share s of the variance that a search treats as noise."""
-    return 0.25 * num_values * share**2
+def ratio_of_loss(nats: float, num_values: float, num_modes: float = math.inf) -> float:
+    """The small ratio r for which `loss_of_noise` is this number of nats."""
+    modes = min(num_modes, num_values / 2)
+    return 2.0 * math.sqrt(nats * modes / (num_values * (num_values - modes)))

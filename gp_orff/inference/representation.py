@@ -43,7 +43,7 @@ from gp_orff.inference.price import (
     aim,
     cubic,
     loss_of_noise,
-    loss_of_share,
+    ratio_of_loss,
 )
 from gp_orff.inference.robust import weighs
 from gp_orff.kernels.derivatives import at_zero
@@ -335,7 +335,7 @@ class Representation:
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
         numbers, affordable = self.data.num_values, max(size, COARSE_FEATURES)
-        lost = loss_of_share(self._misread_share(draws), numbers)
+        lost = self._loss_of_truncation(draws, numbers)
         return num_features(self.kernel, draws) <= affordable and lost <= aim(numbers)
 
     @property
@@ -460,7 +460,7 @@ class Representation:
                 on the number of observed values.
         """
         rule, box = self.rule, self.data.box
-        tolerance = self._tolerance(rule)
+        tolerance = self._tolerance(rule, of_search=not returned)
         grid = grid_for(rule, box, box, tolerance, _range(trust_factor), most or self._affordable)
         returned = returned and rule.diagonal_correction
         return self._restricted(replace(grid, diagonal_correction=returned))
@@ -540,41 +540,48 @@ class Representation:
         return inference.truncation_ratios(self.kernel, self._noises)
 
     @torch.no_grad()
-    def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
-        """The share δ/(σ² + δ) of truncated variance in the noise that a search learns.
-
-        It is the root mean square over the observations, and 1 if no lattice can be built. δ is the
-        tolerance of the lattice times the variance of the field. Aliasing by the period of the
-        lattice has the same size.
-        """
+    def loss_of_truncation(
+        self, level: Callable[["Representation"], Grid], num_values: float
+    ) -> float:
+        """The loss of a search that counts truncated variance as noise. ∞ without a lattice."""
         try:
-            return self._misread_share(self._draw(level(self)))
+            return self._loss_of_truncation(self._draw(level(self)), num_values)
         except GridBudgetError:
-            return 1.0
+            return math.inf
 
-    def _misread_share(self, draws: Sequence[Draw]) -> float:
+    def _loss_of_truncation(self, draws: Sequence[Draw], num_values: float) -> float:
+        """The loss in nats, for `num_values` values distributed over the groups like the sample.
+
+        δ is the tolerance of the lattice times the variance of the field. Aliasing by the period of
+        the lattice has the same size.
+        """
         delta = draws[0].shared.tolerance.item() * self._signal
         counts = dict.fromkeys(self.data.keys, 0)
         for part in self.data.survey.sample:
             counts[part.key] = counts.get(part.key, 0) + part.y.numel()
         noises = self.data.local_noises(self._noises)
         shares = [counts[key] * (delta / (noise + delta)) ** 2 for key, noise in noises.items()]
-        return math.sqrt(sum(shares) / max(sum(counts.values()), 1))
+        share = math.sqrt(sum(shares) / max(sum(counts.values()), 1))
+        ratio = share / (1 - share) if share < 1 else math.inf
+        return loss_of_noise(ratio, num_values, num_features(self.kernel, draws))
 
     @torch.no_grad()
-    def _tolerance(self, rule: Grid) -> float:
+    def _tolerance(self, rule: Grid, of_search: bool = False) -> float:
         """The tolerance of a grid that the noise of the data requires.
 
         If the noise variance is a thousandth of the signal variance, it is the tolerance of the
         rule. It is smaller for less noise. The truncated variance is at most 1 % of the posterior
         variance, which is about F/(N·p) times the noise variance. For learned spectra, the share is
         10 %, as their shortest waves always have some of the variance.
+
+        The grid of a search may truncate more, if a tenth of the loss with which a fit may end
+        permits it.
         """
         signal = self._signal
         if not signal > 0:
             return rule.tolerance
         if not self._learns_spectrum:
-            return self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2)
+            return self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE**2, of_search)
         # Few long waves may have most of the variance. The count is therefore that of all features
         # that the data resolve.
         least = self._tolerance_of(rule, signal, COARSE_TOLERANCE, NEGLIGIBLE)
@@ -586,7 +593,9 @@ class Representation:
         varying = (at_zero(term) for term in terms(self.kernel) if term.leaves)
         return sum(k.diagonal(dim1=-1, dim2=-2).mean().item() for k in varying)
 
-    def _tolerance_of(self, rule: Grid, signal: float, counted: float, share: float) -> float:
+    def _tolerance_of(
+        self, rule: Grid, signal: float, counted: float, share: float, of_search: bool = False
+    ) -> float:
         """The tolerance that truncates a share of the posterior variance.
 
         The posterior variance follows from the number of features of a grid with the tolerance
@@ -596,11 +605,15 @@ class Representation:
         coarse = replace(coarse, max_features=COARSE_FEATURES)
         counts = self.counts if counted == COARSE_TOLERANCE else self.resolved
         count = counts.get(lambda: self._count(coarse), [self.kernel], coarse)
-        posterior_to_noise = count / self.data.num_values
+        numbers = self.data.num_values
+        posterior_to_noise = count / numbers
         noise_to_signal = min(self.data.local_noises(self._noises, 1 / posterior_to_noise).values())
         noise_to_signal /= signal
         scaled = min(max(noise_to_signal / NEGLIGIBLE**3, NEGLIGIBLE**3), 1 / NEGLIGIBLE)
-        largest = share * noise_to_signal * posterior_to_noise
+        ratio = share * posterior_to_noise
+        if of_search:
+            ratio = max(ratio, ratio_of_loss(NEGLIGIBLE * aim(numbers), numbers, count))
+        largest = ratio * noise_to_signal
         # decaying waves cost more than a lattice: they may lose up to a quarter of the aim
         costly = self.auto is not None and not self.on_lattice
         least = NEGLIGIBLE**2 * noise_to_signal if costly else 1e-10
