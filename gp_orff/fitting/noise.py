@@ -57,7 +57,9 @@ _VARIANCES = ("raw_noise", "raw_task_noises")
 def noise_floors(
     likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> dict[nn.Parameter, float]:
-    """Return the smallest value of every learned noise variance, by its raw parameter.
+    """Return the smallest value that a search allows for every learned noise variance.
+
+    The result is a dict. Its keys are the raw parameters of the variances.
 
     Args:
         likelihoods: the likelihood of every group, by label.
@@ -99,9 +101,11 @@ def search_coordinates(
 
 @singledispatch
 def independent(likelihood: Likelihood) -> Likelihood:
-    """The likelihood, or independent noise in place of noise along tracks and of known noise.
+    """Return a likelihood whose noise is learned and independent for each observation.
 
-    The replacement is Gaussian, or Student-t if the known noise is.
+    Noise along tracks is replaced by Gaussian noise with the same total variance. Known noise is
+    replaced by Gaussian noise, or by Student-t noise if the known noise is Student-t. Every other
+    likelihood is returned unchanged.
     """
     return likelihood
 
@@ -124,7 +128,8 @@ def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
     """Return the likelihood of components along directions, from the likelihood of vectors.
 
-    It is Gaussian or Student-t, like the likelihood of vectors, with the mean of its variances.
+    The noise is Gaussian or Student-t, as in the likelihood of vectors. Its variance is the mean of
+    the variances of the components.
     """
     plain = _with_tails_of(likelihood) or GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
@@ -138,7 +143,8 @@ def _(likelihood: Pointwise, num_outputs: int) -> Likelihood:
 
 @singledispatch
 def _with_tails_of(likelihood: Likelihood) -> Likelihood | None:
-    """Student-t noise with one variance and the `deg_free` of a likelihood. None without one."""
+    """Return Student-t noise with the `deg_free` of a likelihood and the same variance for all
+    components. Return None if the likelihood has no `deg_free`."""
     return None
 
 

@@ -51,10 +51,12 @@ from gp_orff.kernels.base import FieldKernel, parts_of
 
 @torch.no_grad()
 def restore(kernel: Kernel) -> None:
-    """Give every depth of sources at least a hundredth of the largest variance of a depth.
+    """Raise very small variances of a harmonic kernel to a hundredth of the largest one.
 
-    If few observations do not distinguish two depths, the variance of one may fall to zero. Its
-    logarithm is then so small that its gradient vanishes, also for more observations.
+    A harmonic kernel has one variance for the sources at each depth. If few observations do not
+    distinguish two depths, a search may reduce the variance of one of them to almost zero. The
+    gradient with respect to its logarithm is then so small that a search on more observations would
+    not increase it again.
     """
     for part in parts_of(kernel, FieldKernel):
         variances = getattr(part, part.amplitude)
