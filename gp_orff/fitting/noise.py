@@ -233,7 +233,8 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
-    """Start the factor at one, or nearer to the variance of the data if units seem wrong."""
+    """Set the factor to one. If units seem wrong, set it to the value nearest to one for which the
+    noise variance is within a factor of 100 of the variance of the data."""
     low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
     set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 
@@ -478,7 +479,8 @@ _NONE = torch.finfo(torch.float64).tiny  # a negligible variance
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of the noise variance at the start of a search, and the first correlation time."""
+    """Starting values of the parts of the noise variance, as fractions of their sum, and of the
+    correlation time."""
 
     noise: float
     block_variance: float
@@ -597,7 +599,7 @@ def _(likelihood: TrackLikelihood, variance: float) -> None:
 
 
 def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> None:
-    """Set the noise variances to the shares `split` of a total variance."""
+    """Set the parts of the noise variance to the fractions `split` of a total variance."""
     names = ("noise", "block_variance", "offset_variance", "correlated_variance")
     values = {name: getattr(split, name) * variance for name in names}
     if likelihood.duration > 0:
@@ -607,7 +609,7 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
 
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
-    """The splits of starting values: both for noise along tracks, otherwise the first."""
+    """Return the splits from which searches start: two for noise along tracks, otherwise one."""
     return SPLITS if of_kind(likelihoods, TrackLikelihood) else SPLITS[:1]
 
 
@@ -623,11 +625,12 @@ def finalists(
 
 @torch.no_grad()
 def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
-    """Set the noise variances of every group of tracks to shares of their present total."""
+    """Set the parts of the noise variance to the fractions `split` of their present total, for
+    every group of tracks."""
     for likelihood in of_kind(likelihoods, TrackLikelihood).values():
         start_split(likelihood, along_tracks(likelihood).total.item(), split)
 
 
 @scale_noise.register
 def _(likelihood: TrackLikelihood, factor: float) -> None:
-    """Leave the noise unchanged: truncated features are not white noise in means of blocks."""
+    """Leave the noise unchanged, because truncated features are not white noise in block means."""

@@ -130,7 +130,11 @@ class EStep:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits of the search of a round, a few nats: the weights change afterwards."""
+        """The limits of the search in one round of EM.
+
+        A search ends when it would gain less than a fraction of a nat, because the weights change
+        afterwards.
+        """
         return {"nats": NEGLIGIBLE * NATS}
 
     @property
@@ -185,7 +189,8 @@ class EStep:
 
     @torch.no_grad()
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
-        """The data with the weights that they are expected to have, from `inference` on a few."""
+        """Return the data with predicted weights, given the inference from a few of the
+        observations."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         parts = self.heavy_tailed, posterior, self.noises
         weights = foreseen_weights(data.unweighted().visit(), *parts)
@@ -320,7 +325,7 @@ class RepresentationStep(EStep):
 
 
 def _is_pure(inference: Inference) -> bool:
-    """Whether all noise of the observations scales with that of their likelihood."""
+    """Return whether the scale of the likelihood multiplies all noise of the observations."""
     return inference.is_exact and inference.changes is None
 
 

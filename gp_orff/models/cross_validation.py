@@ -131,8 +131,10 @@ def _of_labels(labels: object, count: int) -> list[Block]:
 def _of_splitter(
     splitter: Any, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
 ) -> list[Block]:
-    """A block for each split of the splitter. Observations that are in neither set of a split are
-    held out, but not predicted."""
+    """Return a block for each split of the splitter.
+
+    Observations that are in neither set of a split are held out, but not predicted.
+    """
     blocks = []
     for number, (learned, tested) in enumerate(splitter.split(x, y, groups)):
         left_out, test = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
@@ -223,7 +225,8 @@ def cells(
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
-    """The block of each cell, for cells with `sizes` observations. There are at most 50 blocks."""
+    """Join cells with `sizes` observations to at most 50 blocks of about equal size, and return the
+    block of each cell."""
     count = min(_MOST, len(sizes))
     block, totals = np.empty(len(sizes), dtype=np.int64), np.zeros(count)
     for cell in np.random.default_rng(seed).permutation(len(sizes)):

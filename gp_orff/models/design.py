@@ -141,8 +141,11 @@ class Side:
 
 @singledispatch
 def side_of(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Side:
-    """The `Side` of points under a distribution. Variance that is white, or common to all points,
-    is ignored, because it does not contribute to covariances."""
+    """Return the `Side` of points for a distribution of the field.
+
+    It omits white noise and variance that is common to all points, because they do not contribute
+    to the covariances.
+    """
     raise NotImplementedError(
         f"expected a posterior of one model, got a {type(distribution).__name__}"
     )

@@ -137,8 +137,11 @@ class ModelState:
 
     @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
-        """The classes of likelihood of all groups, raw parameters, and a fixed mean. Weights and
-        pseudo-observations depend on these and on the data."""
+        """All values on which weights and pseudo-observations depend, in addition to the data.
+
+        They are a text with the labels and likelihoods of all groups, and a vector of the raw
+        parameters and a fixed mean.
+        """
         labels = sorted({key.label for key in self.data.keys})
         chosen = [self.likelihoods[label] for label in labels]
         values = raw_parameters([self.kernel, *chosen])
@@ -189,8 +192,15 @@ class ModelState:
     def following(
         self, before: Sequence[Mean], after: Mean, mean: Float[Tensor, "p"] | None
     ) -> "ModelState":
-        """The state for another mean `after` that is not constant. The means `before`, if any, were
-        subtracted from the data.
+        """Return the state after the mean function of the model was replaced by `after`.
+
+        The mean functions `before`, if any, were subtracted from the data. They are added again,
+        and `after` is subtracted.
+
+        Args:
+            before: mean functions that are not constant.
+            after: the present mean of the model.
+            mean: the constant mean (p,), if it is fixed.
 
         Raises:
             RuntimeError: The data are not stored, or have tracks.
