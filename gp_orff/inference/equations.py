@@ -698,7 +698,7 @@ class KroneckerDual(NormalEquations):
 
     @property
     def _written_out(self) -> Dual:
-        """The same equations with one row for each value, which are differentiable."""
+        """These equations with one row for each value, which are differentiable."""
         return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
 
 
