@@ -34,7 +34,7 @@ LEAST_SHARE = 1e-8  # least noise variance over that of the data: below, posteri
 
 
 def aim(num_values: float) -> float:
-    """The loss with which a fit may end, in nats."""
+    """Return the loss of log evidence with which a fit may end, in nats."""
     return max(NATS, NATS_OF_A_NUMBER * num_values)
 
 
@@ -44,14 +44,16 @@ def cubic(size: float) -> float:
 
 
 def loss_of_noise(ratio: float, num_values: float) -> float:
-    """M/4 (r/(1 + r))² nats, if part of the field is treated as white noise.
+    """Return the loss of log evidence if part of the field is treated as white noise, in nats.
 
-    r is the variance of this part over the noise variance: the part is truncated by a lattice, or
-    is the change of the field between merged positions.
+    The loss is M/4 (r/(1 + r))² for M values, where r is the variance of this part divided by the
+    noise variance. The part may be truncated by a lattice, or it may be the change of the field
+    between merged positions.
     """
     return loss_of_share(ratio / (1 + ratio), num_values)
 
 
 def loss_of_share(share: float, num_values: float) -> float:
-    """M/4 s² nats, if the field has the share s of the variance that a search treats as noise."""
+    """Return M/4 s², the loss in nats if the fraction s of the noise variance of a search is in
+    fact variance of the field."""
     return 0.25 * num_values * share**2

@@ -446,9 +446,11 @@ def with_groups(
     kernel: Kernel,
     held: Data | None = None,
 ) -> dict[str, Likelihood]:
-    """A likelihood for each group. A new group starts with the noise covariance of observations
-    without a group name, which its `variances` multiply. A group with tracks has a
-    `TrackLikelihood`, and a group with given noise has a `KnownNoiseLikelihood`."""
+    """Return a likelihood for each group of observations.
+
+    A new group starts with the noise covariance of observations without a group name. A group with
+    tracks has a `TrackLikelihood`, and a group with given noise has a `KnownNoiseLikelihood`.
+    """
     groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
     reference = next(kernel.parameters())
     for key in data.keys:
@@ -463,8 +465,11 @@ def with_groups(
 
 @contextmanager
 def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
-    """If the block raises an error, restore all parameters and buffers, the flags of training, and
-    the ends of learned spectra."""
+    """Restore the state of a module if the `with` block raises an error.
+
+    The state consists of all parameters and buffers, the flags of training, and the ends of learned
+    spectra.
+    """
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
     curves = [part for part in module.modules() if hasattr(part, "continued")]
