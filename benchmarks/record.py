@@ -93,8 +93,8 @@ def quantity_of(name: str) -> Quantity:
 def judged(name: str) -> bool:
     """Return whether the run fails if this row is worse.
 
-    Other rows are not judged for these reasons: scores of single fits are noisy, a higher evidence
-    does not always improve predictions, and other processes affect times.
+    Scores of single fits are not judged, because they are noisy and do not always improve with the
+    evidence. Times of single fits are not judged, because other processes affect them.
     """
     section, *_, word = name.split(" / ")
     return section != "fit" or word in ("evidence", "gain")

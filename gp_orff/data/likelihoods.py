@@ -443,7 +443,7 @@ class HeavyTails(Constrained):
         By default, ν − 2 has a log-normal prior with its mode at 2. If observations do not
         determine ν, a fit therefore gives a value near 4. The prior excludes ν ≤ 2, for which the
         noise has an infinite variance. If the noise of the data is Gaussian, the likelihood alone
-        has no maximum at a finite ν, but the product with the prior has one.
+        has no maximum at a finite ν. Its product with the prior has one.
 
         Args:
             deg_free: the value of ν.

@@ -90,9 +90,9 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
     """Return the index of the site of each position, in the order of the first positions of sites.
 
     All positions x and z of one site satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of
-    neighbours is divided into several sites. In units of `reach`, a site contains the positions
-    within a distance of 1 from one position, the leader, if they fit into a ball of diameter 1.
-    Otherwise, it contains the positions within a distance of ½.
+    neighbours is divided into several sites. In units of `reach`, a site contains all positions
+    within a distance of 1 from one of them, if these fit into a ball of diameter 1. Otherwise, it
+    contains the positions within a distance of ½.
 
     Args:
         x: positions (n, d).

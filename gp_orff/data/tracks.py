@@ -91,9 +91,10 @@ class BlockTimes:
         """Return averages over each block of correlations with the correlation time τ = `time`.
 
         The correlation of the observations i and j is exp(−|t_i − t_j|/τ). The function returns
-        three tensors (T,): c, the mean correlation with the last observation of the block; a, the
-        mean correlation with the first observation; and the mean over all pairs of observations,
-        which is Var[r̄]/σ_r². They are computed by recursions over the observations.
+        three tensors (T,). The first one, c, is the mean correlation with the last observation of
+        the block. The second one, a, is the mean correlation with the first observation. The third
+        one is the mean over all pairs of observations, Var[r̄]/σ_r². They are computed by
+        recursions over the observations.
         """
         one = time.new_ones(len(self.count))
         # `since` and `before` refer to the present observation. `first` and `pairs` are sums over

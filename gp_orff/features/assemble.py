@@ -133,8 +133,8 @@ def require_separate(
 ) -> None:
     """Raise an error if the `chosen` terms of a sum share features with other terms.
 
-    Terms that share random frequencies also share features in two cases: if they have the same
-    factor B(ω), or if their ranks add up to more than the number of outputs.
+    Terms that share random frequencies also share features if they have the same factor B(ω). They
+    do so too if their ranks add up to more than the number of outputs.
 
     Args:
         summands: all terms of the kernel.

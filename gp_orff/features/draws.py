@@ -365,9 +365,9 @@ def directions(
 ) -> dict[int, list[LeafSpectrum]]:
     """Return the marginal spectra of a term over the inputs that are not constant.
 
-    The spectra are sums over the frequencies ω_a of each constant input a. The kernel of a field
-    needs two kinds of sums of the quadrature weights w: m₀ = Σ w, and m₂ = Σ w ω_a² for each a.
-    The formula is in the comment above `ALONG_FREQUENCY`.
+    The spectra are sums over the frequencies ω_a of each constant input a. For the quadrature
+    weights w, the kernel of a field needs the sums m₀ = Σ w, and m₂ = Σ w ω_a² for each a. The
+    formula is in the comment above `ALONG_FREQUENCY`.
 
     Args:
         term: the spectrum of the term. Its leaves are the spectra of its scalar kernels, and the

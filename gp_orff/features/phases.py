@@ -260,8 +260,8 @@ class OrthogonalProjection(Projection):
     """The rows of H D₁ H D₂ H D₃ / d′^{3/2}, where each D_i is a diagonal matrix of random signs.
 
     H is a Hadamard matrix of size d′, so the d′ rows of one block are orthogonal. The size d′ is a
-    power of two and at least 32. With a smaller d′, there are too few different directions for a
-    nearly uniform distribution, and the error of a kernel reaches half of its variance.
+    power of two and at least 32. With a smaller d′, the few different directions are far from
+    uniformly distributed. The error of a kernel can then reach half of its variance.
 
     Source: Yu et al. 2016, Section 4.
 

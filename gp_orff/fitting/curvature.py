@@ -240,8 +240,9 @@ def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
 
 
 def _are_alike(present: Primal, moved: Primal) -> bool:
-    """Return whether two systems of equations differ only in scales: their features are real and
-    have the same directions, and the noise covariances Σ have the same ratios."""
+    """Return whether two systems of equations differ only in scales. This is so if their features
+    are real with the same directions, and if all elements of Σ have equal ratios.
+    """
     shapes = [
         [some.expansion.general().directions, *(group.noise.precision for group in some.groups)]
         for some in (present, moved)

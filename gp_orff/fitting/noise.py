@@ -233,8 +233,9 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
-    """Set the factor to one. If units seem wrong, set it to the value nearest to one for which the
-    noise variance is within a factor of 100 of the variance of the data."""
+    """Set the factor to one. If units seem wrong, use the nearest factor between 0.01 and 100 times
+    the variance of the data.
+    """
     low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
     set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 

@@ -968,8 +968,9 @@ class IterativePosterior(GeneralPosterior):
     they are estimated from random draws, with the preconditioner P ≈ A as a control. The variance
     of the field is known exactly if the weights have the covariance P⁻¹.
 
-    Let s be the field at x for weights drawn with the covariance A⁻¹, and c for weights drawn with
-    the covariance P⁻¹ from the same random numbers. With the means ⟨s²⟩ and ⟨c²⟩ over S draws,
+    Let s be the field at x for weights drawn with the covariance A⁻¹. Let c be the field for
+    weights drawn with the covariance P⁻¹, from the same random numbers. With the means ⟨s²⟩ and
+    ⟨c²⟩ over S draws,
 
         Var f(x) ≈ φ(x) P⁻¹ φ(x)ᵀ ⟨s²⟩ / ⟨c²⟩ .
 

@@ -355,9 +355,9 @@ def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
     Blocks are two lengthscales wide. For chunks and large matrices, blocks are predicted only from
     the observations around them. Observations along tracks are held out as complete tracks.
 
-    The result is None in these cases: the model stores only statistics, symbols were observed, data
-    along tracks are large, large data have no covariance in closed form, or a covariance is
-    singular.
+    The result is None if the model stores only statistics, if symbols were observed, or if a
+    covariance is singular. It is also None for large data along tracks, and for large data without
+    a covariance in closed form.
     """
     try:
         with warnings.catch_warnings():  # of near-singular data, of which the fit has warned

@@ -130,8 +130,8 @@ def asked(kernel, x, y, xs, noise):
 def errors(kernel, rules, problem):
     """Return the errors of each rule compared with the exact kernel.
 
-    They are the errors of the mean, of the standard deviation and of the evidence per point, and
-    the increase of the negative log predictive density.
+    The errors are those of the mean, the standard deviation and the evidence per point. The last
+    value is the increase of the negative log predictive density.
     """
     x, y, xs, truth, noise = problem
     ev, mean, sd = asked(kernel, x, y, xs, noise)

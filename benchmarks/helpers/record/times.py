@@ -28,9 +28,9 @@ NOISE = 0.3
 def reference() -> float:
     """Return the time of reference work, in seconds.
 
-    The work is a Cholesky factor and an inverse of size 2000, and a transform of type 1 of 10⁶
-    points in the plane to 128² modes. Each of the two parts runs three times, and the shortest
-    times are added.
+    The work has two parts: a Cholesky factor and inverse of size 2000, and a transform of type 1 of
+    10⁶ points to 128² modes. Each of the two parts runs three times, and the shortest times are
+    added.
     """
     rng = np.random.default_rng(0)
     points, values = 2 * np.pi * rng.random((2, 10**6)), np.ones(10**6, dtype=complex)
