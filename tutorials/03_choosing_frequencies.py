@@ -273,7 +273,7 @@ print(
 # | at most 1000 observed values (N·p) | the exact kernel, without features |
 # | 1 to 3 inputs, and time | `Grid`; pass `max_features=` for Matérn kernels |
 # | an RBF kernel, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
-# | more inputs, or a grid that needs too many features | `QuasiMonteCarlo`, as many as you can afford |
+# | more inputs, or too many features for a grid | `QuasiMonteCarlo`, as many as you can afford |
 #
 # The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
 # the number of observations. `Auto` uses a grid for up to four inputs, and Sobol points for more.
