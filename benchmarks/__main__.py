@@ -34,7 +34,7 @@ def docstring_of(path: Path) -> str:
 
 
 def listed() -> Iterator[str]:
-    """The names, folder by folder, with the first lines of the docstrings."""
+    """Yield the names of all benchmarks by folder, with the first lines of their docstrings."""
     for kind in KINDS:
         yield f"{kind}/  {docstring_of(FOLDER / kind / '__init__.py')}"
         yield from (line(own) for own in BENCHMARKS.values() if own.parent.name == kind)
@@ -47,7 +47,7 @@ def line(path: Path) -> str:
 
 
 def benchmark(name: str) -> ModuleType:
-    """The module of that name, of whatever folder."""
+    """Return the module of a benchmark with this name, from any folder."""
     if name not in ALL:
         near = " or ".join(difflib.get_close_matches(name, ALL))
         hint = f"do you mean {near}?" if near else "`python benchmarks` lists the names."
@@ -56,13 +56,14 @@ def benchmark(name: str) -> ModuleType:
 
 
 def public_data(name: str) -> str:
-    """DIR if the benchmark needs the folder, [DIR] if it can do without it."""
+    """Return "DIR" if the benchmark needs the folder of public data, "[DIR]" if the folder is
+    optional, and otherwise ""."""
     found = re.search(rf"benchmarks {name} (DIR|\[DIR\])", docstring_of(ALL[name]))
     return found[1] if found else ""
 
 
 def commands(words: Sequence[str]) -> Iterator[list[str]]:
-    """Names and options of all benchmarks."""
+    """Yield the name and options of each benchmark that `--all` runs."""
     parser = argparse.ArgumentParser(prog="python benchmarks --all")
     parser.add_argument("data", metavar="DATA", nargs="?", help="the folder of public data")
     parser.add_argument("--smoke", action="store_true", help="small and quick, to see them run")

@@ -47,7 +47,10 @@ OLD = 100  # commits of the package
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """To so many significant digits, never fewer than those before the point; 2.3e−6."""
+    """Format a number with so many significant digits, but with all digits before the point.
+
+    Small numbers are written as 2.3e−6.
+    """
     if not value or math.isnan(value):
         return decimal(value, digits - 1)
     if abs(value) < 1e-4:
@@ -62,7 +65,8 @@ def decimal(value: float | None, decimals: int) -> str:
 
 
 def power(count: int) -> str:
-    """10⁵, 2·10³; others in groups of three."""
+    """Format a number with one nonzero digit as 10⁵ or 2·10³, and others in groups of three
+    digits."""
     exponent = len(str(count)) - 1
     first, rest = divmod(count, 10**exponent)
     if exponent < 3 or rest:
@@ -72,7 +76,8 @@ def power(count: int) -> str:
 
 
 def grouped(count: float | None) -> str:
-    """27 384, but 2000."""
+    """Format a number in groups of three digits, such as 27 384. Numbers below 10 000 are not
+    grouped."""
     if count is None:
         return ""
     words = f"{count:,.0f}" if abs(count) >= 10_000 else f"{count:.0f}"
@@ -84,12 +89,12 @@ def percent(share: float, decimals: int = 0) -> str:
 
 
 def average(value: Mapping[str, float]) -> str:
-    """0.949 ± 0.002."""
+    """Format a mean and its standard error, such as 0.949 ± 0.002."""
     return f"{decimal(value['mean'], 3)} ± {decimal(value['standard_error'], 3)}"
 
 
 def where(rows: Iterable[Mapping], **values: object) -> list[Mapping]:
-    """The rows that have these values."""
+    """Return the rows that have these values."""
     return [row for row in rows if all(row.get(key) == own for key, own in values.items())]
 
 
@@ -99,10 +104,10 @@ LANGUAGE.filters |= {own.__name__: own for own in FORMATS}
 
 
 def files_of(words: str, folder: Path) -> dict[str, Path | list[Path]]:
-    """By the names of their variables.
+    """Return the files of results that a region names, by the names of their variables.
 
     Raises:
-        FileNotFoundError: there is none of that name.
+        FileNotFoundError: there is no file with such a name.
     """
     found = {}
     for word in words.split():
@@ -131,7 +136,8 @@ def written(template: str, files: Mapping[str, Path | list[Path]]) -> str:
 
 
 def sources(records: Iterable[Mapping]) -> str:
-    """A line for each benchmark, commit and machine; the whole command if it was a single one."""
+    """Return a line for each benchmark, commit and machine. It has the complete command if there
+    is only one."""
     commands = {}
     for record in records:
         name, note = " ".join(record["command"].split()[:3]), record.get("note")
@@ -145,7 +151,7 @@ def sources(records: Iterable[Mapping]) -> str:
 
 
 def place(record: Mapping) -> str:
-    """The machine and what it ran."""
+    """Return the machine of a record, and its version of torch, as text."""
     machine, torch = record["machine"], record["versions"].get("torch")
     cores = f"{machine['cores']} cores"
     words = [f"{cores} of {machine['cpu']}" if "cpu" in machine else cores, machine.get("gpu")]
@@ -153,7 +159,7 @@ def place(record: Mapping) -> str:
 
 
 class Age(NamedTuple):
-    """How many commits have changed the package since a number was measured."""
+    """The number of commits that have changed the package since a result was measured."""
 
     commits: int  # −1 if git does not know
     since: str
@@ -162,7 +168,8 @@ class Age(NamedTuple):
 
 
 def ages(pages: Iterable[Path], folder: Path) -> list[Age]:
-    """Of all results that are on a page, and of commits that are named by hand; oldest first."""
+    """Return the ages of all results on the pages, and of all commits in their text, the oldest
+    first."""
     found = {}
     for page in pages:
         text, here = page.read_text(), set()
@@ -182,7 +189,7 @@ def ages(pages: Iterable[Path], folder: Path) -> list[Age]:
 
 
 def commits(value: object) -> Iterator[str]:
-    """All that a file of results names."""
+    """Yield all commits that a file of results names."""
     if isinstance(value, Mapping):
         for key, own in value.items():
             if key in ("commit", "commits"):
@@ -203,7 +210,8 @@ def age_of(commit: str) -> int:
 
 
 def took(path: Path | None) -> float | None:
-    """Seconds; None if unknown, as if parts were measured at several commits."""
+    """Return the seconds of a measurement. None if unknown, for example if parts were measured
+    at different commits."""
     record = {} if path is None else json.loads(path.read_text())
     return None if len(set(commits(record))) > 1 else record.get("seconds")
 
@@ -223,7 +231,7 @@ def listed(rows: Sequence[Age], folder: Path) -> Iterator[str]:
 def measure(path: Path, arguments: argparse.Namespace) -> str:
     """Run the command of some results again.
 
-    Returns: Why they were not measured; "" if they were.
+    Returns: The reason why they were not measured, or "" if they were.
     """
     seconds, (_, *words) = took(path), json.loads(path.read_text())["command"].split()
     if seconds is None or seconds > arguments.measure:
@@ -239,7 +247,7 @@ def measure(path: Path, arguments: argparse.Namespace) -> str:
 def fill(page: Path, folder: Path) -> Iterator[str]:
     """Write the regions of a page.
 
-    Yields: What is missing.
+    Yields: The names of missing files or variables.
     """
     missing = []
 

@@ -51,7 +51,7 @@ Row = dict[str, object]
 
 
 class Quantity(NamedTuple):
-    """Which values are better, and by how much a value may be worse than the best."""
+    """A quantity of the record: which values are better, and the tolerance for worse values."""
 
     higher: bool
     slack: Callable[[float, float], float]  # of the best value and the number of readings
@@ -86,21 +86,25 @@ TOLD = ("seconds", "reference s")  # of no best
 
 
 def quantity_of(name: str) -> Quantity:
-    """By the last word, or words, of the name of a row."""
+    """Return the quantity of a row, from the last word or words of its name."""
     return next(own for word, own in QUANTITIES.items() if name.endswith(word))
 
 
 def judged(name: str) -> bool:
-    """Whether the run fails if the row is worse: scores of single fits are noisy, and more evidence
-    does not always predict better; other processes slow them."""
+    """Return whether the run fails if this row is worse.
+
+    Scores of single fits are not judged, because they are noisy and do not always improve with the
+    evidence. Times of single fits are not judged, because other processes affect them.
+    """
     section, *_, word = name.split(" / ")
     return section != "fit" or word in ("evidence", "gain")
 
 
 def merged(before: Row | None, name: str, value: float, **more: object) -> Row:
-    """The row with a present value; the best and its commit stay if it is no better.
+    """Return the row with a new present value. The best value and its commit stay if the new
+    value is not better.
 
-    A row whose objective has changed begins anew.
+    If the objective has changed, the row starts again.
     """
     quantity, row = quantity_of(name), dict(before or {})
     if row.get("objective") != more.get("objective"):
@@ -132,7 +136,7 @@ def single_thread() -> None:
 
 
 def fit(name: str, seconds: float) -> list[tuple[str, float, dict[str, object]]]:
-    """Rows of one fit."""
+    """Return the rows of one fit."""
     from helpers.record import cases, evidence
 
     case = cases.names()[name]()
@@ -163,7 +167,7 @@ def public(name: str, folder: Path) -> list[tuple[str, float, dict[str, object]]
 
 
 def timed(name: str, smoke: bool) -> list[tuple[str, float, dict[str, object]]]:
-    """Of a process of its own, with all cores."""
+    """Return the rows of a timed task, which runs in a separate process with all cores."""
     words = [*RUN, "record", "--time", name, *["--smoke"] * smoke]
     found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     told = {word: found.pop(word) for word in TOLD}
@@ -174,7 +178,8 @@ def timed(name: str, smoke: bool) -> list[tuple[str, float, dict[str, object]]]:
 
 
 def pooled(rows: dict[str, Row]) -> Iterator[tuple[str, float]]:
-    """Of all fits: quantiles of regrets in nats and in nats a value, and means of scores."""
+    """Yield quantiles of regrets over all fits, in nats and in nats per value, and means of
+    scores."""
     fits = [row for name, row in rows.items() if name.endswith("/ evidence") and "known" in row]
     regrets = np.array([row["known"] - row["present"] for row in fits])
     for share in (0.5, 0.9, 0.99) if len(fits) else ():
@@ -192,7 +197,8 @@ def pooled(rows: dict[str, Row]) -> Iterator[tuple[str, float]]:
 
 
 def measured(arguments) -> Iterator[list[tuple[str, float, dict[str, object]]]]:
-    """What the command line asks for: fits side by side, then what is timed, alone."""
+    """Yield the rows that the command line requests. Fits run in parallel, then timed tasks run
+    alone."""
     from helpers.record import cases
     from helpers.record.times import TIMED
 
@@ -224,7 +230,7 @@ def read(path: Path) -> dict[str, Row]:
 
 
 def write(path: Path, rows: dict[str, Row], arguments) -> None:
-    """One row on a line."""
+    """Write the record with one row on each line."""
     head = {
         "command": arguments.command,
         "commit": COMMIT,
@@ -248,7 +254,7 @@ def write(path: Path, rows: dict[str, Row], arguments) -> None:
 
 
 def table(rows: dict[str, Row], names: Sequence[str]) -> Iterator[str]:
-    """Of judged rows, and of others that are worse."""
+    """Yield the lines of a table of the judged rows, and of other rows that are worse."""
     yield f"{'best':>12} {'of':<16} {'present':>12} {'ratio':>7} {'regret':>9}  row"
     for name in names:
         row, worse = rows[name], is_worse(name, rows[name])

@@ -276,10 +276,11 @@ np.savetxt(file, table, "%.6g", delimiter=",", header=names, comments="")
 # %% [markdown]
 # ## The flow, its vorticity and its error bars
 #
-# In panel a, red dots mark outliers. The p-value of a vector is the probability, given all other
-# vectors, of a difference at least as large. It is below 0.001 for outliers. The circle is the
-# core. Panel d shows the row of vectors through the middle of the core, with 95 % intervals of the
-# field and of a vector. The intervals of a vector include the noise.
+# In panel a, red dots mark outliers, whose p-value is below 0.001. Each vector is predicted from
+# all other vectors. The p-value is the probability that a correct vector differs from this
+# prediction at least as much. The circle is the core. Panel d shows the row of vectors through the
+# middle of the core, with 95 % intervals of the field and of a vector. The intervals of a vector
+# include the noise.
 
 # %%
 p_value = model.leave_one_out(x, y, group=group).p_value

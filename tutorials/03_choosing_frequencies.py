@@ -221,11 +221,12 @@ for name, potential in {
 #   few nodes, or if the kernel is not RBF.
 # - With a Matérn kernel, no rule of this size is exact. A grid adds the variance that it truncates
 #   to the diagonal (`diagonal_correction=True`), so its error bars are too wide, and not too
-#   narrow. A grid that must be valid for one lengthscale only can include higher frequencies.
+#   narrow. If a grid must be valid for one known lengthscale instead of a range, it can include
+#   higher frequencies.
 # - The tolerance is relative to the variance of the field. If there are many observations with low
-#   noise, the posterior variance may be as small as the tolerance. The RBF grid for a known
-#   lengthscale uses fewer features than allowed, because it has reached its tolerance. In such a
-#   case, set a smaller `tolerance=`.
+#   noise, the posterior variance may be as small as the tolerance. In this case, set a smaller
+#   `tolerance=`. The RBF grid for a known lengthscale has reached its tolerance, so it uses fewer
+#   features than allowed.
 #
 # `accuracy()` returns the truncated variance of a grid. It needs no observations:
 
@@ -272,7 +273,7 @@ print(
 # | at most 1000 observed values (N·p) | the exact kernel, without features |
 # | 1 to 3 inputs, and time | `Grid`; pass `max_features=` for Matérn kernels |
 # | an RBF kernel, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
-# | more inputs, or a product too large for a grid | `QuasiMonteCarlo`, as many as you can afford |
+# | more inputs, or too many features for a grid | `QuasiMonteCarlo`, as many as you can afford |
 #
 # The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
 # the number of observations. `Auto` uses a grid for up to four inputs, and Sobol points for more.
@@ -293,9 +294,9 @@ for potential, inputs in (
 
 # %% [markdown]
 # `VectorFieldGP` makes this choice itself. It learns the hyperparameters on grids that follow the
-# lengthscales. The cost of an iteration does not depend on the number of observations. In this
-# example, the true field is the exact posterior mean of the RBF data, because it can be evaluated
-# at any point.
+# lengthscales. The cost of an iteration does not depend on the number of observations. To test this
+# with many observations, we need a true field that we can evaluate at any point. We observe another
+# draw of the RBF field, and use its exact posterior mean as the true field.
 
 # %%
 kernel = curl_free(RBFKernel())

@@ -139,12 +139,12 @@ assert 0.9 < coverage[0] < 0.99
 #
 # The saved model consists of statistics, whose size does not depend on the number of observations.
 # If you condition the model on the first of ten files and update it with the others, its posterior
-# is that of all files.
+# is nearly that of a fit to all files.
 #
-# There is one difference. The grid of a fit must be valid for all hyperparameters that the search
-# may try. The grid of `condition` is built for the learned hyperparameters only. Both grids have
-# the same tolerance. Their posteriors therefore differ by at most a few hundredths of a standard
-# deviation.
+# The small difference is due to the grids. The grid of a fit must be valid for all hyperparameters
+# that the search may try. The grid of `condition` is built for the learned hyperparameters only.
+# Both grids have the same tolerance. Their posteriors therefore differ by at most a few hundredths
+# of a standard deviation.
 
 # %%
 path = Path("current.pt")
@@ -191,9 +191,9 @@ print(comparison)
 # %% [markdown]
 # ## The estimated divergent part
 #
-# Panel a shows some of the observations, and panel d the current that is estimated from them. The
-# other panels show the divergent part: truth, posterior mean, residual and standard deviation,
-# √(sd₁² + sd₂²).
+# Panel a shows some of the observations, and panel d the current that is estimated from all
+# observations. The other panels show the divergent part: truth, posterior mean, residual and
+# standard deviation, √(sd₁² + sd₂²).
 
 # %%
 axis = torch.linspace(0, side, 61).double()

@@ -213,15 +213,17 @@ assert table["Student-t", "outliers"][-1] > table["Gaussian", "outliers"][-1]
 #
 # ## The wrong vectors
 #
-# `leave_one_out` compares each vector with its prediction from all others, by a formula. Its
-# p-value is the probability that a correct vector differs at least as much. For one correct vector
-# in a thousand, the p-value is below 0.001. If only one component was observed, an
-# error perpendicular to it cannot be detected.
+# `leave_one_out` compares each vector with its prediction from all other vectors. These predictions
+# have a closed form, so the model is not fitted again. The p-value is the probability that a
+# correct vector differs from its prediction at least as much. For one correct vector in a thousand,
+# the p-value is below 0.001. If only one component was observed, an error perpendicular to it
+# cannot be detected.
 #
-# The first columns of the table are the fraction of the wrong vectors that is detected, and the
-# same fraction for single components. The last columns are for the detected vectors outside the
-# core. The column "wrong" is the fraction that has an artificial error. The column "or wrong
-# before" also counts vectors that failed the median test before we added errors.
+# The first two columns of the table give the fraction of the wrong vectors that is detected.
+# "Vectors" are complete, and "components" are vectors with one observed component. The last two
+# columns are for the detected vectors outside the core. The column "wrong" is the fraction of them
+# that has an artificial error. The column "or wrong before" also counts vectors that failed the
+# median test before we added errors.
 
 
 # %%

@@ -201,10 +201,10 @@ def current(x, normal):
 # divergent and a rotational field, each with a lengthscale. A separable kernel is a scalar kernel
 # times a matrix.
 #
-# `fit` tries many lengthscales, but it cannot choose starting values for the parameters of an
-# amplitude. The evidence of our kernel has several maxima. In such a case, start several fits with
-# `warm_start`, and use the fit with the largest evidence. Our fits start at wavelengths of 40, 80
-# and 160 km, with the lengthscale of the separable model and the variance of the data.
+# `fit` tries many lengthscales, but it cannot choose starting values for a parameter of B such as
+# the wavelength. The evidence of our kernel has several maxima. In such a case, start several fits
+# with `warm_start`, and use the fit with the largest evidence. Our fits start at wavelengths of 40,
+# 80 and 160 km, with the lengthscale of the separable model and the variance of the data.
 #
 # The table has the difference of the evidence from that of our kernel, in nats. The other columns
 # are the negative log predictive density (NLPD, in nats per component) and the root mean square
@@ -278,18 +278,18 @@ for name in kernels:
 # %% [markdown]
 # The Helmholtz kernel is a good approximation of our kernel, because its two lengthscales can
 # distinguish large eddies from small waves. Our kernel predicts the current only slightly better.
-# It predicts the divergent part better, because this part depends on the prior of the long waves.
-# Only our kernel has the wavelength as a parameter. The report has the standard error of its
-# logarithm.
+# It predicts the divergent part better. The drifters do not observe this part separately, so its
+# estimate depends on the prior of the long waves. Only our kernel has the wavelength as a
+# parameter. The report has the standard error of its logarithm.
 #
 # ## A kernel from a covariance function
 #
 # If you have a covariance function instead of B, use `from_signature`. For example, let temperature
 # have a correlation length of 1 m in depth, and let salinity have one of 2 m. Which lengths are
 # possible for their cross-covariance? We first try the mean of the two, 1.5 m. The Fourier
-# transform of a covariance must be positive at every frequency. `from_signature` raises an error,
-# because this one is not. The length must be at least the root mean square of the two lengths, 1.58
-# m.
+# transform of a covariance must be positive at every frequency. With 1.5 m, it is not, and
+# `from_signature` raises an error. The length must be at least the root mean square of the two
+# lengths, 1.58 m.
 
 
 # %%

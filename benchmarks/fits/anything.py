@@ -39,7 +39,7 @@ Key = tuple[int, str]
 
 
 def numbers_of(words: str) -> list[int]:
-    """Of "1,4-6": 1, 4, 5, 6."""
+    """Return the numbers of a text such as "1,4-6", which gives 1, 4, 5, 6."""
     found = []
     for word in filter(None, words.split(",")):
         first, _, last = word.partition("-")
@@ -55,7 +55,7 @@ def chosen(arguments: argparse.Namespace) -> Iterator[Key]:
 
 
 def recorded(path: Path | None) -> dict[Key, dict]:
-    """The last record of each fit."""
+    """Return the last record of each fit."""
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     records = map(json.loads, lines)
     return {(own["set"], own["kernel"]): own for own in records}

@@ -47,7 +47,7 @@ OUTLIERS, FARTHER = 0.1, 10.0  # share, and the factor of their noise
 
 
 def radial(kind: str, s: np.ndarray) -> tuple[np.ndarray, ...]:
-    """κ, κ′, κ″, s κ‴ and s² κ⁗ of a kernel κ(s), s = ‖τ‖²."""
+    """Return κ, κ′, κ″, s κ‴ and s² κ⁗ of a kernel κ(s) with s = ‖τ‖²."""
     if kind == "rbf":
         k = np.exp(-0.5 * s)
         return k, -k / 2, k / 4, -s * k / 8, s * s * k / 16
@@ -65,8 +65,11 @@ def radial(kind: str, s: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def covariance(kind: str, a: str, x: np.ndarray, b: str, z: np.ndarray, length: float):
-    """Cov of A g(x) and B g(z), g ~ GP(0, κ(‖τ/ℓ‖²)); A and B are one of p (g itself), 1, 2 (its
-    derivatives) and L (its Laplacian)."""
+    """Return Cov[A g(x), B g(z)] for a potential g ~ GP(0, κ(‖τ/ℓ‖²)) and two linear maps A and
+    B.
+
+    A map is "p" for g itself, "1" or "2" for a partial derivative, or "L" for the Laplacian.
+    """
     tau = (x[:, None] - z[None]) / length
     k, k1, k2, k3, k4 = radial(kind, (tau**2).sum(-1))
     s = (tau**2).sum(-1)
@@ -88,8 +91,8 @@ def covariance(kind: str, a: str, x: np.ndarray, b: str, z: np.ndarray, length: 
 
 
 def drawn(kind: str, parts, length: float, size: float, rng) -> list[np.ndarray]:
-    """One joint draw of maps of a potential, whose gradient has the standard deviation `size` in
-    each component."""
+    """Draw linear maps of one potential jointly. Each component of its gradient has the standard
+    deviation `size`."""
     if size == 0:
         return [np.zeros(len(x)) for _, x in parts]
     rows = [[covariance(kind, a, x, b, z, length) for b, z in parts] for a, x in parts]
@@ -103,7 +106,8 @@ def drawn(kind: str, parts, length: float, size: float, rng) -> list[np.ndarray]
 
 
 def problem(layout: str, seed: int) -> dict[str, np.ndarray]:
-    """Readings, places, and the truth there by the name of each quantity."""
+    """Return observations, further positions, and the true values there by the name of each
+    quantity."""
     family, kind, count, outliers = LAYOUTS[layout]
     rng = np.random.default_rng([seed, count, len(layout)])
 
@@ -149,7 +153,7 @@ def kernel_of(family: str, kind: str) -> gpytorch.kernels.Kernel:
 
 
 def measured(task: tuple[str, int]) -> dict[str, float]:
-    """Coverage and mean logarithms of widths for one field."""
+    """Return the coverage, and mean logarithms of the widths of intervals, for one field."""
     layout, seed = task
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -201,7 +205,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def summary(found: Sequence[dict[str, float]]) -> dict[str, object]:
-    """Means with standard errors of coverage; medians of all else."""
+    """Return the mean coverage with its standard error, and the medians of all other values."""
     total: dict[str, object] = {}
     for name in dict.fromkeys(name for own in found for name in own):
         values = [own[name] for own in found if name in own]

@@ -26,7 +26,8 @@ SPREADS = (0.0, 1.0, 2.3)  # standard deviations of log v
 
 
 def problem(count: int, spread: float, seed: int = 0):
-    """Points, values, relative variances; points and values of the field to be found."""
+    """Return points, values and relative variances, followed by further points with the true
+    field."""
     generator = torch.Generator().manual_seed(seed)
     x = 3 * torch.rand(count + 300, 2, generator=generator).double()
     frequencies = torch.randn(400, 2, generator=generator).double() / 0.7
@@ -44,7 +45,8 @@ def fitted(x, y, variances=None):
 
 
 def numbers(model, xs, unit, variance):
-    """Hyperparameters, evidence, means and standard deviations in units of one."""
+    """Return hyperparameters, evidence, means and standard deviations, converted to the unit
+    one."""
     posterior = model.posterior()
     values = model.state.inference.num_values
     found = [

@@ -49,9 +49,10 @@ Split = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 
 def energy(kind: str, k: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
-    """k E(k), the variance in each factor of k, up to a constant; k over the inverse length.
+    """Return k E(k), the variance per logarithm of the wave number k, up to a constant.
 
-    Of a derivative of a potential of density S(k) in the plane, E ∝ k³ S.
+    k is in units of the inverse length. In the plane, a derivative of a potential with the density
+    S(k) has E ∝ k³ S.
     """
     if kind == "k⁻³":
         return k**-2
@@ -64,10 +65,11 @@ def energy(kind: str, k: Float[np.ndarray, "K"]) -> Float[np.ndarray, "K"]:
 
 
 def simulated(kind: str, points: int, seed: int, waves: int = 3000) -> Split:
-    """A sum of plane waves of random directions and phases, as many in every octave of k.
+    """Return data of a sum of plane waves with random directions and phases, with equal numbers
+    of waves in each octave of k.
 
-    Waves drawn from the spectrum itself would be few where it is steep: above k = 60 one of 3000
-    of a k⁻³ spectrum, where 10⁵ readings tell thousands apart.
+    If waves were drawn from a steep spectrum, few of them would be short. For a k⁻³ spectrum, only
+    one in 3000 would have k above 60, but 10⁵ observations resolve thousands of such waves.
     """
     rng = np.random.default_rng(seed)
     length = np.exp(rng.uniform(np.log(0.1), np.log(0.25)))
@@ -128,7 +130,7 @@ def _split(table: Float[np.ndarray, "n k"]) -> tuple[Tensor, Tensor]:
 
 
 def _plane(table: np.ndarray, east: str, north: str, unit: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Kilometres about the middle, and a component east and north."""
+    """Return positions in km relative to the mean position, and the components east and north."""
     middle = np.radians(table["latitude"].mean())
     lon, lat = (table[n] - table[n].mean() for n in ("longitude", "latitude"))
     x = 111.2 * np.stack([lon * np.cos(middle), lat], -1)
@@ -137,7 +139,8 @@ def _plane(table: np.ndarray, east: str, north: str, unit: float = 1.0) -> tuple
 
 
 def splits(x: Tensor, y: Tensor, folds: int) -> Iterator[Split]:
-    """Each fold held out once; those at one place together."""
+    """Yield training and test data for each fold. Observations at one position are in the same
+    fold."""
     places = np.unique(np.round(x.numpy(), 2), axis=0, return_inverse=True)[1].ravel()
     fold = np.random.default_rng(0).integers(5, size=places.max() + 1)[places]
     for number in range(folds):
@@ -173,7 +176,7 @@ def fitted(base, split: Split) -> dict[str, object]:
 
 
 def compared(name: str, cases: Sequence[Split]) -> dict[str, object]:
-    """The means over the cases, by kernel."""
+    """Return the means over the cases for each kernel."""
     row: dict[str, object] = {"set": name, "points": len(cases[0][0])}
     for label, base in BASES.items():
         rows = [fitted(base, case) for case in cases]
@@ -194,7 +197,8 @@ def compared(name: str, cases: Sequence[Split]) -> dict[str, object]:
 
 
 def many(points: int) -> dict[str, object]:
-    """CPU seconds of fits of many readings of one field, and their evaluations."""
+    """Return the CPU seconds and the numbers of evaluations of fits to many observations of one
+    field."""
     x, y, *_ = simulated("RBF", points, 0)
     row: dict[str, object] = {"points": points}
     for label in ("RBF", "learned"):
@@ -210,7 +214,7 @@ def many(points: int) -> dict[str, object]:
 
 
 def sets(arguments: Namespace) -> list[tuple[str, Sequence[Split]]]:
-    """The sets of readings by name, small ones first."""
+    """Return the data sets by name, small ones first."""
     return sorted(_sets(arguments), key=lambda named: len(named[1][0][0]))
 
 

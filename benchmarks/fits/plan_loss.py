@@ -51,14 +51,14 @@ SMALL, FACTOR = 0.1, 5  # true losses in nats; how near is near
 
 
 def known(name: str) -> float:
-    """The best evidence that any fit or search has reached."""
+    """Return the best evidence that any recorded fit or search has reached."""
     rows = json.loads((RESULTS / "record.json").read_text())["results"]["rows"]
     row = rows.get(f"fit / {name} / evidence", {})
     return max(row.get("known", -np.inf), row.get("present", -np.inf))
 
 
 def chosen(most: int, every: int) -> Iterator[tuple[str, cases.Case]]:
-    """Sets with a grid."""
+    """Yield the cases whose fits may use a grid."""
     names = list(cases.names())
     for name in [*names[: -len(cases.SPECIAL) : every], *cases.SPECIAL]:
         case = cases.names()[name]()
@@ -67,7 +67,10 @@ def chosen(most: int, every: int) -> Iterator[tuple[str, cases.Case]]:
 
 
 def rows_of(name: str, case: cases.Case, sizes: Sequence[int]) -> Iterator[dict[str, object]]:
-    """One for each grid that can be built, from one start, up to the first that loses nothing."""
+    """Yield a row for each grid that can be built, with increasing numbers of features.
+
+    The last row is the first one whose losses are negligible. All searches begin at the same start.
+    """
     model = case.model().condition(case.x, case.y, **case.options)
     kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
     journal = Journal(Progress())
@@ -96,7 +99,7 @@ def rows_of(name: str, case: cases.Case, sizes: Sequence[int]) -> Iterator[dict[
 
 
 def table(rows: list[dict[str, object]], loss: str) -> list[dict[str, object]]:
-    """How many plans have a loss of some kind and a true loss between the edges."""
+    """Return how many plans have a predicted loss in one interval and a true loss in another."""
     ends = [0.0, *EDGES, np.inf]
     found = []
     for low, high in pairwise(ends):
@@ -110,12 +113,13 @@ def table(rows: list[dict[str, object]], loss: str) -> list[dict[str, object]]:
 
 
 def near(rows: list[dict[str, object]], loss: str) -> int:
-    """How many of these rows have a loss of some kind within the factor of the true one."""
+    """Return how many rows have a predicted loss within the factor `FACTOR` of the true loss."""
     return sum(1 / FACTOR <= own[loss] / own["true"] <= FACTOR for own in rows)
 
 
 def with_true(rows: list[dict[str, object]], name: str) -> list[dict[str, object]]:
-    """The rows of a set with the evidence that is missing to the best of them, or known."""
+    """Return the rows of a set with their true loss, which is the best known evidence minus the
+    evidence of the row."""
     best = max([known(name), *(own["reached"] for own in rows)])
     return [{**own, "true": best - own["reached"]} for own in rows]
 

@@ -59,7 +59,7 @@ def ours(x, y, xs):
 
 
 def trained(x, y, start: int) -> tuple[VectorGP, float]:
-    """An exact GP, and its log marginal likelihood per number."""
+    """Return a trained exact GP, and its log marginal likelihood per value."""
     rng = np.random.default_rng(start)
     kernel, variance = gp_orff.HelmholtzKernel(num_dims=2).double(), y.var().item()
     for part in (kernel.curl_free, kernel.divergence_free):

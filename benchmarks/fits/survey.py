@@ -35,7 +35,8 @@ NOISES = ("Gaussian", "lines", "Student-t")
 
 
 def read(folder: Path):
-    """Positions in km, anomalies, directions of the main field, ranks of the lines."""
+    """Return positions in km, anomalies, directions of the main field, and the ranks of the
+    lines."""
     import pandas
     import xarray
 
@@ -85,8 +86,11 @@ def harmonic(x, y, u, line, held_out, thin: int, noise: str) -> dict[str, float]
 
 
 def equivalent_sources(x, y, rank, fold: int, thin: int) -> dict[str, float]:
-    """`EquivalentSourcesGB` of harmonica, of the depth and damping that predict every fifth line of
-    the others best, the next in rank; it gives no error bars. Seconds include that search."""
+    """Return the errors of harmonica's `EquivalentSourcesGB`, which gives no error bars.
+
+    Its depth and damping are those with the smallest error on a second set of lines. The seconds
+    include the search for them.
+    """
     import harmonica
 
     metres, held_out, judged = 1e3 * x, rank % 5 == fold, rank % 5 == (fold + 1) % 5
@@ -108,7 +112,7 @@ def equivalent_sources(x, y, rank, fold: int, thin: int) -> dict[str, float]:
 
 
 def noise_variances(likelihood) -> torch.Tensor:
-    """Equally probable variances of the noise of a reading of a new line."""
+    """Return equally probable noise variances of an observation on a new line."""
     if isinstance(likelihood, gp_orff.TrackLikelihood):
         names = ("noise", "offset_variance", "correlated_variance", "block_variance")
         return sum(getattr(likelihood, name).detach().double() for name in names).reshape(1)

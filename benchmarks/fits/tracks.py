@@ -88,7 +88,8 @@ def measured(seed: int, tracks: int, readings: int) -> tuple[dict[str, object], 
 def of_new_track(
     model: gp_orff.VectorFieldGP, field: MultitaskMultivariateNormal, reading: Float[Tensor, "n 2"]
 ) -> dict[str, float]:
-    """The share of readings inside their intervals: integrated, and at the learned variance."""
+    """Return the coverage of observations on a new track, with the variance of its noise
+    integrated out and at its learned value."""
     found, noise = {}, model.likelihood
     for name in ("integrated", "learned"):
         low, high = (noise.quantile(field, level) for level in (0.025, 0.975))

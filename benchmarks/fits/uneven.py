@@ -73,7 +73,8 @@ def spectrum_of(name: str) -> Spectrum:
 
 
 def draw(spectrum: Spectrum, rng: np.random.Generator):
-    """The gradient of a potential (n, n, 2), of variance one, and the potential (n, n)."""
+    """Return the gradient (n, n, 2) of a random potential, with variance one, and the potential
+    (n, n)."""
     nodes, side = FINE * PERIOD, FINE * SIDE
     k = 2 * np.pi * np.fft.fftfreq(nodes, 1 / side)
     waves = np.stack(np.meshgrid(k, k, indexing="ij"))
@@ -101,7 +102,7 @@ def nodes(layout: str, count: int, rng: np.random.Generator) -> Int[np.ndarray, 
 
 
 def model_of(name: str) -> gp_orff.VectorFieldGP:
-    """A model with the true hyperparameters."""
+    """Return a model with the true hyperparameters."""
     kernel = ScaleKernel(gp_orff.CurlFreeKernel(base_kernel(name), num_dims=2)).double()
     kernel.base_kernel.base_kernel.lengthscale = LENGTHSCALES[name]
     kernel.outputscale = 1.0
@@ -114,7 +115,8 @@ def model_of(name: str) -> gp_orff.VectorFieldGP:
 
 
 def conditioned(layout: str, name: str, seed: int, points: int, count: int):
-    """The posterior of a field, the field, its potential, and the nodes of other readings."""
+    """Return the posterior of a field, the true field and potential, and the nodes of further
+    observations."""
     rng = np.random.default_rng(seed)
     field, potential = draw(spectrum_of(name), rng)
     rows = nodes(layout, points + count, rng)
@@ -158,7 +160,7 @@ def measured(layout: str, name: str, seed: int, points: int, count: int) -> dict
 
 
 def last_rows() -> list[dict[str, object]]:
-    """The rows of the recorded run."""
+    """Return the rows of the recorded run."""
     file = RESULTS / "uneven.json"
     return json.loads(file.read_text())["results"]["rows"] if file.exists() else []
 

@@ -9,7 +9,7 @@ import torch
 
 
 def write(folder: Path, points: int, size: int) -> list[Path]:
-    """Files of so many readings each."""
+    """Write files with `size` observations each, and return their paths."""
     paths = []
     for number, start in enumerate(range(0, points, size)):
         numbers = np.random.default_rng(number)

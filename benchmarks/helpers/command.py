@@ -11,11 +11,11 @@ RUN = (sys.executable, str(FOLDER))  # then the name of a benchmark and its opti
 
 
 class Sizes(argparse.ArgumentParser):
-    """An option for every size, `--smoke` for the small ones, and `--output`.
+    """A parser with an option for every size, `--smoke` for small sizes, and `--output`.
 
     Args:
         file, doc: `__file__` and `__doc__` of the benchmark.
-        sizes: by name, (in full, with `--smoke`).
+        sizes: the full size and the size with `--smoke`, by name.
     """
 
     def __init__(self, file: str, doc: str, **sizes: tuple[float, float]):
@@ -46,7 +46,7 @@ class Sizes(argparse.ArgumentParser):
         return found
 
     def _words(self, found: argparse.Namespace, given: set[str]) -> list[str]:
-        """What a user would type, without folders of this machine."""
+        """Return the options that a user would type, without folders of this machine."""
         folder = ["DIR"] if getattr(found, "folder", None) else []
         sizes = [
             f"--{name.replace('_', '-')} {getattr(found, name):g}"

@@ -15,12 +15,12 @@ Field = Callable[[Float[Tensor, "N d"]], Float[Tensor, "N p"]]
 
 
 def curl_free(lengthscale: float | None = None, num_dims: int = 2) -> ScaleKernel:
-    """With a lengthscale, of a field of variance one."""
+    """Return a curl-free kernel. If a lengthscale is given, the field has variance one."""
     return _of_variance_one(gp_orff.CurlFreeKernel, lengthscale, num_dims)
 
 
 def divergence_free(lengthscale: float | None = None, num_dims: int = 2) -> ScaleKernel:
-    """With a lengthscale, of a field of variance one."""
+    """Return a divergence-free kernel. If a lengthscale is given, the field has variance one."""
     return _of_variance_one(gp_orff.DivergenceFreeKernel, lengthscale, num_dims)
 
 
@@ -38,7 +38,7 @@ def _of_variance_one(build, lengthscale: float | None, num_dims: int) -> ScaleKe
 
 
 def field_of(kernel, box: Sequence[tuple[float, float]], seed: int = 0) -> Field:
-    """A draw from the prior as a function of points: weights on a fine grid."""
+    """Return a draw from the prior as a function of points, by random weights on a fine grid."""
     grid = gp_orff.Grid(domain=box, tolerance=1e-9, lengthscale_range=(1, 1))
     expansion = gp_orff.ORFFKernel(kernel, grid)._expansion(len(box))
     generator = torch.Generator().manual_seed(seed)
@@ -50,10 +50,10 @@ def field_of(kernel, box: Sequence[tuple[float, float]], seed: int = 0) -> Field
 def helmholtz_problem(
     seed: int, points: int
 ) -> tuple[Field, Float[Tensor, "N 2"], Float[Tensor, "N 2"], Float[Tensor, "1000 2"]]:
-    """A draw of a random Helmholtz prior on the unit square; x, y, and 1000 held-out points.
+    """Return a draw of a random Helmholtz prior on the unit square, x, y, and 1000 held-out points.
 
-    Lengthscales between a tenth and a quarter of the extent, amplitudes between 0.3 and 1, noise
-    between 0.1 and 1, log-uniform.
+    Lengthscales are between a tenth and a quarter of the extent, amplitudes between 0.3 and 1, and
+    the noise between 0.1 and 1. All are uniform in the logarithm.
     """
     rng = np.random.default_rng(seed)
     lengthscales = np.exp(rng.uniform(math.log(0.1), math.log(0.25), 2))
@@ -71,7 +71,8 @@ def helmholtz_problem(
 def scores(
     mean: Float[Tensor, "n q"], variance: Float[Tensor, "n q"], truth: Float[Tensor, "n q"]
 ) -> dict[str, float]:
-    """RMSE of a number, root mean posterior variance, share of the truth in 95 % intervals."""
+    """Return the RMSE of a value, the root mean posterior variance, and the coverage of 95 %
+    intervals."""
     error = mean - truth
     inside = error.square() <= 1.96**2 * variance
     return {
@@ -82,7 +83,7 @@ def scores(
 
 
 def nlpd(error: Float[Tensor, "n q"], variance: Float[Tensor, "n q"] | Float[Tensor, "1"]) -> float:
-    """Negative log predictive density of a number, nats."""
+    """Return the negative log predictive density of a value, in nats."""
     return 0.5 * (error.square() / variance + torch.log(2 * math.pi * variance)).mean().item()
 
 

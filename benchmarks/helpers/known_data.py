@@ -26,7 +26,8 @@ def true_kernel(dims: int):
 
 
 class Chunks:
-    """Made anew whenever they are gone through; `seconds` is what this took."""
+    """Chunks of observations that are generated again in every pass; `seconds` is the time for
+    this."""
 
     def __init__(self, field: Field, points: int, dims: int):
         self.field, self.points, self.dims = field, points, dims
@@ -69,10 +70,12 @@ class Problem:
 
 @torch.no_grad()
 def least_sd(points: int, dims: int, nodes: int) -> float:
-    """The root mean posterior variance of a component under the exact kernel, at dense points.
+    """Return the smallest possible root mean posterior variance of a component, for `points`
+    points.
 
-    With the eigenvalues λ of the covariance operator of the box, and noise variance σ², it is
-    √(Σ λσ²/(nλ + σ²) / p): no model of this prior is more accurate on average.
+    It follows from the eigenvalues λ of the covariance operator on the box and the noise variance
+    σ², as √(Σ λσ²/(nλ + σ²) / p). This assumes uniform, dense points. On average, no estimate of a
+    field from this prior is more accurate.
     """
     ticks, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(nodes))
     x = torch.cartesian_prod(*[0.5 * EXTENT[dims] * (1 + ticks)] * dims)

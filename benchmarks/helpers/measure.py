@@ -19,7 +19,8 @@ def seconds(function: Callable[[], object], clock: Clock = time.perf_counter) ->
 def interleaved(
     functions: Sequence[Callable[[], object]], rounds: int, clock: Clock = time.perf_counter
 ) -> list[list[float]]:
-    """Seconds of several functions, called in turn after one call of each to warm up."""
+    """Return the seconds of several functions, which are called in turn after one call of each to
+    warm up."""
     for function in functions:
         function()
     times = [[seconds(function, clock) for function in functions] for _ in range(rounds)]
@@ -31,7 +32,8 @@ def median_ratio(times: Sequence[float], reference: Sequence[float]) -> float:
 
 
 class PeakMemory:
-    """MiB by which the process grows at most inside a `with` (Linux only).
+    """Measure the largest growth of the memory of the process in a `with` block, in MiB (Linux
+    only).
 
     Example:
         >>> with PeakMemory() as memory:

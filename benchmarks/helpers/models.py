@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class VectorGP(gpytorch.models.ExactGP):
-    """Vectors y at x under a kernel, in float64."""
+    """A float64 `ExactGP` of vectors y at x with a given kernel and likelihood."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class VectorGP(gpytorch.models.ExactGP):
 
     @classmethod
     def with_constants(cls, x, y, kernel: Kernel, likelihood: Likelihood) -> "VectorGP":
-        """With a constant mean for each output, learned."""
+        """Return a model with a learned constant mean for each output."""
         return cls(x, y, kernel, likelihood, ConstantMean())
 
     def evidence(self) -> Float[Tensor, ""]:
-        """Log marginal likelihood, nats per number."""
+        """Return the log marginal likelihood, in nats per value."""
         mll = gpytorch.mlls.ExactMarginalLogLikelihood(self.likelihood, self)
         return mll(self(*self.train_inputs), self.train_targets)
 
     def step(self) -> float:
-        """Evidence and its gradient."""
+        """Compute the evidence and its gradient, and return the evidence."""
         self.zero_grad()
         evidence = self.evidence()
         (-evidence).backward()
@@ -63,7 +63,7 @@ class VectorGP(gpytorch.models.ExactGP):
 
 
 def one_noise(num_outputs: int, variance: float, least: float = 1e-4) -> Likelihood:
-    """The same noise in every output."""
+    """Return a likelihood with the same noise variance in every output."""
     likelihood = MultitaskGaussianLikelihood(
         num_outputs,
         has_task_noise=False,
@@ -74,5 +74,6 @@ def one_noise(num_outputs: int, variance: float, least: float = 1e-4) -> Likelih
 
 
 def by_cholesky() -> gpytorch.settings.max_cholesky_size:
-    """No conjugate gradients, whatever the size."""
+    """Return a setting under which gpytorch uses Cholesky factors for every size, not conjugate
+    gradients."""
     return gpytorch.settings.max_cholesky_size(10**6)

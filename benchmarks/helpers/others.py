@@ -21,7 +21,8 @@ INDUCING, BATCH, GAIN = 250, 256, 2e-3
 
 
 def start_kernel() -> gp_orff.HelmholtzKernel:
-    """Starting values a user might choose: a fifth of the extent, the variance of the data."""
+    """Return a kernel with starting values that a user might choose: lengthscales of a fifth of the
+    extent, and the variance of the data."""
     kernel = gp_orff.HelmholtzKernel(num_dims=2).double()
     for part in (kernel.curl_free, kernel.divergence_free):
         part.base_kernel.base_kernel.lengthscale = EXTENT[2] / 5
@@ -51,7 +52,8 @@ def dense(points: int, dims: int, smoke: bool) -> dict[str, object]:
 
 
 def _dense_evaluation(points: int) -> Callable[[], None]:
-    """Evidence and gradient of a Helmholtz kernel; five parameters in logarithms."""
+    """Return a function that evaluates the evidence of a Helmholtz kernel and its gradient by dense
+    algebra. The five parameters are logarithms."""
     x, y = Problem.of(points, 2).in_memory()
     logs = torch.tensor([0.0, 0.4, -1.4, 0.0, -2.4], dtype=torch.float64, requires_grad=True)
 
@@ -83,7 +85,10 @@ def _covariance(
 
 
 class BothComponents(Kernel):
-    """A vector kernel on rows (x, 0), (x, 1), … of components, as inducing variables need it."""
+    """A vector kernel as a kernel of single components, which inducing variables need.
+
+    The inputs are rows (x, 0), (x, 1), …, with the index of the component in the last column.
+    """
 
     def __init__(self, kernel: Kernel):
         super().__init__()
@@ -114,7 +119,11 @@ class SparseModel(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(mean, self.covar_module(x))
 
     def learn(self, x: Float[Tensor, "N 2"], y: Float[Tensor, "N 2"], window: int) -> list[float]:
-        """The ELBO of every step, until it settles over windows of so many."""
+        """Maximise the ELBO by stochastic gradients, and return its value at every step.
+
+        The search ends when the mean over the last `window` steps is barely larger than the mean
+        over the `window` steps before.
+        """
         likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
         likelihood.noise = 0.1
         count = y.numel()

@@ -28,8 +28,11 @@ DIGITS = 5  # that mean something
 
 
 def save(arguments: Namespace, results: Mapping[str, object], part: str = "") -> None:
-    """Write `<benchmark>.json` into the output folder, if there is one; a part of a benchmark that
-    is measured by itself, such as one number of points, writes `<benchmark>/<part>.json`."""
+    """Write results to `<benchmark>.json` in the output folder, if one is given.
+
+    A part that is measured separately, such as one number of points, is written to
+    `<benchmark>/<part>.json`.
+    """
     if arguments.output is None:
         return
     path = arguments.output / arguments.benchmark / part
@@ -53,7 +56,7 @@ def load(folder: Path, name: str) -> dict:
 
 
 def rounded(value: object) -> object:
-    """Numbers to the digits that mean something, in plain containers."""
+    """Round numbers to five significant digits, and return them in plain containers."""
     if isinstance(value, Mapping):
         return {str(key): rounded(own) for key, own in value.items()}
     if isinstance(value, list | tuple):
@@ -62,7 +65,8 @@ def rounded(value: object) -> object:
 
 
 def commit() -> str:
-    """The short hash; with "+changes" where files that numbers depend on differ from it."""
+    """Return the short hash of the commit, with "+changes" if files that affect results were
+    changed."""
     measured = ["gp_orff", "benchmarks", "tutorials", ":!benchmarks/results"]
     try:
         own = git("rev-parse", "--short=7", "HEAD")

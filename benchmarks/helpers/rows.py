@@ -4,7 +4,8 @@ WIDTH = 10
 
 
 class Rows(list):
-    """A table as a list of dicts; `add` prints the row, under a head where the columns change."""
+    """A table as a list of dicts. `add` prints the row, and prints a new head if the columns
+    change."""
 
     def add(self, **row: object) -> None:
         if not self or list(self[-1]) != list(row):

@@ -12,7 +12,7 @@ from gp_orff.features.lattice import LatticeColumns
 
 
 def factorisation(size: int) -> Callable[[], object]:
-    """One Cholesky factorisation and one inverse."""
+    """Return a function that computes one Cholesky factorisation and one inverse."""
     matrix = torch.eye(size, dtype=torch.float64) * 2 + 1e-3
     return lambda: torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
@@ -20,7 +20,11 @@ def factorisation(size: int) -> Callable[[], object]:
 def transforms(
     x: Float[Tensor, "N d"], y: Float[Tensor, "N p"], phi: LatticeColumns
 ) -> Callable[[], None]:
-    """Σ_n exp(i⟨h∘q, x_n⟩) for all q = k ± l, and φᵀy, two real columns in one transform."""
+    """Return a function that computes two non-uniform transforms by FINUFFT.
+
+    They are Σ_n exp(i⟨h∘q, x_n⟩) for all q = k ± l, and φᵀy with two real columns in each
+    transform.
+    """
     modes = phi.indices.abs().amax(0).tolist()
     phases = ((x - phi.origin) * phi.spacing).numpy()
     points = [np.ascontiguousarray(column) for column in phases.T]

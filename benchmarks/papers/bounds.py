@@ -48,7 +48,8 @@ LINES = {"rahimi_recht": ":", "brault": "--", "minh": "-."}
 
 
 def quantiles(errors: Errors, rule, numbers, seeds) -> dict[str, list[float]]:
-    """By norm, for each number of frequencies: the 95 % quantile relative to ‖K(0)‖."""
+    """Return the 95 % quantile of the error relative to ‖K(0)‖, for each norm and number of
+    frequencies."""
     found = [[errors.of(rule(number, seed=seed)) for seed in range(seeds)] for number in numbers]
     spectral, frobenius = np.quantile(found, CONFIDENCE, axis=1).T
     return {
@@ -58,7 +59,8 @@ def quantiles(errors: Errors, rule, numbers, seeds) -> dict[str, list[float]]:
 
 
 def taken(numbers: Sequence[int], errors: Sequence[float]) -> float | None:
-    """The number at which the errors reach the target, by interpolation of logarithms."""
+    """Return the number of frequencies at which errors reach the target, by interpolation of
+    logarithms."""
     if not errors[-1] < TARGET < errors[0]:
         return None
     order = np.argsort(errors)
@@ -67,7 +69,7 @@ def taken(numbers: Sequence[int], errors: Sequence[float]) -> float | None:
 
 
 def compare(num_dims, numbers, seeds) -> Iterator[tuple[list[dict], list[dict]]]:
-    """For each kernel and measure the errors, and the numbers of frequencies."""
+    """Yield the errors, and the numbers of frequencies, for each kernel and measure."""
     box = ((-1.0, 1.0),) * num_dims
     for name, measure, kernel in cells(num_dims):
         errors = Errors(kernel, points(POINTS, num_dims))
@@ -88,7 +90,7 @@ def compare(num_dims, numbers, seeds) -> Iterator[tuple[list[dict], list[dict]]]
 
 
 def other_rules(num_dims, numbers, seeds) -> Iterator[dict]:
-    """The frequencies and features that rules take."""
+    """Yield the numbers of frequencies and features that other rules need."""
     for name, make in KERNELS.items():
         kernel = make(num_dims)
         columns = gp_orff.ORFFKernel(kernel, gp_orff.MonteCarlo(1)).num_features
@@ -108,7 +110,7 @@ def grids(num_dims: int, columns: int) -> Iterator[gp_orff.Grid]:
 
 
 def smallest(errors: Errors, rules) -> dict[str, object]:
-    """The first of some rules that keeps the error below the target."""
+    """Return the first of some rules whose error is below the target."""
     for rule in rules:
         try:
             features = gp_orff.ORFFKernel(errors.kernel, rule)

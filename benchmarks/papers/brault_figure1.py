@@ -45,7 +45,7 @@ STYLES = {  # colour and marker; lines are solid in trace measure, dashed in bas
 
 
 def random_rows(name, measure, errors, numbers, seeds) -> Iterator[tuple[list[dict], dict]]:
-    """For each random rule a row for each number of frequencies, and the slope."""
+    """Yield a row for each random rule and number of frequencies, with the slope of the errors."""
     columns = gp_orff.ORFFKernel(errors.kernel, RULES[0](1)).num_features  # 2r
     for rule in RULES:
         found = np.array(
@@ -71,7 +71,7 @@ def random_rows(name, measure, errors, numbers, seeds) -> Iterator[tuple[list[di
 
 
 def fixed_rules(kernel, numbers) -> Iterator:
-    """Grids of at most as many features as random rules have, and quadratures."""
+    """Yield quadratures, and grids with at most as many features as the random rules."""
     columns = gp_orff.ORFFKernel(kernel, RULES[0](1)).num_features
     box = ((-1.0, 1.0),) * DIMS
     grid = partial(gp_orff.Grid, box, lengthscale_range=(1, 1), tolerance=1e-8)
@@ -96,7 +96,7 @@ def fixed_rows(name, errors, numbers) -> Iterator[dict]:
 
 
 def picture(rows):
-    """Random rules over D, in both measures; all rules over F, the random ones in one measure."""
+    """Draw random rules against D in both measures, and all rules against F in one measure."""
     figure, axes = pictures.panels(2, len(KERNELS), sharey="row")
     for (upper, lower), kernel in zip(axes.T, KERNELS, strict=True):
         own = [row for row in rows if row["kernel"] == kernel]

@@ -50,7 +50,7 @@ def classifiers(D: int, exact: bool) -> dict[str, ClassifierMixin]:
 
 
 def times(number: int, D: int, exact: bool, rounds: int) -> dict[str, float | None]:
-    """Median seconds of each method for `number` digits."""
+    """Return the median seconds of each method for `number` digits."""
     methods, data = classifiers(D, exact), digits(number)
     fits = [partial(own.fit, *data) for own in methods.values()]
     found = map(statistics.median, interleaved(fits, rounds))
@@ -58,13 +58,13 @@ def times(number: int, D: int, exact: bool, rounds: int) -> dict[str, float | No
 
 
 def line(rows: Sequence[dict], name: str, least: int = 0) -> tuple[list[int], list[float]]:
-    """Numbers of digits and seconds of a method."""
+    """Return the numbers of digits and the seconds of a method."""
     own = [row for row in rows if row["N"] >= least and row[name] is not None]
     return [row["N"] for row in own], [row[name] for row in own]
 
 
 def exponents(rows: Sequence[dict], least: int) -> dict[str, float]:
-    """Slopes of log seconds over log N, from `least` digits on."""
+    """Return the slopes of log seconds against log N, for at least `least` digits."""
     return {name: float(np.polyfit(*np.log(line(rows, name, least)), 1)[0]) for name in STYLES}
 
 

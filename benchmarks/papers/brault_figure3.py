@@ -53,7 +53,7 @@ LEVELS = {
 def classifiers(
     numbers: Sequence[int], seed: int
 ) -> Iterator[tuple[str, int | None, ClassifierMixin]]:
-    """Method, D and classifier."""
+    """Yield the method, D and the classifier."""
     yield "linear", None, RidgeClassifier()
     yield "OVK", None, ExactClassifier()
     for D in numbers:
@@ -63,8 +63,10 @@ def classifiers(
 
 
 def error(method: str, classifier: ClassifierMixin, split: Sequence, step: int) -> float:
-    """On the test set, in percent, with the penalty of the smallest error in cross-validation, of
-    every `step`th penalty."""
+    """Return the error on the test set, in percent.
+
+    Cross-validation chooses the penalty among every `step`th of the list.
+    """
     X, X_test, y, y_test = split
     penalty = next(name for name in classifier.get_params() if name.endswith("alpha"))
     alphas = PIXELS if method == "linear" else ALPHAS

@@ -70,7 +70,7 @@ KERNELS = {"decomposable": decomposable, "curl-free": curl_free}
 
 @dataclass(frozen=True)
 class Exact:
-    """An exact operator-valued kernel, by the Cholesky factor of its matrix."""
+    """Regression with an exact operator-valued kernel, by the Cholesky factor of its matrix."""
 
     kernel: Callable[[float], Kernel]
 
@@ -83,7 +83,7 @@ class Exact:
 
 @dataclass(frozen=True)
 class Features:
-    """Operator-valued features, by `ORFFRidge`."""
+    """Regression with operator-valued features, by `ORFFRidge`."""
 
     kernel: Callable[[float], Kernel]
     rule: object
@@ -102,7 +102,7 @@ class Features:
 
 @dataclass(frozen=True)
 class Sampler:
-    """`RBFSampler` and `Ridge` of scikit-learn: independent outputs."""
+    """Regression of independent outputs by `RBFSampler` and `Ridge` of scikit-learn."""
 
     components: int
     seed: int
@@ -122,9 +122,9 @@ class Sampler:
 
 
 def fold_errors(gram: Float[Tensor, "n n"], y: Float[Tensor, "n q"]) -> Float[Tensor, "alphas"]:
-    """Squared error of the rows left out, summed over the folds, for every penalty.
+    """Return the squared errors of the held-out rows for every penalty, summed over the folds.
 
-    With A = K + αI, the residuals of the rows S are (A⁻¹)_SS⁻¹ (A⁻¹y)_S where they are left out.
+    With A = K + αI, the residuals of the held-out rows S are (A⁻¹)_SS⁻¹ (A⁻¹y)_S.
     """
     values, vectors = torch.linalg.eigh(gram)
     inverse = 1 / (values.clamp_min(0) + PENALTIES.unsqueeze(-1))  # (alphas, n)
@@ -135,8 +135,11 @@ def fold_errors(gram: Float[Tensor, "n n"], y: Float[Tensor, "n q"]) -> Float[Te
 
 
 def tuned(method, sample: Sample, step: int) -> tuple[float, float] | None:
-    """The lengthscale, every `step`th, and the penalty of the smallest error; None where all are
-    refused."""
+    """Return the lengthscale and the penalty with the smallest error, among every `step`th
+    lengthscale.
+
+    The result is None if the rule refuses all lengthscales.
+    """
     errors = {}
     for lengthscale in LENGTHSCALES[::step]:
         try:
@@ -156,7 +159,7 @@ def exact_methods() -> Iterator[tuple[dict, Exact]]:
 
 
 def methods(D: int, seed: int) -> Iterator[tuple[dict, object]]:
-    """What is compared at D frequencies; the seed is that of the frequencies."""
+    """Yield the methods that are compared at D frequencies. The seed determines the frequencies."""
     independent = {"kernel": "independent", "measure": "", "D": D}
     yield {**independent, "rule": "RBFSampler"}, Sampler(D, seed)
     yield {**independent, "rule": "RBFSampler, 2D"}, Sampler(2 * D, seed)
@@ -178,7 +181,7 @@ def methods(D: int, seed: int) -> Iterator[tuple[dict, object]]:
 def errors_of(
     seed: int, points: int, numbers: Sequence[int], step: int
 ) -> Iterator[tuple[dict, dict]]:
-    """Each method, its error on the data of a seed, and what it chose."""
+    """Yield each method, with its error on the data of a seed and with its tuned values."""
     train = Sample.of(five_gaussians.curl_free, points, seed)
     test = Sample.of(five_gaussians.curl_free, TEST, seed + 2**16)
     signal = five_gaussians.mean_square()
@@ -193,7 +196,7 @@ def errors_of(
 
 
 def summary(what: dict, found: Sequence[dict]) -> dict:
-    """Means and standard errors over seeds."""
+    """Return means and standard errors over seeds."""
     mse = mean_and_standard_error([own["mse"] for own in found])
     typical = {key: float(np.median([own[key] for own in found])) for key in found[0]}
     return {
@@ -207,7 +210,7 @@ def summary(what: dict, found: Sequence[dict]) -> dict:
 
 
 def differences(found: dict, numbers: Sequence[int]) -> Iterator[dict]:
-    """Curl-free random features against `RBFSampler`, on the same data."""
+    """Yield the differences between curl-free random features and `RBFSampler` on the same data."""
     for D in numbers:
         own = [one["mse"] for one in found["curl-free", "MonteCarlo", "trace", D]]
         for rule in ("RBFSampler", "RBFSampler, 2D"):
@@ -228,7 +231,7 @@ def line(ax, rows, label, **style) -> None:
 
 
 def picture(rows):
-    """The lines of the paper and `RBFSampler`; all rules of the curl-free kernel."""
+    """Draw the lines of the paper and `RBFSampler`, and all rules of the curl-free kernel."""
     figure, ((left, right),) = pictures.panels(1, 2, sharey=True)
 
     def of(**what):

@@ -52,7 +52,7 @@ def fit(name: str, sample: Sample) -> Predict:
 
 
 def measured(name: str, sample: Sample, runs: int) -> tuple[float, Predict]:
-    """The least seconds, and the last fit."""
+    """Return the shortest time in seconds, and the last fit."""
     fits, times = [], []
     while len(times) < (runs if max(times, default=0) < SHORT else 1):
         times.append(seconds(lambda: fits.append(fit(name, sample)), time.process_time))
@@ -60,7 +60,7 @@ def measured(name: str, sample: Sample, runs: int) -> tuple[float, Predict]:
 
 
 def exponent(rows: Sequence[dict], least: int) -> float | None:
-    """Of the seconds in N, from so many points on."""
+    """Return the exponent of the seconds as a power of N, for at least `least` points."""
     own = [row for row in rows if row["N"] >= least]
     if len(own) < 2:
         return None

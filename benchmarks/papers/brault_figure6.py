@@ -55,25 +55,25 @@ def norm(matrix: Matrix) -> float:
 
 
 def fourth_moment(mean: Mean, lag: Lag) -> Matrix:
-    """E cos⟨ω, δ⟩ ‖ω‖² ωωᵀ = ∇∇ᵀΔ exp(−‖δ‖²/2): A² of the curl-free kernel."""
+    """Return E cos⟨ω, δ⟩ ‖ω‖² ωωᵀ = ∇∇ᵀΔ exp(−‖δ‖²/2), the mean of A² for the curl-free kernel."""
     d, square = len(lag), lag @ lag
     matrix = (d + 2 - square) * torch.eye(d).to(lag) - (d + 4 - square) * torch.outer(lag, lag)
     return (-square / 2).exp() * matrix
 
 
 def other_fourth_moment(mean: Mean, lag: Lag) -> Matrix:
-    """E cos⟨ω, δ⟩ ‖ω‖² (‖ω‖² I − ωωᵀ): A² of the divergence-free kernel."""
+    """Return E cos⟨ω, δ⟩ ‖ω‖² (‖ω‖² I − ωωᵀ), the mean of A² for the divergence-free kernel."""
     moment = fourth_moment(mean, lag)
     return moment.trace() * torch.eye(len(lag)).to(lag) - moment
 
 
 def constant(mean: Mean, lag: Lag) -> Matrix:
-    """A does not depend on ω."""
+    """Return the mean of A² if A does not depend on ω."""
     return mean(lag) @ mean(0 * lag)
 
 
 def projection(mean: Mean, lag: Lag) -> Matrix:
-    """A = dP, where P is a projection: fields in trace measure."""
+    """Return the mean of A² if A = dP with a projection P, as for fields in the trace measure."""
     return len(lag) * mean(lag)
 
 
@@ -105,13 +105,13 @@ PRINTED = {
 
 
 def exact(cell: tuple[str, str], mean: Mean, lag: Lag) -> float:
-    """b(δ), where cos²⟨ω, δ⟩ = (1 + cos⟨ω, 2δ⟩)/2."""
+    """Return b(δ), by cos²⟨ω, δ⟩ = (1 + cos⟨ω, 2δ⟩)/2."""
     square = partial(SQUARES[cell], mean)
     return norm((square(0 * lag) + square(2 * lag)) / 2 - mean(lag) @ mean(lag))
 
 
 def bound(cell: tuple[str, str], mean: Mean, lag: Lag) -> float:
-    """The right-hand side of Proposition 3.1."""
+    """Return the right-hand side of Proposition 3.1."""
     at_zero = mean(0 * lag)
     first = (mean(2 * lag) + at_zero) @ at_zero - 2 * mean(lag) @ mean(lag)
     variance = SQUARES[cell](mean, 0 * lag) - at_zero @ at_zero
@@ -119,7 +119,7 @@ def bound(cell: tuple[str, str], mean: Mean, lag: Lag) -> float:
 
 
 def random_rows(cell, kernel, lag, numbers, seeds) -> Iterator[dict]:
-    """D‖E F²‖ of random rules: a mean over seeds, and its standard error."""
+    """Yield D‖E F²‖ of random rules, as a mean over seeds with a standard error."""
     mean = at_lag(kernel, lag)
     for rule in RULES:
         for number in numbers:
@@ -139,7 +139,7 @@ def random_rows(cell, kernel, lag, numbers, seeds) -> Iterator[dict]:
 
 
 def fixed_rows(name, kernel, lag, numbers) -> Iterator[dict]:
-    """D‖F²‖ of grids and quadratures."""
+    """Yield D‖F²‖ of grids and quadratures."""
     columns = gp_orff.ORFFKernel(kernel, RULES[0](1)).num_features
     grid = partial(gp_orff.Grid, ((-1.0, 1.0),) * DIMS, lengthscale_range=(1, 1), tolerance=1e-8)
     rules = [grid(max_features=columns * D, diagonal_correction=False) for D in numbers if D > 16]
@@ -158,7 +158,7 @@ def fixed_rows(name, kernel, lag, numbers) -> Iterator[dict]:
 
 
 def counterexample() -> dict[str, float]:
-    """b and its bound for A = 1, 2 at two frequencies with ⟨ω, δ⟩ = π/4, 2π."""
+    """Return b and its bound for A = 1 and A = 2 at two frequencies with ⟨ω, δ⟩ = π/4 and 2π."""
     A, phase = torch.tensor([1.0, 2.0]), torch.tensor([0.25, 2.0]) * torch.pi
     k, k2, k0 = ((A * (m * phase).cos()).mean() for m in (1, 2, 0))
     return {

@@ -50,7 +50,8 @@ RULES = {
 
 
 def derivatives(field: fields.Field, x: Float[Tensor, "N 2"]) -> dict[str, float]:
-    """The largest curl and divergence, over the largest entry of the Jacobian."""
+    """Return the largest curl and the largest divergence, divided by the largest entry of the
+    Jacobian."""
     jacobian = torch.func.vmap(torch.func.jacrev(lambda point: field(point.unsqueeze(0))[0]))(x)
     largest = jacobian.abs().max()
     return {
@@ -60,13 +61,14 @@ def derivatives(field: fields.Field, x: Float[Tensor, "N 2"]) -> dict[str, float
 
 
 def gradient_error(x: Float[Tensor, "N 2"]) -> float:
-    """The curl-free field against the gradient of the potential by automatic differentiation."""
+    """Return the largest difference between the curl-free field and the gradient of the
+    potential, which is computed by automatic differentiation."""
     gradient = torch.func.vmap(torch.func.grad(lambda point: potential(point.unsqueeze(0))[0]))(x)
     return (gradient - FIELDS["curl-free"](x)).abs().max().item()
 
 
 def learned(name: str, sample: Sample, x: Float[Tensor, "N 2"]) -> dict[str, float]:
-    """Mean squared error by rule."""
+    """Return the mean squared error of each rule."""
     found = {}
     for rule, frequencies in RULES.items():
         predict = by_features(KERNELS[name](LENGTHSCALE), frequencies, ALPHA, sample)

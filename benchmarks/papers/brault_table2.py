@@ -59,7 +59,7 @@ STYLES = {
 
 
 def products(kernel: Kernel, rule, points: int, dims: int) -> dict[str, Callable[[], object]]:
-    """P θ, P* y and P* P θ at random points of [−1, 1]^d."""
+    """Return functions that compute P θ, P* y and P* P θ at random points of [−1, 1]^d."""
     generator = torch.Generator().manual_seed(0)
     random = {"generator": generator, "dtype": torch.float64}
     features = gp_orff.ORFFKernel(kernel, rule)
@@ -74,7 +74,7 @@ def products(kernel: Kernel, rule, points: int, dims: int) -> dict[str, Callable
 
 
 def timed(name: str, rule, points: int, dims: int, rounds: int) -> Iterator[dict]:
-    """A row for each product."""
+    """Yield a row for each product."""
     found = products(KERNELS[name](dims), rule, points, dims)
     times = interleaved(list(found.values()), rounds)
     for product, own in zip(found, times, strict=True):
@@ -93,7 +93,8 @@ def random_rows(name: str, most: int, points: int, rounds: int) -> Iterator[dict
 
 
 def other_rows(points: int, rounds: int) -> Iterator[dict]:
-    """Grid and quadrature of about the same number of frequencies, at many points."""
+    """Yield rows for a grid and a quadrature with about the same number of frequencies, at many
+    points."""
     radius = (2 * FREQUENCIES / math.pi) ** 0.5  # of the disc of nodes, in spacings
     rules = [
         gp_orff.MonteCarlo(FREQUENCIES),

@@ -78,7 +78,8 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Data:
-    """Points, and uᵀy of them in two columns, as in `TARGETS`; the first 1000 are for tests."""
+    """Points, and uᵀy at these points in two columns, as in `TARGETS`. The first 1000 points are
+    held out."""
 
     x: Float[Tensor, "n 20"]
     targets: Float[Tensor, "n 2"]
@@ -110,7 +111,7 @@ class Data:
         return cls(x, targets, lengthscale, y.square().mean().sqrt().item(), noise.std().item())
 
     def some(self, number: int) -> tuple[Float[Tensor, "N 20"], Float[Tensor, "N 2"]]:
-        """The first N points of training."""
+        """Return the first N training points."""
         part = slice(HELD_OUT, HELD_OUT + number)
         return self.x[part], self.targets[part]
 
@@ -123,7 +124,10 @@ def rbf(lengthscale: float) -> RBFKernel:
 
 @dataclass(frozen=True)
 class Learner:
-    """f = R (M + α)⁻¹ r: Φ(z) (ΦᵀΦ + α)⁻¹ Φᵀt with features, K(z, x) (K + α)⁻¹ t without."""
+    """The prediction f = R (M + α)⁻¹ r for targets t.
+
+    It is Φ(z) (ΦᵀΦ + α)⁻¹ Φᵀt with features, and K(z, x) (K + α)⁻¹ t with the exact kernel.
+    """
 
     matrix: Float[Tensor, "m m"]
     right: Float[Tensor, "m 2"]
@@ -147,7 +151,7 @@ class Learner:
         return cls(kernel(x).to_dense(), targets, rows)
 
     def predictions(self, alpha: float) -> Float[Tensor, "n 2"]:
-        """f for both targets."""
+        """Return f for both targets."""
         system = self.matrix.clone()
         system.diagonal().add_(alpha)
         return self.rows @ torch.cholesky_solve(self.right, torch.linalg.cholesky(system))
@@ -161,12 +165,13 @@ def learners(data: Data, number: int, seed: int, frequencies: int) -> Iterator[t
 
 
 def rmse(error: Float[Tensor, "n"]) -> float:
-    """Of a number, where error is along u."""
+    """Return the RMSE of a value, where `error` is the error along u."""
     return (error.square().mean() / OUTPUTS).sqrt().item()
 
 
 def chosen(data: Data, numbers: Sequence[int], frequencies: int) -> dict[tuple, float]:
-    """(N, method, target) → the α of the smallest error at held-out observations."""
+    """Return the α with the smallest error at held-out observations, for each (N, method,
+    target)."""
     found = {}
     for number in numbers:
         for name, learner in learners(data, number, 0, frequencies):
@@ -183,7 +188,7 @@ def chosen(data: Data, numbers: Sequence[int], frequencies: int) -> dict[tuple, 
 def errors(
     data: Data, number: int, seed: int, frequencies: int, alphas: dict[tuple, float]
 ) -> Iterator[tuple[tuple, float]]:
-    """RMSE by (N, method, target), with these α."""
+    """Yield the RMSE for each (N, method, target), with the given α."""
     truth = data.targets[:HELD_OUT, 0]
     for name, learner in learners(data, number, seed, frequencies):
         for column, target in enumerate(TARGETS):

@@ -39,7 +39,7 @@ RULES = {
 
 
 class Pairs:
-    """All points x with some of them, z, under the kernel."""
+    """All pairs of a point x and a point z among some of these points, with the kernel."""
 
     def __init__(self, points: int):
         generator = torch.Generator().manual_seed(0)

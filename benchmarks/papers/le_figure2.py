@@ -39,7 +39,7 @@ LEVELS = {"exact RBF": "-", "exact Bessel": "--", "exact polynomial": ":"}
 
 
 def picture(rows):
-    """Methods of the RBF kernel; those of the others."""
+    """Draw the methods of the RBF kernel, and the methods of the other kernels."""
     figure, ((left, right),) = pictures.panels(1, 2, sharey=True)
     for name, (colour, marker) in STYLES.items():
         ax = left if METHODS[name][0] == "RBF" else right

@@ -60,7 +60,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Split:
-    """Images and labels for training and testing."""
+    """Images and labels for training and for the test."""
 
     x: Float[Tensor, "N 784"]
     labels: Int[Tensor, "N"]
@@ -88,7 +88,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Learned:
-    """Hyperparameters of largest evidence."""
+    """The hyperparameters with the largest evidence."""
 
     kernel: Kernel  # of one output
     noise: float
@@ -115,13 +115,14 @@ class Learned:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Probabilities of the classes, and the classes that are predicted."""
+    """The probabilities of the classes, and the predicted classes."""
 
     p: Float[Tensor, "n 10"]
     classes: Int[Tensor, "n"]
 
     def bins(self, truth: Int[Tensor, "n"]) -> Float[Tensor, "3 b"]:
-        """Of each bin of the largest probability: images, its sum, and how many are right."""
+        """Return three rows for the bins of the largest probability: the number of images, the
+        sum of this probability, and the number of correct images."""
         confidence, found = self.p.max(-1)
         index = (confidence * BINS).long().clamp(max=BINS - 1)
         values = torch.stack([torch.ones_like(confidence), confidence, (found == truth).double()])
@@ -152,7 +153,8 @@ def gaussian_process(
     noise: float,
     split: Split,
 ) -> Prediction:
-    """Ten outputs under one kernel: one factor, and constant means of largest evidence."""
+    """Return predictions of ten outputs with one kernel. They share one Cholesky factor, and
+    each has the constant mean with the largest evidence."""
     gram, cross, variance = covariances(kernel, split)
     gram.diagonal().add_(noise)
     factor = torch.linalg.cholesky(gram)
@@ -166,7 +168,8 @@ def gaussian_process(
 
 
 def fractions(mean: Float[Tensor, "n 10"], sd: Float[Tensor, "n"]) -> Float[Tensor, "n 10"]:
-    """Of draws in which an output is the largest; a thousandth of a draw more for each output."""
+    """Return the fractions of draws in which each output is the largest. A thousandth of a draw
+    is added to each output."""
     generator = torch.Generator().manual_seed(0)
     votes = torch.zeros_like(mean)
     for _ in range(DRAWS):
@@ -198,7 +201,7 @@ def methods(
 
 
 def summary(method: str, found: Sequence[Mapping], exact: Sequence[Mapping]) -> dict[str, object]:
-    """Means over splits, standard deviations of errors, and differences of errors."""
+    """Return means over splits, standard deviations of errors, and differences of errors."""
     row: dict[str, object] = {"method": method}
     for key in ("error", "log loss", "calibration", "seconds"):
         row[key] = float(np.mean([one[key] for one in found]))
@@ -210,7 +213,7 @@ def summary(method: str, found: Sequence[Mapping], exact: Sequence[Mapping]) -> 
 
 
 def picture(rows: Sequence[Mapping], bins: Mapping[str, Float[Tensor, "3 b"]]):
-    """Reliability over all splits, and errors."""
+    """Draw the reliability over all splits, and the errors."""
     figure, ((left, right),) = pictures.panels(1, 2)
     figure.set_size_inches(9, 4)
     left.plot([0, 1], [0, 1], color="0.6", lw=0.8)

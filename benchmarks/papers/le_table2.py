@@ -59,7 +59,7 @@ Work = dict[str, Callable[[], object]]
 
 
 class Projections:
-    """Fastfood and a dense Ω of one size."""
+    """Fastfood and a dense matrix Ω of the same size."""
 
     def __init__(self, num_inputs: int, number: int):
         rbf = RBFKernel().double()
@@ -123,7 +123,7 @@ class Projections:
 
     @property
     def stored(self) -> int:
-        """Bytes of Fastfood, one for each sign."""
+        """The bytes that Fastfood stores, including one for each sign."""
         return sum(buffer.nbytes for buffer in self.draw.buffers())
 
 
@@ -136,7 +136,7 @@ def repeated(function: Callable[[], object], calls: int) -> Callable[[], None]:
 
 
 def timed(work: Work, rounds: int, calls: int = CALLS) -> dict[str, float]:
-    """CPU seconds of a call of each, and how many times as long others take as Fastfood."""
+    """Return the CPU seconds of one call of each computation, and the ratios to Fastfood."""
     numbers = [1 if name in ONCE else calls for name in work]
     repeats = [repeated(*pair) for pair in zip(work.values(), numbers, strict=True)]
     taken = interleaved(repeats, rounds, time.process_time)
@@ -151,7 +151,7 @@ def timed(work: Work, rounds: int, calls: int = CALLS) -> dict[str, float]:
 
 
 def limits(own: Projections, dense: float, fast: float) -> dict[str, float]:
-    """Bytes and additions, and their rates."""
+    """Return bytes and additions, and their rates."""
     number, d = own.omega.shape
     additions = 2 * number * math.log2(d)
     return {
@@ -164,7 +164,8 @@ def limits(own: Projections, dense: float, fast: float) -> dict[str, float]:
 
 
 def picture(tables):
-    """Seconds from the vector to its label, and how many times faster, beside the paper."""
+    """Draw the seconds from the vector to its label, and the ratios of times with those of the
+    paper."""
     figure, ((left, right),) = pictures.panels(1, 2)
     rows = tables["prediction"]
     d = [row["d"] for row in rows]

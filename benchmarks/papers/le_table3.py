@@ -73,12 +73,12 @@ COLOURS = {
 
 
 def constant(split: Split) -> float:
-    """RMSE of the mean over the training data."""
+    """Return the RMSE of a prediction by the mean of the training data."""
     return (split.ys - split.y.mean(0)).square().mean().sqrt().item()
 
 
 def compared(errors: Mapping[tuple[str, str], Sequence[float]]) -> Iterator[dict]:
-    """`Fastfood` beside `MonteCarlo`, split by split."""
+    """Yield the differences between `Fastfood` and `MonteCarlo` over the splits of each set."""
     for name in dict.fromkeys(name for name, _ in errors):
         fast, independent = (np.array(errors[name, own]) for own in ("Fastfood", "MonteCarlo"))
         more = fast - independent
@@ -93,7 +93,7 @@ def compared(errors: Mapping[tuple[str, str], Sequence[float]]) -> Iterator[dict
 
 
 def picture(rows):
-    """The error of every method over that of the exact RBF kernel."""
+    """Draw the error of every method, divided by the error of the exact RBF kernel."""
     names = list(dict.fromkeys(row["set"] for row in rows))
     figure, axes = pictures.panels(-(-len(names) // 3), 3, sharey=True)
     for ax in axes.flat[len(names) :]:

@@ -48,13 +48,13 @@ def points(seed: int) -> Float[Tensor, "N 3"]:
 def relative_error(
     kernel: Kernel, rule: object, x: Float[Tensor, "N 3"], gram: Float[Tensor, "n n"]
 ) -> tuple[int, float]:
-    """F, and ‖K̃ − K‖_F / ‖K‖_F."""
+    """Return F, and ‖K̃ − K‖_F / ‖K‖_F."""
     phi = gp_orff.ORFFKernel(kernel, rule).features(x)
     return phi.shape[-1], (torch.linalg.norm(phi @ phi.mT - gram) / torch.linalg.norm(gram)).item()
 
 
 def errors(field: Field, runs: int, numbers: Sequence[int]) -> dict[tuple, list[tuple[int, float]]]:
-    """(D, map) → F and error of every run."""
+    """Return F and the errors of all runs, for each (D, map)."""
     found = {}
     for seed in range(runs):
         x = points(seed)
@@ -86,7 +86,7 @@ def row(kernel: str, name: str, number: int | None, found: Sequence[tuple[int, f
 
 
 def picture(rows):
-    """The maps of the paper beside its values; all maps over the number of features."""
+    """Draw the maps of the paper with its values, and all maps against the number of features."""
     figure, axes = pictures.panels(2, len(FACTORS), sharey="row")
     for (upper, lower), kernel in zip(axes.T, FACTORS, strict=True):
         own = [row for row in rows if row["kernel"] == kernel]

@@ -52,13 +52,13 @@ def grid() -> Float[Tensor, "N 2"]:
 
 
 def split(seed: int) -> tuple[Int[Tensor, "l"], Int[Tensor, "N-l"]]:
-    """The labelled points, and the others."""
+    """Return the indices of the labelled points, and those of all other points."""
     order = torch.randperm(SIDE**2, generator=torch.Generator().manual_seed(seed))
     return order[:LABELLED], order[LABELLED:]
 
 
 def truth(x: Float[Tensor, "N 2"]) -> Float[Tensor, "N 2"]:
-    """F, the gradient of sin²(2πx) sin²(2πy)/(2π)."""
+    """Return F, the gradient of sin²(2πx) sin²(2πy)/(2π)."""
     double, square = torch.sin(4 * pi * x), torch.sin(2 * pi * x).square()
     return double * square.flip(-1)
 
@@ -66,7 +66,7 @@ def truth(x: Float[Tensor, "N 2"]) -> Float[Tensor, "N 2"]:
 def exact(
     x: Float[Tensor, "l 2"], y: Float[Tensor, "l 2"], points: Float[Tensor, "N 2"]
 ) -> Float[Tensor, "N 2"]:
-    """K(·, x) (K(x, x) + α)⁻¹ y."""
+    """Return K(·, x) (K(x, x) + α)⁻¹ y at the points."""
     kernel = FIELD.kernel
     gram = kernel(x).to_dense()
     factor = torch.linalg.cholesky(gram + ALPHA * torch.eye(len(gram)).to(gram))
@@ -81,13 +81,13 @@ def ridge(
     y: Float[Tensor, "l 2"],
     points: Float[Tensor, "N 2"],
 ) -> tuple[int, Float[Tensor, "N 2"]]:
-    """F, and the field."""
+    """Return the number F of features, and the predicted field."""
     model = ORFFRidge(kernel, rule, alpha=ALPHA).fit(x, y)
     return len(model.coef_), torch.from_numpy(model.predict(points))
 
 
 def run(seed: int, numbers: Sequence[int]) -> dict[tuple, tuple[int | None, float]]:
-    """(D, map) → F and error."""
+    """Return F and the error, for each (D, map)."""
     x = grid()
     y, (seen, others) = truth(x), split(seed)
 
@@ -123,7 +123,8 @@ def row(number: int | None, name: str, found: Sequence[tuple[int | None, float]]
 
 
 def picture(rows, errors):
-    """The field and the data of the first run; errors of every run, beside those of the paper."""
+    """Draw the field with the data of the first run, and the errors of all runs with those of
+    the paper."""
     figure, [(left, right)] = pictures.panels(1, 2, width_ratios=(1, 1.7))
     figure.set_figheight(4.6)
     x, seen = grid(), split(0)[0]

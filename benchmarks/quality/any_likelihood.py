@@ -95,8 +95,11 @@ CASES: dict[str, Callable[[], tuple[Kernel, Likelihood, Mean]]] = {
 
 
 def hmc(log_density: Callable[[Tensor], Tensor], start: Tensor, root: Tensor, draws: int) -> Tensor:
-    """Draws (draws, chains, F) from a density, in coordinates in which it has about the covariance
-    I; the step follows from an acceptance of 0.8 in the first fifth, which is left out."""
+    """Draw from a density by Hamiltonian Monte Carlo, in coordinates with a covariance near I.
+
+    The result has the shape (draws, chains, F). The step is adapted to an acceptance rate of 0.8 in
+    the first fifth of the draws, which are omitted.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def value(z):
@@ -178,7 +181,8 @@ def compared(name: str, points: int, draws: int) -> dict[str, float]:
 
 
 def fitted(how: str, seed: int) -> tuple[float, float, float]:
-    """Coverage of the field, root mean square error of its mean, and seconds of a fit."""
+    """Return the coverage of the field, the root mean square error of its mean, and the seconds
+    of a fit."""
     torch.manual_seed(seed)
     kernel, x = ScaleKernel(RBFKernel()).double(), torch.rand(300, 2, dtype=torch.float64)
     kernel.base_kernel.lengthscale, kernel.outputscale = 0.25, 1.0

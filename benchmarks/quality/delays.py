@@ -26,7 +26,7 @@ LONGEST, DELAYS, NOISE = 8.0, (0.2, 0.8), 0.1
 
 
 class Delayed(torch.nn.Module):
-    """f₁(x) = g(x) and f₂(x) = g(x − τ)."""
+    """The factor B(ω) of the outputs f₁(x) = g(x) and f₂(x) = g(x − τ)."""
 
     def __init__(self):
         super().__init__()
@@ -38,7 +38,10 @@ class Delayed(torch.nn.Module):
 
 
 def observed(points: int, seed: int) -> tuple[float, Float[Tensor, "N 1"], Float[Tensor, "N 2"]]:
-    """The delay, times and values of both sensors: the signal at N times, and at N earlier ones."""
+    """Return the delay, and the times and values of both sensors.
+
+    The second sensor has the values of the signal at N earlier times.
+    """
     generator = torch.Generator().manual_seed(seed)
     low, high = DELAYS
     delay = low + (high - low) * torch.rand((), generator=generator, dtype=torch.float64)
@@ -54,7 +57,8 @@ def observed(points: int, seed: int) -> tuple[float, Float[Tensor, "N 1"], Float
 def learned(
     x: Float[Tensor, "N 1"], y: Float[Tensor, "N 2"], first: float = 0.0
 ) -> tuple[float, float]:
-    """The delay and its standard error, from a first one on."""
+    """Return the learned delay and its standard error, for a search that starts at the delay
+    `first`."""
     kernel = gp_orff.SpectralMatrixKernel(RBFKernel(), Delayed(), num_outputs=2, num_dims=1)
     torch.nn.init.constant_(kernel.amplitude.delay, first)
     with warnings.catch_warnings():
@@ -85,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def summary(fits: Sequence[dict[str, float]]) -> dict[str, float]:
-    """How many intervals contain the delay, and errors."""
+    """Return how many intervals contain the delay, and the median errors."""
     error = torch.tensor([abs(fit["learned"] - fit["delay"]) for fit in fits])
     deviation = torch.tensor([fit["standard error"] for fit in fits])
     return {

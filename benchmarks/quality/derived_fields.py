@@ -30,7 +30,7 @@ KNOWN_GRIDS = {"divergence": ("divgrid", 1), "vorticity": ("vortgrid", -1)}
 
 
 def truth_of(field: Field, x: Float[Tensor, "n 2"]) -> Mapping[str, Float[Tensor, "n 1"]]:
-    """Divergence and vorticity of a known field, by automatic differentiation."""
+    """Return the divergence and the vorticity of a known field, by automatic differentiation."""
     x = x.clone().requires_grad_()
     values = field(x)
     east, north = (

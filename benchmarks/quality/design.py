@@ -48,7 +48,7 @@ def flow():
 def drifting(
     field: Callable[[Float[Tensor, "n 2"]], Float[Tensor, "n 2"]], generator: torch.Generator
 ) -> Float[Tensor, "N 2"]:
-    """Positions of drifters, as long as they are in the square."""
+    """Return the positions of drifters while they are in the square."""
     x = torch.rand(DRIFTERS, 2, generator=generator, dtype=torch.float64)
     places = []
     for _ in range(STEPS):
@@ -64,7 +64,8 @@ def lattice(box: Sequence[tuple[float, float]], count: int = 20) -> Float[Tensor
 
 
 def farthest(candidates: Float[Tensor, "C 2"], x: Float[Tensor, "N 2"]) -> Choice:
-    """One after another, that which is farthest from all observations."""
+    """Choose candidates one after another. Each is the one that is farthest from all
+    observations so far."""
     distance, chosen = torch.cdist(candidates, x).amin(-1), []
     for _ in range(MORE):
         chosen.append(int(distance.argmax()))
@@ -139,7 +140,8 @@ def stations(folder: Path, splits: int) -> Rows:
 
 
 def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, object]]:
-    """Mean RMSE by choice, by how much more it is than that of `design`, and how often."""
+    """Return, for each method, the mean RMSE, the mean difference from the RMSE of `design`, and
+    how often it is larger."""
     errors = {name: np.array([row[name] for row in rows]) for name in rows[0] if name != "draw"}
     return {
         name: {
@@ -152,7 +154,7 @@ def summary(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, object]]
 
 
 def seconds(candidates: int) -> Iterator[dict[str, object]]:
-    """Of the process, which other processes do not lengthen."""
+    """Yield the processor seconds of a design, for each rule of frequencies and each target."""
     generator = torch.Generator().manual_seed(0)
     x, places = (
         torch.rand(count, 2, generator=generator, dtype=torch.float64)

@@ -41,12 +41,14 @@ def power_law(slope: float) -> Callable[[np.random.Generator], Float[np.ndarray,
 
 
 def of_rbf(rng: np.random.Generator) -> Float[np.ndarray, "k"]:
-    """‖ωℓ‖² ~ χ²₄: the density of the stream function, weighted by ‖ω‖²."""
+    """Draw wave numbers with ‖ωℓ‖² ~ χ²₄, the spectrum of a flow whose stream function has an
+    RBF kernel."""
     return np.sqrt(rng.chisquare(4, WAVES)) / length(rng)
 
 
 def of_matern(rng: np.random.Generator) -> Float[np.ndarray, "k"]:
-    """‖ωℓ‖² ~ 3 χ²₄/χ²₁: a Student t density of 3 degrees of freedom, weighted by ‖ω‖²."""
+    """Draw wave numbers with ‖ωℓ‖² ~ 3 χ²₄/χ²₁, a Student-t density with 3 degrees of freedom
+    that is weighted by ‖ω‖²."""
     return np.sqrt(3 * rng.chisquare(4, WAVES) / rng.chisquare(1, WAVES)) / length(rng)
 
 
@@ -63,7 +65,7 @@ SPECTRA = {
 
 
 def flow(spectrum: Callable, rng: np.random.Generator) -> Callable[[Tensor], Tensor]:
-    """A sum of plane waves of random directions and phases."""
+    """Return a sum of plane waves with random directions and phases."""
     k = spectrum(rng)
     angle, phase = rng.uniform(0, 2 * np.pi, (2, WAVES))
     waves = k * np.stack([np.cos(angle), np.sin(angle)])
@@ -79,7 +81,8 @@ def flow(spectrum: Callable, rng: np.random.Generator) -> Callable[[Tensor], Ten
 def inside(
     spectrum: Callable, points: int, seed: int, num_paths: int
 ) -> tuple[float, float, float]:
-    """Shares of the wavenumbers, low and high, whose true energy is inside; CPU seconds."""
+    """Return for which fractions of small and of large wave numbers the interval contains the
+    true energy, and the CPU seconds."""
     rng = np.random.default_rng(seed)
     truth = flow(spectrum, rng)
     x = torch.from_numpy(rng.random((points, 2)))

@@ -60,7 +60,7 @@ def cholesky(covariance, noise):
 
 
 def asked(kernel, x, y, xs, noise):
-    """Evidence and standard deviations, by Cholesky."""
+    """Return the evidence and standard deviations, computed by a Cholesky factor."""
     covariance = dense(kernel, x)
     root = torch.linalg.cholesky(
         covariance + noise * torch.eye(len(covariance), dtype=torch.float64)
@@ -73,7 +73,7 @@ def asked(kernel, x, y, xs, noise):
 
 
 def lags(num_dims):
-    """From next to zero to corner to corner."""
+    """Return lags from almost zero to the diagonal of the box."""
     near = torch.logspace(-6, -1, 6, dtype=torch.float64)
     axis = torch.cat([torch.zeros(1), near, torch.linspace(0.2, EXTENT, 25, dtype=torch.float64)])
     return torch.cartesian_prod(*[axis] * num_dims).reshape(-1, num_dims)[1:]
@@ -81,7 +81,8 @@ def lags(num_dims):
 
 @torch.no_grad()
 def compared(name, alpha, num_dims, count, features):
-    """Features, foretold and true error of the kernel, of the evidence, of the sd."""
+    """Return the number of features, and the predicted and true errors of the kernel, the
+    evidence and the standard deviations."""
     exact = kernel_of(name, alpha, num_dims)
     grid = gp_orff.Grid(
         domain=((0.0, EXTENT),) * num_dims,

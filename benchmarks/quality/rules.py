@@ -57,7 +57,7 @@ STYLES = {  # colours of Okabe & Ito, safe for colour-blind readers
 
 @dataclass(frozen=True)
 class Problem:
-    """Observations y at x of a field with this kernel, and the field itself at xs."""
+    """Observations y at x of a field with this kernel, and the true field at xs."""
 
     kernel: gpytorch.kernels.Kernel
     box: tuple[tuple[float, float], ...]
@@ -86,7 +86,7 @@ class Problem:
         return cls(kernel, box, noise, x[:points], y, x[points:], field[points:])
 
     def posterior(self, kernel):
-        """Mean and standard deviation at xs, and the log evidence in nats per point."""
+        """Return the mean and standard deviation at xs, and the log evidence in nats per point."""
         likelihood = one_noise(self.y.shape[-1], self.noise, least=1e-8)
         model = VectorGP(self.x, self.y, kernel, likelihood)
         check = gp_orff.settings.check_features(False)  # it would warn, rightly
@@ -100,7 +100,7 @@ class Problem:
 
 
 def rules(problem, features, seeds):
-    """The rules of each name with at most that many features."""
+    """Return the rules of each name with at most `features` features."""
     num_dims = len(problem.box)
     random = RANDOM if num_dims > 1 else (gp_orff.MonteCarlo, gp_orff.QuasiMonteCarlo)
     found = {rule.__name__: [rule(features // 2, seed=s) for s in range(seeds)] for rule in random}
@@ -114,7 +114,8 @@ def rules(problem, features, seeds):
 
 
 def compare(problem, exact, features, seeds):
-    """For each name its `COLUMNS`, averages of seeds; and why rules have refused."""
+    """Return the values of `COLUMNS` for each rule, averaged over seeds, and the errors that
+    rules raised."""
     exact_mean, exact_sd, exact_evidence = exact
     rows, refusals = {}, []
     for name, several in rules(problem, features, seeds).items():
@@ -145,7 +146,11 @@ def compare(problem, exact, features, seeds):
 
 
 def picture(results, value, label):
-    """A value over F of every rule, kernels in rows, d in columns; open where sd is too large."""
+    """Draw a value of every rule against F, with one row for each kernel and one column for each
+    d.
+
+    Open markers show standard deviations that are too large.
+    """
     figure, axes = plt.subplots(
         2, 3, figsize=(10, 6.4), sharex=True, sharey=True, layout="constrained"
     )
@@ -178,7 +183,7 @@ def picture(results, value, label):
 
 
 def pictures(results, folder: Path) -> None:
-    """`results`: rows by potential and d."""
+    """Draw all figures. `results` contains the rows by potential and d."""
     figures = {
         "rules.png": (
             lambda row, rows: max(LEAST_ERROR, row["sd"]),

@@ -31,7 +31,7 @@ COLOURS = dict(zip(RULES, ("#0072B2", "#E69F00", "#009E73"), strict=True))  # Ok
 
 @torch.no_grad()
 def errors(rule: type, num_dims: int, numbers: Sequence[int], seeds: int) -> np.ndarray:
-    """(seeds, numbers)"""
+    """Return the error of the kernel for each seed and number of features, (seeds, numbers)."""
     generator = torch.Generator().manual_seed(0)
     x = 3 * torch.rand(100, num_dims, generator=generator, dtype=torch.float64)
     potential = RBFKernel().double()

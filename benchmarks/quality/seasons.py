@@ -35,7 +35,7 @@ WEST, EAST, SOUTH, NORTH = 100, 180, 15, 55
 
 
 def winds(folder: Path) -> tuple[Float[Tensor, "n 2"], Float[Tensor, "12 n 2"]]:
-    """Positions in 1000 km, and m/s."""
+    """Return positions in units of 1000 km, and winds in m/s."""
     from h5py import File
 
     parts = []

@@ -92,7 +92,7 @@ def columns(times: Float[Tensor, "T"]) -> Float[Tensor, "T 6"]:
 
 
 def in_space(lengthscale: float):
-    """Of variance one."""
+    """Return a kernel of a field with variance one."""
     turning, straining = divergence_free(lengthscale), curl_free(lengthscale)
     for part, share in ((turning, TURNING), (straining, 1 - TURNING)):
         part.outputscale = share * part.outputscale
@@ -119,7 +119,8 @@ def kernel_of(eddies: bool):
 def learned(
     radar: Radar, eddies: bool, count: int, seed: int
 ) -> tuple[gp_orff.VectorFieldGP, bool]:
-    """A model, and whether its fit warns that the field varies in other ways than tides."""
+    """Return a fitted model, and whether the fit warns that the field does not vary like tides
+    only."""
     x, y = radar.inputs, radar.y.flatten(0, 1)
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:count]
     with warnings.catch_warnings(record=True) as caught:
@@ -129,7 +130,7 @@ def learned(
 
 
 def as_simulated() -> gp_orff.VectorFieldGP:
-    """With the hyperparameters of the simulation."""
+    """Return a model with the hyperparameters of the simulation."""
     model = gp_orff.VectorFieldGP(kernel_of(eddies=True).double())
     sizes = [(TIDE, size) for size in AMPLITUDES.values()] + [(EDDY, EDDIES)]
     for product, (length, size) in zip(model.kernel.kernels, sizes, strict=True):
@@ -145,7 +146,10 @@ def as_simulated() -> gp_orff.VectorFieldGP:
 
 
 def parts_of(field: gp_orff.FieldPosterior, places: Tensor) -> Float[Tensor, "3 2 n 2"]:
-    """Means of cosine and sine, which have the other sign half a period later; a mean has not."""
+    """Return the means of the cosine and sine of each tide.
+
+    They change sign after half a period, so differences of two times remove a constant mean.
+    """
     found = []
     for number, period in enumerate(PERIODS.values()):
         part = field.part(number)
@@ -165,7 +169,8 @@ def inside(found: TidalEllipses, truth: TidalEllipses, quantity: str) -> float:
 
 
 def conditioned(radar: Radar, model: gp_orff.VectorFieldGP, eddies: bool):
-    """The posterior given all vectors, and the seconds and, with eddies, features that it takes."""
+    """Return the posterior given all vectors, and its seconds. With eddies, the number of
+    features is returned too."""
     start, options = time.process_time(), {}
     if eddies:
         options["frequencies"] = gp_orff.Grid.for_tides(radar.inputs, model.kernel)
@@ -207,7 +212,8 @@ def errors(parts: Float[Tensor, "3 2 n 2"], radar: Radar) -> dict[str, float]:
 
 
 def summary(records: Sequence[Mapping[str, Mapping[str, float]]], name: str) -> dict[str, object]:
-    """Errors over all records, their ratio to those of harmonic analysis, coverage and costs."""
+    """Return errors over all records, their ratio to the errors of harmonic analysis, coverage
+    and costs."""
     records = [scores for scores in records if name in scores]
 
     def error(model: str, constituent: str) -> float:

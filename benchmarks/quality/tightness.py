@@ -38,7 +38,7 @@ def delayed(omega: Float[Tensor, "D 1"]) -> Float[Tensor, "D 2 1"]:
 
 
 def turned(omega: Float[Tensor, "D 2"]) -> Float[Tensor, "D 2 1"]:
-    """Along the frequency, turned by half a radian, and bounded."""
+    """Return a bounded factor B(ω) with the direction of ω, rotated by half a radian."""
     c, s = math.cos(0.5), math.sin(0.5)
     along = omega @ torch.tensor([[c, s], [-s, c]], dtype=omega.dtype)
     return (along / (1 + omega.square().sum(-1, keepdim=True)).sqrt()).unsqueeze(-1)

@@ -61,7 +61,8 @@ def evaluation(inference: ExactInference, num_dims: int, ard: bool) -> Callable[
 
 
 def radars(radials: int, seed: int = 0):
-    """Places, radial velocities, directions and the radar of each of a rotating current."""
+    """Return positions, radial velocities, directions and the radar of each observation, for a
+    simulated current."""
     generator = torch.Generator().manual_seed(seed)
     sites = torch.tensor([[-5.0, 0.0], [-4.0, 5.0], [-5.0, 10.0], [5.0, -4.0]]).double()
     x = 10 * torch.rand(radials, 2, generator=generator).double()

@@ -64,7 +64,7 @@ Moments = tuple[Float[Tensor, "n 2"], Float[Tensor, "n 2"]]
 
 
 class Woodbury:
-    """An `ExactGP` on random features of a curl-free kernel, by hand."""
+    """An `ExactGP` on random features of a curl-free kernel, written without the package."""
 
     def __init__(self, x: Float[Tensor, "N 2"], y: Float[Tensor, "N 2"], orff: gp_orff.ORFFKernel):
         self.x, self.y, self.base = x, y, orff.frequencies[0].bases[0]
@@ -84,7 +84,7 @@ class Woodbury:
         return omega, torch.cat([weights, weights]), deviation, (self.y - self.mean) / deviation
 
     def step(self) -> float:
-        """Evidence per number, and its gradient."""
+        """Compute the evidence per value and its gradient, and return the evidence."""
         self.logs.grad = self.mean.grad = None
         omega, weights, deviation, residuals = self.parts()
         twice = ReducedTerms.apply(self.x, omega, weights / deviation, residuals)
@@ -110,7 +110,8 @@ def columns(x: Float[Tensor, "n 2"], omega: Float[Tensor, "D 2"]) -> Float[Tenso
 
 
 def reduced(x, omega, weights, residuals) -> tuple[Tensor, ...]:
-    """φ; the factor of A = I + φᵀφ∘WWᵀ, A⁻¹b of b = Σ_p W_p∘φᵀr_p, φᵀφ and φᵀr."""
+    """Return φ, the Cholesky factor of A = I + φᵀφ∘WWᵀ, A⁻¹b with b = Σ_p W_p∘φᵀr_p, φᵀφ and
+    φᵀr."""
     phi = columns(x, omega)
     gram, moments = phi.mT @ phi, phi.mT @ residuals
     system = gram * (weights @ weights.mT)
@@ -121,7 +122,7 @@ def reduced(x, omega, weights, residuals) -> tuple[Tensor, ...]:
 
 
 class ReducedTerms(torch.autograd.Function):
-    """log|A| − bᵀA⁻¹b."""
+    """The autograd function of log|A| − bᵀA⁻¹b."""
 
     @staticmethod
     def forward(ctx, x, omega, weights, residuals):
@@ -154,7 +155,7 @@ def noise_of_all() -> MultitaskGaussianLikelihood:
 
 
 class Exact:
-    """An `ExactGP` with a kernel."""
+    """An `ExactGP` with a given kernel."""
 
     def __init__(self, x: Tensor, y: Tensor, kernel: gpytorch.kernels.Kernel):
         self.model = VectorGP.with_constants(x, y, kernel, noise_of_all())
@@ -183,7 +184,7 @@ class Inducing(gpytorch.models.ApproximateGP):
 
 
 class Variational:
-    """SVGP whose q is that of a step of natural gradients of rate one on all data."""
+    """SVGP with the optimal q, from one step of natural gradients with rate one on all data."""
 
     def __init__(self, x: Tensor, y: Tensor, number: int):
         self.x, self.y = x, y
@@ -225,7 +226,8 @@ def on_a_grid(x: Tensor, number: int) -> gp_orff.ORFFKernel:
 
 
 def tasks(scalar: gpytorch.kernels.Kernel) -> MultitaskKernel:
-    """Uncorrelated outputs of variance one, at first; their correlation is a parameter."""
+    """Return a kernel of two outputs with variance one. Their correlation is a parameter, which
+    starts at zero."""
     kernel = MultitaskKernel(scalar, num_tasks=2, rank=1).double()
     kernel.task_covar_module.covar_factor.data.zero_()
     kernel.task_covar_module.var = torch.ones(2)
@@ -249,7 +251,7 @@ CONTESTANTS: dict[str, Callable[[Tensor, Tensor, int], Exact | Woodbury | Variat
 
 @lru_cache(1)
 def data(points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Vectors, and the field at other places."""
+    """Return observed vectors, and the true field at further positions."""
     side = EXTENT[2]
     generator = torch.Generator().manual_seed(0)
     field = field_of(curl_free(1.0), ((0.0, side),) * 2)
@@ -261,19 +263,20 @@ def data(points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def step_of(name: str, points: int, number: int) -> Callable[[], float]:
-    """A function that runs one step, its data and model made beforehand."""
+    """Return a function that runs one step. Its data and model are created before."""
     x, y, *_ = data(points)
     return CONTESTANTS[name](x, y, number).step
 
 
 def prepare() -> None:
-    """A process of a contestant."""
+    """Set up the process of a contestant."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of many truncated features, and of the data used again
 
 
 def measured(name: str, points: int, number: int, first: bool) -> dict[str, float]:
-    """Processor seconds of a step and of a prediction; in the first round MiB and scores too."""
+    """Return the processor seconds of a step and of a prediction. In the first round, return MiB
+    and scores too."""
     if first:
         x, y, xs, _ = data(100)
         small = CONTESTANTS[name](x, y, 40)
@@ -299,7 +302,7 @@ def measured(name: str, points: int, number: int, first: bool) -> dict[str, floa
 def compared(
     processes: dict[str, ProcessPoolExecutor], points: int, number: int, rounds: int
 ) -> dict[str, dict[str, float]]:
-    """Of every contestant: medians, and what the first round gave."""
+    """Return the medians of the times of each contestant, and the results of the first round."""
     first: dict[str, dict[str, float]] = {}
     times: dict[str, list[tuple[float, float]]] = {
         name: [] for name in CONTESTANTS if points <= LARGEST.get(name, points)

@@ -55,7 +55,7 @@ KERNELS = {
 
 
 def kernel_of(name: str) -> Kernel:
-    """A kernel with lengthscales of one, and constants as parameters."""
+    """Return a kernel whose lengthscales are one, without trained parameters."""
     torch.manual_seed(0)  # of the output covariance of gpytorch's kernel
     kernel = KERNELS[name][0]().double()
     for module in kernel.modules():
@@ -68,7 +68,7 @@ STRICT = Accuracy(mean_error=3e-4)  # a tenth of that of models
 
 
 class Problem:
-    """A draw of the prior at N points, with noise, and points to predict at."""
+    """Noisy observations of a draw of the prior at N points, and points for predictions."""
 
     def __init__(self, name: str, points: int, signal: float, more: int = 0, seed: int = 0):
         self.kernel, dims = kernel_of(name), KERNELS[name][1]
@@ -86,7 +86,7 @@ class Problem:
         self.places, self.xs = x[:points], x[points:]
 
     def field(self, x: Float[Tensor, "n d"], generator: torch.Generator) -> Float[Tensor, "n p"]:
-        """An exact draw at few points, one of random features at many."""
+        """Return an exact draw at few points, or a draw by random features at many points."""
         if len(x) <= 2000:
             covariance = self.kernel(x).to_dense()
             covariance.diagonal().add_(1e-8)
@@ -98,7 +98,7 @@ class Problem:
         return expansion.phi.apply(x, expansion.column_weights(theta))
 
     def grid(self, features: int) -> list:
-        """Frequencies of a grid of a given number of features."""
+        """Return the frequencies of a grid with at most the given number of features."""
         dims = self.xs.shape[-1]
         grid = gp_orff.Grid(
             domain=((0.0, self.extent),) * dims,

@@ -35,7 +35,7 @@ from speed.workers import apart, model_of
 
 
 def killing_one(client: distributed.Client, after: float, killed: list[int]) -> threading.Thread:
-    """A thread that kills a worker of the cluster after so many seconds."""
+    """Start a thread that kills a worker of the cluster after some seconds."""
 
     def kill() -> None:
         time.sleep(after)
@@ -51,8 +51,11 @@ def killing_one(client: distributed.Client, after: float, killed: list[int]) -> 
 def on_a_cluster(
     model: gp_orff.VectorFieldGP, parts: Sequence, times: int, needed: float
 ) -> tuple[list[FieldStatistics], int]:
-    """The sums of so many passes, and how many workers were killed before the end of one; `needed`
-    seconds is about half of what a pass takes."""
+    """Return the sums of several passes, and how many workers were killed before the end of a
+    pass.
+
+    `needed` is about half of the seconds of a pass.
+    """
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
     found, before_end = [], 0
     for _ in range(times):  # a new one each: a nanny does not always bring its worker back
@@ -68,7 +71,7 @@ def on_a_cluster(
 
 
 def sums(model: bytes, parts: Sequence, path: Path, out: Path, begun: Event) -> None:
-    """Write the sums of a pass with a checkpoint; for a process of its own."""
+    """Write the sums of a pass with a checkpoint, in a separate process."""
     one_thread()
     begun.set()
     found = pickle.loads(model).statistics_of(parts, checkpoint=path)
@@ -78,7 +81,7 @@ def sums(model: bytes, parts: Sequence, path: Path, out: Path, begun: Event) -> 
 def with_a_checkpoint(
     model: gp_orff.VectorFieldGP, parts: Sequence, times: int, folder: Path
 ) -> tuple[FieldStatistics, int]:
-    """The sums of a pass, and how often it was killed before its end."""
+    """Return the sums of a pass, and how often its process was killed before the end."""
     context, out = multiprocessing.get_context("forkserver"), folder / "sums"
     context.set_forkserver_preload(["gp_orff"])
     packed = pickle.dumps(model)

@@ -24,7 +24,7 @@ import gp_orff
 
 
 class Written(gp_orff.ORFFKernel):
-    """The same features without the Kronecker form."""
+    """A kernel with the same features, but without the Kronecker form."""
 
     def _expansion(self, num_inputs):
         return super()._expansion(num_inputs).general()

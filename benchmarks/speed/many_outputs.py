@@ -40,7 +40,7 @@ def step_of(outputs: int, points: int, frequencies: int) -> Callable[[], float]:
 
 
 def algebra(size: int) -> Rows:
-    """Seconds of one call of each, and MiB of what it returns."""
+    """Return the seconds of one call of each computation, and the MiB of its result."""
     root = torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(0)).double()
     gram, rows, mib = root @ root.mT, Rows(), 8 * size**2 / 2**20
 

@@ -135,7 +135,7 @@ def ladder(most: float) -> Iterator[tuple[str, float, int]]:
 
 
 def rows(arguments) -> Iterator[tuple[str, float, int]]:
-    """Method, points, inputs."""
+    """Yield the method, the number of points and the number of inputs of each row."""
     if arguments.smoke:
         yield from [("ours", 2000, 2), ("exact", 50, 2), ("dense", 100, 2), ("svgp", 300, 2)]
         return

@@ -50,7 +50,7 @@ Sums = Callable[[], FieldStatistics]
 
 
 def model_of(first: Path) -> gp_orff.VectorFieldGP:
-    """A model whose grid is that of all files."""
+    """Return a model with the grid that is used for all files."""
     x, y = (values[:2000] for values in load(first))
     box = gp_orff.Grid(domain=((0.0, 9.0), (0.0, 9.0)), max_features=4000)
     return gp_orff.VectorFieldGP(gp_orff.HelmholtzKernel(num_dims=2), frequencies=box).condition(
@@ -102,7 +102,7 @@ def apart(found: FieldStatistics, expected: FieldStatistics) -> float:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those it has started, as long as they live."""
+    """Return the CPU seconds of this process and of its running children."""
     processes = psutil.Process().children(recursive=True)
     times = [own.cpu_times() for own in processes]
     return time.process_time() + sum(own.user + own.system for own in times)
@@ -118,7 +118,7 @@ def measured(sums: Sums) -> tuple[dict[str, float], FieldStatistics]:
 
 
 def compare(ways: dict[str, Sums], workers: int, rounds: int, rows: Rows) -> FieldStatistics:
-    """Rows of the ways, of which the first is the loop; the sums of the loop."""
+    """Return a row for each way, and the sums of the loop, which is the first way."""
     taken: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     differences = dict.fromkeys(ways, 0.0)
     for _ in range(rounds):

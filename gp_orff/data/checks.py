@@ -175,9 +175,15 @@ class ColumnUnits:
         return values * (factors if axes == 2 else factors.diagonal())
 
     def of_symbol(self, power: int | None, space: Sequence[int]) -> "ColumnUnits":
-        """The units for observations of a symbol, whose values have the unit of y times a power of
-        the unit of x. They are unknown if components, or directions of space, have different
-        units."""
+        """Return the units of x and of the values of a symbol.
+
+        The values have the unit of y times a power of the unit of x. Their unit is unknown if the
+        components of y have different units, or if the coordinates in space have different units.
+
+        Args:
+            power: the exponent of the unit of x; None if the symbol has none.
+            space: the indices of the columns of x that are coordinates in space.
+        """
         lengths = {plain_unit(self.x[column]) for column in space} if self.x else set()
         if power is None or len(set(self.y)) != 1 or len(lengths) != 1:
             return ColumnUnits(self.x)

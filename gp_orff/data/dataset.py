@@ -74,8 +74,11 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads data for a model: validated observations on its device, less a mean that is not
-    constant."""
+    """A reader of data for a model.
+
+    It validates the observations, copies them to the device of the model, and subtracts a mean
+    function unless it is constant.
+    """
 
     kernel: Kernel
     mean: Mean
@@ -356,8 +359,10 @@ class Data(ABC):
 
     @abstractmethod
     def statistics(self, phi: TrigColumns) -> FieldStatistics:
-        """The statistics of all observations for the columns `phi`, differentiable with respect to
-        their ω."""
+        """Return the statistics of all observations for the columns `phi`.
+
+        They are differentiable with respect to the frequencies ω.
+        """
 
     @property
     def varies(self) -> bool:
@@ -365,8 +370,12 @@ class Data(ABC):
         return True
 
     def stored_weights(self, data: "Dataset") -> Sequence[Float[Tensor, "n"]] | None:
-        """The stored weights of the observations in `data`, one tensor for each part of a visit.
-        Weights that are not stored are NaN. None without stored weights."""
+        """Return the stored weights of the observations in `data`, one tensor for each part of a
+        visit.
+
+        An observation without a stored weight has NaN. The result is None if there are no stored
+        weights.
+        """
         return None
 
     @property
@@ -402,7 +411,7 @@ class Data(ABC):
             )
 
     def restrict(self, grid: Grid) -> Grid:
-        """The grid, restricted to frequencies for which statistics exist."""
+        """Return the grid, restricted to frequencies for which statistics exist."""
         return grid
 
     def to(self, device: torch.device) -> "Data":
@@ -425,7 +434,8 @@ class Data(ABC):
     def local_noises(
         self, noises: Noises, num_observations: float = math.inf
     ) -> dict[GroupKey, float]:
-        """The noise variance by group, for the `Weights.local_mean` of `num_observations`."""
+        """Return the mean noise variance of each group, divided by `Weights.local_mean` for the
+        given number of observations."""
         return {
             key: noises[key.label].diagonal().mean().item() / weights.local_mean(num_observations)
             for key, weights in self.weights_of.items()
@@ -437,7 +447,10 @@ class Data(ABC):
         return len(self.survey.box)
 
     def sampled(self, most: int) -> "Data":
-        """The data, with about `most` blocks of the tracks of each group that has many more."""
+        """Return the data with a sample of about `most` block means in each group along tracks.
+
+        Groups with only slightly more block means do not change.
+        """
         if all(len(part.y) <= _MORE * most for part in self.tracks):
             return self
         tracks, weights = [], dict(self.survey.weights)
@@ -627,7 +640,8 @@ class Dataset(Data):
         return selected.split([len(part) for part in wanted])
 
     def weighted(self, weights: Sequence[Float[Tensor, "n"]], elbo_correction: float) -> "Dataset":
-        """The data with learned weights, one tensor for each part, and with the ELBO correction."""
+        """Return the data with learned weights and the ELBO correction. `weights` has one tensor
+        for each part."""
         return replace(self, weights=tuple(weights), elbo_correction=elbo_correction)
 
     def with_parts(self, parts: Sequence[Observations], elbo_correction: float) -> "Dataset":
@@ -636,13 +650,16 @@ class Dataset(Data):
         return self._from((InMemory(parts),), elbo_correction=elbo_correction)
 
     def _from(self, sources: tuple[Source, ...], **changes: object) -> "Dataset":
-        """These data with other sources, which are visited once, and other changes."""
+        """Return these data with other sources, which are visited once, and other `changes`."""
         survey = replace(fold_sources(sources, FirstLook(0)).survey, skipped=self.survey.skipped)
         return replace(self, sources=sources, survey=survey, **changes)
 
     def less(self, trend: Callable[[Float[Tensor, "n d"]], Float[Tensor, "n p"]]) -> "Dataset":
-        """These data less a trend. The trend is subtracted from observations in memory. Arrays and
-        chunks are read with the present mean of their reader."""
+        """Return these data with a trend subtracted.
+
+        The trend is subtracted from observations in memory. Arrays and chunks are read again, with
+        the present mean of their reader.
+        """
 
         def minus(part: Observations) -> Observations:
             return part.minus(trend(part.x))
@@ -650,7 +667,7 @@ class Dataset(Data):
         return self._from(tuple(source.mapped(minus) for source in self.sources))
 
     def within(self, box: Box) -> "Dataset":
-        """The observations inside a box with their weights. The data are visited once."""
+        """Return the observations inside a box, with their weights. The data are visited once."""
         weights = None
         if self.weights is not None:
             inside = [within_box(part.x, box) for part in self.unweighted().visit()]

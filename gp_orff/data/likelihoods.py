@@ -441,8 +441,9 @@ class HeavyTails(Constrained):
         """Register ν, its constraint and its prior.
 
         By default, ν − 2 has a log-normal prior with its mode at 2. If observations do not
-        determine ν, the prior gives a value near 4. It excludes ν ≤ 2, where the noise has an
-        infinite variance. For Gaussian noise, it makes ν finite.
+        determine ν, a fit therefore gives a value near 4. The prior excludes ν ≤ 2, for which the
+        noise has an infinite variance. If the noise of the data is Gaussian, the likelihood alone
+        has no maximum at a finite ν. Its product with the prior has one.
 
         Args:
             deg_free: the value of ν.
@@ -513,7 +514,7 @@ class HeavyTails(Constrained):
         return nu / (nu - 2)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        """Load a state. A state without ν, of an older version, does not change ν."""
+        """Load a state. ν does not change if the state has none, as in older versions."""
         for name, value in self.state_dict().items():
             if name.startswith(("raw_deg_free", "deg_free_prior")):
                 state_dict.setdefault(prefix + name, value.clone())

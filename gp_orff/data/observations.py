@@ -147,10 +147,11 @@ Rows = TypeVar("Rows")  # values of observations, with a method `take` that sele
 def with_rows(
     parts: Iterable[Observations], groups: Mapping[GroupKey, Rows]
 ) -> Iterator[tuple[Observations, Rows]]:
-    """Each part with its rows of the values of its group.
+    """Yield each part of the observations with its rows of `groups`.
 
-    A group has one row for each of its observations, in the order of `join`. A group may have
-    several parts, for example in chunks or along directions.
+    `groups` has the values of each group, with one row for each observation, in the order of
+    `join`. The observations of a group may be divided into several parts, for example in chunks or
+    along directions.
     """
     taken = dict.fromkeys(groups, 0)
     for part in parts:
@@ -180,8 +181,8 @@ def less_reference(
 def of_constants(
     symbol: Symbol, x: Float[Tensor, "n d"], space: Sequence[int], constants: Float[Tensor, "p k"]
 ) -> Float[Tensor, "n q k"]:
-    """Q (1⊗c)(x): the images of k constant fields c under a symbol. For potentials, they are linear
-    in x."""
+    """Return Q (1⊗c)(x), the images of k constant fields c under a symbol Q. For potentials, they
+    are linear in x."""
     return of_affine(affine_image(symbol, space, constants), symbol, x, space)
 
 
@@ -207,11 +208,11 @@ def of_affine(
 
 
 class LinearObservations(ABC):
-    """M values y = H f + ε, where M is small enough for matrices of M rows.
+    """Observations y = H f + ε with M values, where M is small enough for matrices with M rows.
 
     H has two factors: the evaluation of a symbol Q of the field at points, and a sparse matrix that
-    combines these values (`rows`). If Φ are the values of features, H Φ is `rows(Φ)`. If K is the
-    covariance of the values of two kinds of observations, H₁ K H₂ᵀ is
+    combines these values (`rows`). For the values Φ of features, H Φ is `rows(Φ)`. For the
+    covariance K of the values of two kinds of observations, H₁ K H₂ᵀ is
     `first.rows(second.rows(K.mT).mT)`.
     """
 
@@ -237,8 +238,10 @@ class LinearObservations(ABC):
     def noise_covariance(
         self, noises: Noises, truncated: TruncatedVariance = None
     ) -> Float[Tensor, "M M"]:
-        """The covariance of ε, plus that of the part of H f that the features omit
-        (`truncated`)."""
+        """Return the covariance of ε.
+
+        It includes the covariance `truncated` of the part of H f that the features omit.
+        """
 
     def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
         """V = [y, H(1⊗I_p)]: the values, and the effect of the constant mean of each output."""
@@ -291,8 +294,11 @@ def _at_each_point(blocks: Float[Tensor, "n v v"]) -> Float[Tensor, "n*v n*v"]:
 
 @dataclass(frozen=True)
 class SymbolObservations(LinearObservations):
-    """Observations y = (Q f)(x) + ε of a symbol Q at m points, with ε ~ N(0, `noise`) at each
-    point. With directions u, they are y = uᵀ(Q f)(x) + ε."""
+    """Observations y = (Q f)(x) + ε of a symbol Q of the field f at m points.
+
+    The error ε ~ N(0, `noise`) is independent between points. With directions u, the observations
+    are y = uᵀ(Q f)(x) + ε.
+    """
 
     symbol: Symbol = field()
     x: Float[Tensor, "m d"]

@@ -240,9 +240,11 @@ _recorded_tasks, _before = 0, warnings.catch_warnings()
 
 @contextmanager
 def recorded_warnings() -> Iterator[dict[tuple, None]]:
-    """Inside the block, warnings of this thread become the keys of a dict: text, category, file and
-    line. Filters belong to a process: the first of several threads sets them, and the last one
-    restores them."""
+    """Record the warnings of this thread in the `with` block, as the keys of a dict.
+
+    A key contains the text, the category, the file and the line. Filters of warnings belong to the
+    process. The first of several threads therefore sets them, and the last one restores them.
+    """
     global _recorded_tasks, _before
     with _lock:
         if not _recorded_tasks:
@@ -264,7 +266,7 @@ def recorded_warnings() -> Iterator[dict[tuple, None]]:
 
 
 def _record(message, category, filename, lineno, file=None, line=None) -> None:
-    """The function that replaces `warnings.showwarning`. It drops warnings of other threads."""
+    """Replace `warnings.showwarning` in a `with` block. Warnings of other threads are dropped."""
     recorded = _recorded.get()
     if recorded is not None:
         try:
@@ -303,8 +305,10 @@ class Work:
 
 @contextmanager
 def naming(chunk: object, number: int) -> Iterator[None]:
-    """Errors inside the block name the chunk by its index. A chunk that is a callable is also named
-    by its text."""
+    """Add the index of the chunk to the message of an error in the `with` block.
+
+    If the chunk is a callable, its text is added too.
+    """
     try:
         yield
     except Exception as error:
@@ -360,7 +364,8 @@ class Job:
         return Outcome(total, points)
 
     def _tried(self, chunk: object, number: int) -> tuple[Any, int]:
-        """The value of a chunk, which may be a pickle of it, and the number of its points."""
+        """Return the value of a chunk and the number of its points. The chunk may be a pickle.
+        Failed attempts are repeated."""
         for _ in range(self.retries + 1):
             try:
                 chunk = pickle.loads(chunk) if isinstance(chunk, bytes) else chunk
@@ -426,10 +431,10 @@ def _packed_task(task: Task) -> Task:
 def ordered_map(
     submit: Callable[[Any], Future], items: Iterable, most: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Each item with the result of `submit(item)`, in the order of the items.
+    """Yield each item with the result of `submit(item)`, in the order of the items.
 
-    At most `most` calls are in flight. They are cancelled if the generator is closed, and at any
-    error or interrupt.
+    At most `most` calls run at the same time. They are cancelled if the generator is closed, or
+    after an error or interrupt.
     """
     items, pending = iter(items), deque()
     try:
@@ -504,7 +509,7 @@ class Passes:
     warned: set[tuple] = field(default_factory=set)  # warnings of workers that were given here
 
     def outcomes(self, work: Work, tasks: Iterator[Task]) -> Iterator[tuple[Task, Outcome]]:
-        """The tasks, each with its outcome, in their order.
+        """Yield the tasks, each with its outcome, in the order of the tasks.
 
         Raises:
             TypeError: The work or a chunk cannot be pickled.
@@ -597,18 +602,20 @@ def silent(chunks: int, points: int, of: int | None) -> None:
 
 
 def kept(compute: Callable[[], Kept]) -> Kept:
-    """The result of `compute`, or its result in the interrupted call that is resumed.
+    """Return the result of `compute`. If an interrupted call is resumed, return its stored result
+    instead.
 
-    The passes of the checkpoint then have equal arguments to the last bit, also with another number
-    of threads. Computations are distinguished by their order. Without passes nothing is stored,
-    because only their chunks show whether the data are equal.
+    The arguments of later passes are then equal to the last bit to those in the checkpoint, also
+    with another number of threads. Computations are identified by their order. A result is stored
+    only if there are passes, because only their chunks show whether the data are equal.
     """
     checkpoint = _call.get().checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
 
 
 def shares(values: Sequence) -> list[Sequence]:
-    """Values in shares for the workers of this call. There is one share without an executor."""
+    """Divide values into parts for the workers of this call. Without an executor, there is one
+    part."""
     executor = _call.get().executor
     count = 1 if executor is None else _SHARES * num_workers(executor)
     size = max(1, -(-len(values) // count))
@@ -647,8 +654,10 @@ def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = 
 
 
 def _tasks(chunks: Iterator, start: int, size: int) -> Iterator[Task]:
-    """Tasks of consecutive chunks: one chunk if it is data, `size` chunks if the worker loads
-    them."""
+    """Divide chunks into tasks of consecutive chunks.
+
+    A task has one chunk if the chunk contains the data, and `size` chunks if the worker loads them.
+    """
     for chunk in chunks:
         more = list(islice(chunks, size - 1)) if callable(chunk) else []
         yield Task([chunk, *more], start)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Components:
-    """Some components of the vector, the same at each point. The noise is Σ for these
-    components."""
+    """A pattern of observations that have the same components of the vector at each point. The
+    noise covariance is the one of these components."""
 
     columns: tuple[int, ...]
     num_outputs: int  # p
@@ -74,16 +74,18 @@ class Components:
     def unweighted_noise(
         self, covariance: Float[Tensor, "*b p p"], masses: Float[Tensor, "k"], count: float
     ) -> Float[Tensor, "*b v v"]:
-        """H δ Hᵀ Σ_n w_n a_n / N: the noise that replaces a variance δ without weights.
+        """Return H δ Hᵀ Σ_n w_n a_n / N, which approximates noise of variance δ that is not divided
+        by weights w_n.
 
-        It is exact if all weights are one. Otherwise δ is multiplied by the mean weight, so that
-        the noise of all observations increases by one factor. If tolerance and budget allow,
+        The noise of a group is divided by the weights, but the truncated variance δ is not. The
+        result is exact if all weights are one. Otherwise δ is multiplied by the mean weight, so
+        that the noise of all observations increases by one factor. If tolerance and budget allow,
         `VectorFieldGP` uses grids for which this factor is below 1.01.
         """
         return self.noise(covariance) * (masses[0] / count)
 
     def precision(self, inverse: Float[Tensor, "*b v v"]) -> Float[Tensor, "*b q q"]:
-        """P with H_nᵀ Σ⁻¹ H_n = Σ_k a_nk P E_k."""
+        """Return P, for which H_nᵀ Σ⁻¹ H_n = Σ_k a_nk P E_k."""
         return inverse
 
     def rows(self, values: Float[Tensor, "n p k"], direction: None) -> Float[Tensor, "n v k"]:
@@ -156,7 +158,7 @@ class LineOfSight:
         return ((covariance * second).sum((-1, -2)) / count)[..., None, None]
 
     def precision(self, inverse: Float[Tensor, "*b 1 1"]) -> Float[Tensor, "*b p p"]:
-        """P with H_nᵀ Σ⁻¹ H_n = Σ_k a_nk P E_k."""
+        """Return P, for which H_nᵀ Σ⁻¹ H_n = Σ_k a_nk P E_k."""
         return inverse * torch.eye(self.num_outputs, dtype=inverse.dtype, device=inverse.device)
 
     def rows(self, values: Float[Tensor, "n p k"], direction: Float[Tensor, "n p"]) -> Tensor:

@@ -357,8 +357,10 @@ _STEPS = 30  # most steps of Newton's method for this constant
 def represented(
     parts: Sequence[Observations], likelihoods: Mapping[str, Likelihood], num_outputs: int
 ) -> list[Observations]:
-    """The observations. Groups with a `Pointwise` likelihood have their first pseudo-observations,
-    which are for the best constant field.
+    """Return the observations, with first pseudo-observations in groups with a `Pointwise`
+    likelihood.
+
+    These pseudo-observations represent the likelihood at the best constant field.
 
     Raises:
         ValueError: A value has zero probability. Or noise or variances are given with such a
@@ -451,7 +453,8 @@ def _of_vectors(part: Observations, likelihood: Pointwise, p: int) -> Iterator[O
 def _constant(
     y: Float[Tensor, "n v"], likelihood: Pointwise, q: int
 ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q q"]]:
-    """η and Λ of pseudo-observations for the best constant field, with variance one."""
+    """Return η and Λ of the pseudo-observations at the best constant field. Its prior has
+    variance one."""
     eye, constant, best = torch.eye(q).to(y), y.new_zeros(q), -math.inf
     blocks = eye.expand(len(y), q, q)
     step = torch.zeros_like(constant)
@@ -476,8 +479,8 @@ def _constant(
 def positive(
     curvature: Float[Tensor, "n q q"], slope: Float[Tensor, "n q"]
 ) -> Float[Tensor, "n q q"]:
-    """The curvatures, whose eigenvalues are raised to a small share of the squared slope along
-    their axis."""
+    """Return the curvatures with positive eigenvalues. Along each axis, the eigenvalue is raised
+    to at least a small multiple of the squared slope."""
     values, axes = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
     along = (axes.mT @ slope.unsqueeze(-1)).squeeze(-1)
     least = _NONE * values.amax(-1, keepdim=True).clamp_min(_NONE)
@@ -491,8 +494,11 @@ def proposed(
     mean: Float[Tensor, "n p"],
     covariance: Float[Tensor, "n p p"],
 ) -> tuple[Float[Tensor, "n"], Represented]:
-    """The expected log density of the observed values under a distribution of the field at their
-    points, and the pseudo-observations that represent the values there."""
+    """Return the expected log density of the observed values, and their next
+    pseudo-observations.
+
+    Both are for a given distribution of the field at the points of the observations.
+    """
     given = part.represented
     mean, covariance = latent(part, mean, covariance)
     expected, slope, curvature = likelihood.derivatives(given.values, mean, covariance)
@@ -504,7 +510,8 @@ def proposed(
 def latent(
     part: Observations, mean: Float[Tensor, "n p"], covariance: Float[Tensor, "n p p"]
 ) -> tuple[Float[Tensor, "n q"], Float[Tensor, "n q q"]]:
-    """The distribution of the argument of the likelihood: one value, or all outputs of a point."""
+    """Return the distribution of the argument of the likelihood, which is one value or all
+    outputs of a point."""
     if part.represented.linear.shape[-1] > 1:
         return mean, covariance
     return part.apply(mean), part.apply_to_covariance(covariance)

@@ -87,11 +87,12 @@ _OFFSET = 0.37  # offset of cells, so that rounded numbers are not at their edge
 
 
 def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
-    """The index of the site of each position. Sites are in the order of their first positions.
+    """Return the index of the site of each position, in the order of the first positions of sites.
 
-    Positions x and z of one site have Σ_j ((x_j − z_j) / reach_j)² ≤ 1. A site does not grow along
-    a chain of neighbours. It has the positions within 1 of a leader if they fit into a ball of
-    diameter 1, otherwise those within ½.
+    All positions x and z of one site satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of
+    neighbours is divided into several sites. In units of `reach`, a site contains all positions
+    within a distance of 1 from one of them, if these fit into a ball of diameter 1. Otherwise, it
+    contains the positions within a distance of ½.
 
     Args:
         x: positions (n, d).
@@ -381,11 +382,12 @@ class Nodes:
         levels: int,
         divided: Bool[Tensor, "m"] | None = None,
     ) -> "Nodes":
-        """The mean positions of the parts of each site, which is halved `levels` times.
+        """Divide the records of each site into parts, and return the mean positions of the parts.
 
-        Each half has half of the records, on one side along the axis that is widest in units of the
-        `reach`. Records with equal coordinates along it are in the same half. Sites that are not
-        `divided` have one part.
+        A site is divided `levels` times into halves, with half of the records in each. It is
+        divided across the axis along which it is widest, in units of `reach`. Records with equal
+        coordinates along this axis are in the same half. A site has only one part if its element
+        of `divided` is False.
         """
         scaled, part = _in_units_of(reach, x), site.clone()
         whole = torch.zeros_like(site, dtype=torch.bool) if divided is None else ~divided[site]
@@ -459,9 +461,15 @@ def _in_order(along: Float[Tensor, "n"], part: Int[Tensor, "n"]) -> Int[Tensor, 
 
 @dataclass(frozen=True)
 class SiteMeans(LinearObservations):
-    """Means of observations of a group at some sites. H f is a mean over the nodes of each site.
+    """Means of the observations of a group at each of m sites, with H f as a mean over nodes.
 
-    The nodes of a site have the direction of its mean. The noise is the noise of the means.
+    A site is a set of nearby positions. H f is the mean of the field at the site. It is computed as
+    a weighted mean over a few positions, the nodes. If the means are components along directions,
+    the direction of the mean applies to all nodes of a site.
+
+    Attributes:
+        means: the means, with their noise.
+        nodes: the nodes of all sites, with their weights.
     """
 
     means: Observations

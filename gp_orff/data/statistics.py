@@ -79,10 +79,12 @@ class Weights:
         return self.total / self.count
 
     def local_mean(self, num_observations: float) -> float:
-        """The mean weight of `num_observations` around an observation with a large weight.
+        """Return the mean weight of a few neighbouring observations, of which one has a large
+        weight.
 
-        One of them is drawn with probability w_n/Σw_n, the others uniformly. They determine the
-        field where its posterior variance is smallest.
+        It is the expected mean of `num_observations` weights. One observation is drawn with the
+        probability w_n/Σw_n, the others uniformly. Such observations determine the field at places
+        where its posterior variance is smallest.
         """
         # Σw²/Σw is at least the mean by Cauchy–Schwarz, except for rounding.
         weighted_mean = max(self.squares / self.total, self.mean)
@@ -238,7 +240,8 @@ class Statistics:
     def kept(
         self, compute: Callable[["Statistics"], list[Tensor]], keys: Sequence[Tensor]
     ) -> list[Tensor]:
-        """The result of `compute` for these statistics. It is stored for the same keys."""
+        """Return the result of `compute` for these statistics. The result is stored, and
+        computed again only if the keys change."""
         if not (self._kept and all(map(torch.equal, self._kept[0], keys))):
             self._kept[:] = [keys, compute(self)]
             self._grams.clear()  # the matrices that `compute` has used

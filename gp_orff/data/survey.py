@@ -62,10 +62,10 @@ class Distances:
 
     @cached_property
     def bulk(self) -> Float[np.ndarray, "d"]:
-        """The extent (d,) of uniformly distributed points whose middle 90 % have the extent of the
-        middle 90 % of the sample.
+        """The extent (d,) of most points along each axis.
 
-        A single distant point does not change it.
+        It is the extent of the middle 90 % of the sample divided by 0.9, which is the whole extent
+        of uniformly distributed points. A single distant point does not change it.
         """
         low, high = self._middle
         middle = np.minimum((high - low) / _MIDDLE, self.extent)
@@ -211,7 +211,8 @@ class Survey:
         return Distances(sample, np.ptp(np.array(self.box), axis=1), self.num_points)
 
     def _subsample(self) -> "Survey":
-        """The survey with the 20 000 observations of smallest rank, at most."""
+        """Return the survey with a sample of at most 20 000 observations, which are those with
+        the smallest random ranks."""
         if sum(map(len, self.ranks)) <= _SAMPLE:
             return self
         bound = torch.cat(self.ranks).kthvalue(_SAMPLE).values
@@ -226,8 +227,10 @@ def merge_pieces(
     values: Sequence[Float[Tensor, "n"]],
     most: int = MOST_PIECES,
 ) -> tuple[list[Observations], list[Float[Tensor, "n"]]]:
-    """If there are more than `most` pieces, concatenate them to one piece for each group, with the
-    values of their observations."""
+    """If there are more than `most` pieces, join the pieces of each group.
+
+    Also join the `values` of their observations. Otherwise return both unchanged.
+    """
     if len(parts) <= most:
         return list(parts), list(values)
     members: dict[GroupKey, list[int]] = {}
@@ -238,10 +241,11 @@ def merge_pieces(
 
 
 def subset(x: Float[Tensor, "N d"], size: int, seed: int = 0) -> Int[Tensor, "n"]:
-    """Row indices of about `size` points with all distances from each other.
+    """Return the row indices of about `size` points, such that distances of all lengths occur
+    between them.
 
-    They are random centres, and the neighbours of each centre whose ranks by distance are a
-    geometric sequence.
+    The points are random centres, and neighbours of each centre. If neighbours are sorted by
+    distance, the ranks of those that are selected are a geometric sequence.
     """
     if len(x) <= size:
         return torch.arange(len(x), device=x.device)

@@ -74,8 +74,12 @@ class BlockTimes:
 
     @cached_property
     def _steps(self) -> list[Float[Tensor, "k"]]:
-        """For each rank, the time since the previous observation in the k blocks that have one.
-        These blocks are the first in `_order`."""
+        """Time steps between consecutive observations of a block, from which `averages` computes
+        sums.
+
+        Element i − 1 of the list contains the steps from observation i to observation i + 1, for
+        the k blocks with more than i observations. These are the first k blocks in `_order`.
+        """
         sizes = self.count[self._order].long()
         steps = []
         for rank in range(1, int(sizes[0])):
@@ -84,8 +88,14 @@ class BlockTimes:
         return steps
 
     def averages(self, time: Float[Tensor, ""]) -> tuple[Tensor, Tensor, Tensor]:
-        """c, a, and Var[r̄]/σ_r² = mean_ij exp(−|t_i − t_j|/τ), by recursions over the
-        observations."""
+        """Return averages over each block of correlations with the correlation time τ = `time`.
+
+        The correlation of the observations i and j is exp(−|t_i − t_j|/τ). The function returns
+        three tensors (T,). The first one, c, is the mean correlation with the last observation of
+        the block. The second one, a, is the mean correlation with the first observation. The third
+        one is the mean over all pairs of observations, Var[r̄]/σ_r². They are computed by
+        recursions over the observations.
+        """
         one = time.new_ones(len(self.count))
         # `since` and `before` refer to the present observation. `first` and `pairs` are sums over
         # the observations.
@@ -141,7 +151,11 @@ class BlockNoise:
         return self.of_tracks(rows.unsqueeze(0)).squeeze(0)
 
     def of_tracks(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t t"]:
-        """The covariances of blocks of tracks. Entries −1 in `rows` have rows of a unit matrix."""
+        """Return the covariances of the block means of several tracks.
+
+        Each row of `rows` contains the indices of the blocks of one track, padded by −1. In the
+        covariance, the padding has rows and columns of a unit matrix.
+        """
         c, a, variance = (part[rows] for part in self._parts)
         present = rows >= 0
         both = present.unsqueeze(-1) & present.unsqueeze(-2)
@@ -174,8 +188,10 @@ _ROWS = 2**13  # approximate number of rows of a batch
 
 
 def batches_of(sizes: Sequence[int], most: int = _ROWS) -> list[Int[Tensor, "b t"]]:
-    """The blocks of tracks in batches of tracks with similar numbers of blocks. Shorter tracks are
-    padded by −1. The function also makes batches of the observations of blocks.
+    """Return the indices of the blocks of all tracks, in batches of tracks with similar lengths.
+
+    A batch is a matrix with one row for each track. Rows of shorter tracks are padded by −1. The
+    function can also divide the observations of blocks into batches.
 
     Args:
         sizes: the number of blocks of each track. The blocks of tracks follow each other.
@@ -263,8 +279,11 @@ def _means(
     block: Int[Tensor, "N"],
     count: int,
 ) -> Float[Tensor, "T k"]:
-    """The means of the `values` of rows over `count` blocks. They are computed in chunks, unless
-    the columns have a gradient."""
+    """Return the mean of row values over each of `count` blocks.
+
+    The function `values` returns the values of a slice of rows, and `width` is their number of
+    columns. Rows are computed in chunks, unless the columns have a gradient.
+    """
     if any(tensor.requires_grad for tensor in phi.tensors):
         return block_means(values(slice(None)), block, count)
     total = x.new_zeros(count, width, dtype=torch.float64)
@@ -343,8 +362,11 @@ _LARGEST = 256  # most observations of a block
 
 @dataclass(frozen=True)
 class Track:
-    """The observations of one track in blocks: block means ȳ, and the scatter about lines in
-    time."""
+    """The observations of one track, divided into blocks.
+
+    For each block, the class stores the mean ȳ. A straight line in time is fitted to each block,
+    and the residuals about these lines determine the white noise.
+    """
 
     label: str
     x: Float[Tensor, "n d"]
@@ -357,7 +379,10 @@ class Track:
     given: Float[Tensor, "n"] | None = None  # the known noise variance of each observation
 
     def take(self, blocks: Int[Tensor, "m"]) -> "Track":
-        """Some blocks, in increasing order, with their share of the scatter."""
+        """Return this track with only some blocks, in increasing order.
+
+        The sum of squared residuals is reduced in proportion to the degrees of freedom.
+        """
         place = torch.full((len(self.y),), -1, device=blocks.device)
         place[blocks] = torch.arange(len(blocks), device=blocks.device)
         block = place[self.block]
@@ -536,19 +561,20 @@ def _change(y: Float[np.ndarray, "N p"], of_track: Int[np.ndarray, "N"], size: i
 
 @dataclass(frozen=True)
 class BlockMeans(Components):
-    """All components of a mean over a block of observations of one track."""
+    """A pattern for block means of complete vectors along a track."""
 
 
 @dataclass(frozen=True)
 class LineMeans(LineOfSight):
-    """The mean over a block of observations of one track. Each has a separate direction."""
+    """A pattern for block means of components along directions, where each observation of a track
+    has a separate direction."""
 
 
 MeansOfBlocks = BlockMeans | LineMeans
 
 
 def means_of(pattern: Pattern) -> MeansOfBlocks:
-    """The pattern of block means of observations with this pattern."""
+    """Return the pattern of block means, given the pattern of the observations."""
     if pattern.along:
         return LineMeans(pattern.num_outputs)
     return BlockMeans(pattern.columns, pattern.num_outputs)
@@ -586,8 +612,11 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class TrackObservations(LinearObservations):
-    """Block means of the observations of a group along tracks: ȳ_b = mean_i f(x_i) + ε̄_b, or with
-    uᵢᵀ f(x_i) along a direction u_i for each observation."""
+    """Means over blocks of observations along the tracks of one group.
+
+    The mean of block b is ȳ_b = mean_i f(x_i) + ε̄_b, over the observations i of the block. For
+    components along directions u_i, f(x_i) is replaced by u_iᵀ f(x_i).
+    """
 
     key: GroupKey
     tracks: tuple[Track, ...]
@@ -632,8 +661,10 @@ class TrackObservations(LinearObservations):
 
     @property
     def num_averaged(self) -> int:
-        """The number of vector components that an exact kernel averages, for observations along
-        directions in blocks of several observations. Otherwise 0."""
+        """The number of vector components that an exact kernel averages.
+
+        It is 0, except for observations along directions in blocks of several observations.
+        """
         if self.direction is None or self.one_by_one:
             return 0
         return len(self.condensed.points) * self.key.pattern.num_outputs
@@ -664,9 +695,12 @@ class TrackObservations(LinearObservations):
         return block_means(values, self.times.block, len(self.y))
 
     def in_blocks(self, span: float | None = None) -> "TrackObservations":
-        """These single observations in blocks of about `span` along the clock. By default,
-        `block_span` chooses the duration. Up to 8192 observations along directions stay single, and
-        more if directions change within blocks."""
+        """Average these single observations over blocks of about `span` along the clock.
+
+        The clock is the time or the length of the path. By default, `block_span` chooses the span.
+        In this case, observations along directions are not averaged if there are at most 8192, or
+        if the directions within a block differ much.
+        """
         clock, sizes, chosen = self.times.clock, [len(track.x) for track in self.tracks], span
         if span is None and self.direction is not None and len(self.x) <= _FEW_NUMBERS:
             return self
@@ -683,15 +717,15 @@ class TrackObservations(LinearObservations):
 
     @property
     def turns(self) -> bool:
-        """Whether directions differ much within a block, so that its mean has little
-        information."""
+        """Whether some direction differs by more than 0.1 from the mean direction of its block, so
+        that block means lose information."""
         if self.direction is None:
             return False
         away = self.direction - self.means.direction[self.times.block]
         return bool(away.norm(dim=-1).amax() > _TURN)
 
     def take(self, rows: Int[Tensor, "m"]) -> "TrackObservations":
-        """Some blocks, in increasing order, with their share of the scatter."""
+        """Return these observations with only some blocks, in increasing order."""
         stops = torch.tensor([blocks.stop for blocks in self.blocks]).to(rows.device)
         present, counts = torch.searchsorted(stops, rows, right=True).unique_consecutive(
             return_counts=True
@@ -703,7 +737,7 @@ class TrackObservations(LinearObservations):
         return replace(self, tracks=tracks)
 
     def __add__(self, new: "TrackObservations") -> "TrackObservations":
-        """These observations with later ones of the group appended."""
+        """Return these observations, followed by later observations of the same group."""
         if self.timed != new.timed:
             raise ValueError(
                 "expected times for all tracks of a group or for none, got both; give time= for "
@@ -721,7 +755,8 @@ class TrackObservations(LinearObservations):
         return replace(self, tracks=tuple(tracks.values()), span=self.span or new.span)
 
     def sample(self, number: int) -> "TrackObservations":
-        """About `number` blocks: sequences of consecutive blocks from all tracks."""
+        """Return a sample of about `number` blocks, in sequences of consecutive blocks from all
+        tracks."""
         stretches = [
             piece
             for blocks in self.blocks
@@ -760,11 +795,13 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def condensed(self) -> "TrackObservations":
-        """These observations for an exact kernel, with two positions in place of all positions of a
-        block.
+        """Return these observations with only two positions for each block, for an exact kernel.
 
-        The two positions are one standard deviation from the mean position, along the direction of
-        largest extent. Small data do not change.
+        A block is a group of consecutive observations whose mean is used. An exact kernel averages
+        covariances over the positions of a block, which is expensive if there are many. The two
+        positions are the mean position ± one standard deviation along the direction of largest
+        extent. Data with at most 1000 vector components, or with at most two observations per block
+        on average, are returned unchanged.
         """
         count, width = len(self.y), self.key.pattern.num_outputs
         if len(self.x) * width <= _MOST_NODES or len(self.x) <= 2 * count:
@@ -820,18 +857,25 @@ class TrackObservations(LinearObservations):
     def covariances(
         self, noises: Noises, truncated: Float[Tensor, "p p"] | None
     ) -> Iterator[tuple[Int[Tensor, "b t"], Float[Tensor, "b t t"]]]:
-        """The blocks of tracks in batches, padded by −1, and the covariances of their noise in one
-        component. `truncated` is the variance that the features omit."""
+        """Yield the noise covariances of block means in one component, in batches of tracks.
+
+        Each element contains the indices of the blocks (b, t), padded by −1, and the covariances
+        (b, t, t). `truncated` is the variance that the features omit.
+        """
         largest = 0.0 if truncated is None else truncated.diagonal().amax()
         noise = self.noise(noises, largest)
         return ((rows, noise.of_tracks(rows)) for rows in self._batches)
 
     def scatter_terms(self, noises: Noises) -> tuple[Float[Tensor, "p"], Float[Tensor, ""]]:
-        """The terms of the scatter within blocks in yᵀK⁻¹y, by component, and in log|K|.
+        """Return the terms of the log evidence that come from residuals within blocks.
 
-        About a line, white noise has the variance σ², and known noise has the mean variance of the
-        observations of the track. Over a block of length u τ, the correlated noise r has a variance
-        of about σ_r² 2u / (15 + 2u).
+        The residuals are taken about a straight line in each block. The first result is their
+        contribution to yᵀK⁻¹y for each component (p,), the second is their contribution to log|K|,
+        plus a constant.
+
+        White noise contributes the variance σ², and known noise contributes its mean variance on
+        the track. For a block of length u τ, the correlated noise r contributes a variance of about
+        σ_r² 2u / (15 + 2u).
         """
         noise = TrackNoise(*(value.double() for value in self._parameters(noises)))
         # This u is twice that of the docstring. The formula is 2u/15 for short blocks and tends to
@@ -845,9 +889,12 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def _about_lines(self) -> tuple[Float[Tensor, "k p"], Float[Tensor, "k"], Float[Tensor, "k"]]:
-        """The sums of squares of all residuals about lines, their degrees of freedom, and the mean
-        known noise variance. If noise is known, they are for each track, otherwise for all tracks
-        together."""
+        """The sums of squared residuals about lines (k, p), their degrees of freedom (k,), and the
+        mean known noise variance (k,).
+
+        If some noise is known, they are given for each of k tracks. Otherwise, k = 1, and they are
+        sums over all tracks.
+        """
         squares = torch.stack([track.squares for track in self.tracks])
         degrees = squares.new_tensor([track.degrees for track in self.tracks])
         if self.given is None:
@@ -860,7 +907,8 @@ class TrackObservations(LinearObservations):
         return [rows.to(self.x.device) for rows in batches]
 
     def averages_along(self, phi: Columns) -> Float[Tensor, "k p*T"]:
-        """mean_i φ(x_i) u_i for each block of observations along directions u."""
+        """Return mean_i φ(x_i) u_i over the observations of each block, for components along
+        directions u."""
         x, direction = self.x, self.direction
 
         def products(rows: slice) -> Float[Tensor, "n p*M"]:
@@ -871,7 +919,7 @@ class TrackObservations(LinearObservations):
         return means.unflatten(1, (-1, phi.num_columns)).permute(2, 1, 0).flatten(1)
 
     def averages(self, phi: Columns) -> list[Float[Tensor, "b t k"]]:
-        """[φ̄, ȳ, 1] for batches of tracks, padded by zeros."""
+        """Return [φ̄, ȳ, 1] of the blocks of each track, in batches of tracks padded by zeros."""
         columns = averaged(phi, self.x, self.times.block, len(self.y))
         columns = torch.cat([columns, self.y, torch.ones_like(self.y[:, :1])], dim=-1)
         return [columns[rows] * (rows >= 0).unsqueeze(-1) for rows in self._batches]
@@ -883,9 +931,11 @@ class TrackObservations(LinearObservations):
         noises: Noises,
         truncated: Float[Tensor, "p p"] | None,
     ) -> Statistics:
-        """The sums over tracks of φ̄ᵀR⁻¹φ̄, φ̄ᵀR⁻¹ȳ and so on, as statistics for unit noise.
+        """Return the statistics of the block means, whitened by their noise covariance.
 
-        R is the noise covariance of the blocks of a track, in one component.
+        They are sums over tracks, such as Σ φ̄ᵀR⁻¹φ̄ and Σ φ̄ᵀR⁻¹ȳ. R is the noise covariance of
+        the blocks of one track, in one component. The result has the form of statistics of
+        observations with unit noise.
         """
         width, gram, logdet = self.y.shape[-1], 0, 0
         covariances = (covariance for _, covariance in self.covariances(noises, truncated))

@@ -133,8 +133,17 @@ def require_separate(
 ) -> None:
     """Raise an error if the `chosen` terms of a sum share features with other terms.
 
+    Terms that share random frequencies also share features if they have the same factor B(ω). They
+    do so too if their ranks add up to more than the number of outputs.
+
+    Args:
+        summands: all terms of the kernel.
+        draws: the frequencies of each term.
+        chosen: the indices of the chosen terms.
+
     Raises:
-        NotImplementedError: the directions of a chosen term and of another term were added.
+        NotImplementedError: a chosen term and another term share features. Random rules with
+            `shared=False` avoid this.
     """
     for members in mixtures(draws):
         factors = [summands[index].factor for index in members]

@@ -115,7 +115,12 @@ class TermSpectrum:
 
 
 class Draw(nn.Module):
-    """The frequencies of one term, drawn once as base variables without hyperparameters.
+    """The D frequencies of one term, stored in a form that does not depend on hyperparameters.
+
+    The stored random numbers are the base variables of each leaf, that is, of each scalar kernel of
+    the term. `Spectrum.frequencies` computes frequencies from them. For an RBF kernel, for example,
+    the base variables are z ~ N(0, I), and the frequencies are ω = z/ℓ. The base variables are
+    drawn once, so that results are smooth functions of hyperparameters such as ℓ.
 
     Terms with the same `mixture` share the frequencies of a mixture of their densities. Some of
     these frequencies are drawn from each term, and every term uses all of them.
@@ -123,7 +128,7 @@ class Draw(nn.Module):
     Args:
         bases: the base variables (D, c) of each leaf of the term.
         orders: the exponent t of the weight ‖z‖^{2t} in the density of each leaf.
-        mixture: the number of the mixture; None if the term shares no frequencies.
+        mixture: the index of the mixture; None if the term shares no frequencies.
     """
 
     sampled = True  # whether the frequencies are a random sample, whose halves can be compared
@@ -175,10 +180,15 @@ class Draw(nn.Module):
     def nodes(
         self, spectra: Sequence[Spectrum]
     ) -> tuple[list[Float[Tensor, "*b D d"]], Float[Tensor, "*b D"]]:
-        """Return the frequencies ω (*b, D, d) of each leaf, and the weights w (*b, D).
+        """Return the frequencies ω_l (*b, D, d) of each leaf l, and the weights w (*b, D).
 
-        They satisfy E[g(ω₁, …)] ≈ Σ_k w_k g(ω_1k, …). Both are differentiable in the
-        hyperparameters of the spectra.
+        A leaf is one scalar kernel of the term. The leaves 1, …, L have independent frequencies.
+        For every function g of one frequency of each leaf, the expectation over their spectral
+        densities is approximately
+
+            E[g(ω_1, …, ω_L)] ≈ Σ_k w_k g(ω_1k, …, ω_Lk) .
+
+        The frequencies and weights are differentiable in the hyperparameters of the spectra.
 
         Args:
             spectra: the spectral density of each leaf, at its current hyperparameters.
@@ -329,9 +339,16 @@ def summable(terms: Sequence[TermSpectrum], num_inputs: int) -> Bool[np.ndarray,
 def in_plane(
     leaf: LeafSpectrum, constant: Bool[np.ndarray, "d"], across: bool = False
 ) -> LeafSpectrum | None:
-    """Return the spectrum of a leaf over its inputs that are not constant; None if all are.
+    """Return the marginal spectrum of a leaf over those of its inputs that are not constant.
 
-    If `across` is True, it is the spectrum of the weights m₂ of a field, for a constant input.
+    A leaf is one scalar kernel of a term. The marginal spectrum is the sum m₀ = Σ w of the
+    quadrature weights over the frequencies ω_a of the constant inputs. The result is None if all
+    inputs of the leaf are constant.
+
+    Args:
+        leaf: the spectrum of the leaf over all its inputs.
+        constant: (d,), whether each input column is constant.
+        across: if True, the sum is m₂ = Σ w ω_a² for one constant input a.
     """
     varying = [axis for axis, dim in enumerate(leaf.dims) if not constant[dim]]
     if len(varying) == leaf.num_dims:
@@ -346,10 +363,22 @@ def in_plane(
 def directions(
     term: TermSpectrum, constant: Bool[np.ndarray, "d"]
 ) -> dict[int, list[LeafSpectrum]]:
-    """Return the marginal spectra for m₀, and for m₂ of every constant input of a field.
+    """Return the marginal spectra of a term over the inputs that are not constant.
 
-    The key is `ALONG_FREQUENCY` for m₀, and the axis of the first leaf for m₂. Leaves whose inputs
-    are all constant are omitted.
+    The spectra are sums over the frequencies ω_a of each constant input a. For the quadrature
+    weights w, the kernel of a field needs the sums m₀ = Σ w, and m₂ = Σ w ω_a² for each a. The
+    formula is in the comment above `ALONG_FREQUENCY`.
+
+    Args:
+        term: the spectrum of the term. Its leaves are the spectra of its scalar kernels, and the
+            first leaf is the one that B(ω) multiplies.
+        constant: (d,), whether each input column is constant.
+
+    Returns:
+        A dict of lists of spectra, one spectrum for each leaf. The key for m₀ is `ALONG_FREQUENCY`.
+        It is absent for a field whose inputs are all constant, because B(0) = 0. The key for m₂ is
+        the position of a among the inputs of the first leaf. Leaves whose inputs are all constant
+        are omitted.
     """
     first, others = term.leaves[:1], [in_plane(leaf, constant) for leaf in term.leaves[1:]]
     blocks = {ALONG_FREQUENCY: [in_plane(leaf, constant) for leaf in first]}
@@ -372,14 +401,17 @@ def plane_weights(
     constant: Sequence[bool],
     axis: int = ALONG_FREQUENCY,
 ) -> Float[Tensor, "*b D"]:
-    """Return the weights m₀ of a leaf on a lattice, or m₂ for a constant input.
+    """Return quadrature weights on a lattice, summed over the frequencies of constant inputs.
+
+    For the quadrature weights w and a constant input a, the sums over its frequencies ω_a are
+    m₀ = Σ w and m₂ = Σ w ω_a². They are computed as integrals over all ω_a.
 
     Args:
-        spectrum: the spectrum of the leaf.
+        spectrum: the spectrum of one scalar kernel of a term.
         omega: (D, k), the frequencies. Their coordinates along constant inputs are ignored.
-        spacing: (k,), the spacing of the lattice.
-        constant: which of the k inputs are constant.
-        axis: the constant input for m₂, or `ALONG_FREQUENCY` for m₀.
+        spacing: (k,), the spacing of the lattice, in radians per unit of the inputs.
+        constant: whether each of the k inputs is constant.
+        axis: the index of the constant input a for m₂, or `ALONG_FREQUENCY` for m₀.
     """
     varying, order = [i for i, flat in enumerate(constant) if not flat], 0
     weights = omega.new_ones(len(omega))
@@ -819,15 +851,19 @@ def joined(
     in_family: Callable[[TermSpectrum], bool],
     most: int,
 ) -> list[Draw]:
-    """Return the draws of all terms, in the order of the terms.
+    """Return the draws of all terms of a kernel, in the order of the terms.
+
+    Some terms have columns of a special family, for example harmonic waves or lines. Their draws
+    are given. This function draws the frequencies of all other terms on a grid. If there are both
+    kinds, all terms share the columns of both.
 
     Args:
-        grid: a `Grid`, which draws the terms outside the family.
+        grid: a `Grid`, which draws the terms that are not in the family.
         terms: the spectra of all terms.
-        family: the draws of the terms in the family, in order.
+        family: the draws of the terms in the family, in the order of these terms.
         in_family: a function that returns whether a term is in the family.
-        most: the largest number of features. The family uses its features first; the other terms
-            have the rest.
+        most: the largest number of features of all terms. The grid may use those that the family
+            does not need. If `grid.max_features` is None, the grid has no such limit.
     """
     others, rest = [term for term in terms if not in_family(term)], []
     if others:

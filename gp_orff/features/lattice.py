@@ -174,10 +174,17 @@ class LatticeColumns(TrigColumns):
     def exponential_sums(
         self, x: Float[Tensor, "N d"], weights: Float[Tensor, "N k"] | None = None
     ) -> Complex[Tensor, "k q"]:
-        """Return T(q) = Σ_n a_n exp(i⟨h∘q, x_n − x₀⟩) for all |q_i| ≤ 2 m_i.
+        """Return the sums T(q) = Σ_n a_n exp(i⟨h∘q, x_n − x₀⟩) for all integers |q_i| ≤ 2 m_i.
 
-        These q include all k − l and k + l. The result has one flat array for each column a of
-        `weights`; without weights, a_n = 1.
+        Here m_i is the largest |k_i| of the lattice points k. The range of q therefore includes the
+        sum and the difference of any two lattice points, from which `gram` computes C.
+
+        Args:
+            x: points (N, d).
+            weights: (N, k), the weights a_n in columns. By default, there is one column of ones.
+
+        Returns:
+            One flat array of all T(q) for each column of weights, (k, q).
         """
         modes = tuple(2 * m for m in self.modes)
         if weights is None:
@@ -185,7 +192,10 @@ class LatticeColumns(TrigColumns):
         return nufft.type1(self._phases(x), weights, modes).flatten(1)
 
     def sums(self, x, y, weights):
-        """Return T for every column a of `weights`; φᵀy; φᵀa for every column a, from T."""
+        """Return the sums T, φᵀy and φᵀa, with one T and one φᵀa for every column a of `weights`.
+
+        φᵀa is computed from T.
+        """
         x = x.detach()
         sums = self.exponential_sums(x, weights)
         return sums.unbind(0), self._type1(x, y), [self.column_sum(t) for t in sums]

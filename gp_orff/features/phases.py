@@ -259,9 +259,11 @@ class FastfoodProjection(Projection):
 class OrthogonalProjection(Projection):
     """The rows of H D₁ H D₂ H D₃ / d′^{3/2}, where each D_i is a diagonal matrix of random signs.
 
-    Rows of a block are orthogonal. The size d′ is a power of two and at least 32. For a smaller d′
-    the directions have too few values to be nearly uniform, and the error of a kernel reaches half
-    of its variance. Source: Yu et al. 2016, Section 4.
+    H is a Hadamard matrix of size d′, so the d′ rows of one block are orthogonal. The size d′ is a
+    power of two and at least 32. With a smaller d′, the few different directions are far from
+    uniformly distributed. The error of a kernel can then reach half of its variance.
+
+    Source: Yu et al. 2016, Section 4.
 
     Attributes:
         signs: the diagonals of D₁, D₂ and D₃ for each of m blocks, (3, m, d′).

@@ -112,7 +112,8 @@ def prior_scales(kernel: Kernel, coordinates: Coordinates) -> Float[np.ndarray, 
 
 
 def _moved(coordinates: Coordinates, steps: Float[np.ndarray, "m k"]) -> Iterator[None]:
-    """Take one step after another, each from the present coordinates, and return to them."""
+    """Set the coordinates to u + step for one step after another, and finally to u. The caller
+    evaluates a function after each step."""
     u = coordinates.get()
     try:
         for step in steps:
@@ -239,7 +240,9 @@ def _logarithms(equations: Primal) -> Float[Tensor, "F+G"]:
 
 
 def _are_alike(present: Primal, moved: Primal) -> bool:
-    """Whether the features are real and have equal directions, and all Σ equal ratios."""
+    """Return whether two systems of equations differ only in scales. This is so if their features
+    are real with the same directions, and if all elements of Σ have equal ratios.
+    """
     shapes = [
         [some.expansion.general().directions, *(group.noise.precision for group in some.groups)]
         for some in (present, moved)

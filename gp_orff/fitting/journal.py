@@ -160,8 +160,9 @@ class Stage:
         nats_per_number: the log evidence plus the log priors at the end of the stage, in nats per
             observed value of the stage. −∞ for a pass over the data, which evaluates no evidence.
         operations: the predicted floating-point operations of an evaluation. None if unknown.
-        loss: the predicted loss of log evidence in nats: the maximum for all data under the exact
-            kernel, less the value at the optimum of this stage. None if unknown.
+        loss: the log evidence that this stage is predicted to lose, in nats; None if unknown. It is
+            a difference of log evidences of all data under the exact kernel. From the largest value
+            it subtracts the value at the hyperparameters that this stage finds.
     """
 
     name: str
@@ -249,7 +250,10 @@ class Journal:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:
-        """Count the searches of the block as one stage. A nested stage is part of the outer one."""
+        """Record all searches in this `with` block as one stage.
+
+        A nested call adds its searches to the outer stage.
+        """
         if self._outermost is not None:
             yield self._outermost
             return

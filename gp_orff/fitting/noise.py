@@ -57,7 +57,9 @@ _VARIANCES = ("raw_noise", "raw_task_noises")
 def noise_floors(
     likelihoods: Mapping[str, Likelihood], survey: Survey
 ) -> dict[nn.Parameter, float]:
-    """Return the smallest value of every learned noise variance, by its raw parameter.
+    """Return the smallest value that a search allows for every learned noise variance.
+
+    The result is a dict. Its keys are the raw parameters of the variances.
 
     Args:
         likelihoods: the likelihood of every group, by label.
@@ -99,9 +101,11 @@ def search_coordinates(
 
 @singledispatch
 def independent(likelihood: Likelihood) -> Likelihood:
-    """The likelihood, or independent noise in place of noise along tracks and of known noise.
+    """Return a likelihood whose noise is learned and independent for each observation.
 
-    The replacement is Gaussian, or Student-t if the known noise is.
+    Noise along tracks is replaced by Gaussian noise with the same total variance. Known noise is
+    replaced by Gaussian noise, or by Student-t noise if the known noise is Student-t. Every other
+    likelihood is returned unchanged.
     """
     return likelihood
 
@@ -124,7 +128,8 @@ def _(likelihood: KnownNoiseLikelihood) -> Likelihood:
 def along_directions(likelihood: Likelihood, num_outputs: int) -> Likelihood:
     """Return the likelihood of components along directions, from the likelihood of vectors.
 
-    It is Gaussian or Student-t, like the likelihood of vectors, with the mean of its variances.
+    The noise is Gaussian or Student-t, as in the likelihood of vectors. Its variance is the mean of
+    the variances of the components.
     """
     plain = _with_tails_of(likelihood) or GaussianLikelihood(noise_constraint=GreaterThan(0.0))
     start_noise(plain, noise_of(likelihood, num_outputs).diagonal().mean().item())
@@ -138,7 +143,8 @@ def _(likelihood: Pointwise, num_outputs: int) -> Likelihood:
 
 @singledispatch
 def _with_tails_of(likelihood: Likelihood) -> Likelihood | None:
-    """Student-t noise with one variance and the `deg_free` of a likelihood. None without one."""
+    """Return Student-t noise with the `deg_free` of a likelihood and the same variance for all
+    components. Return None if the likelihood has no `deg_free`."""
     return None
 
 
@@ -227,7 +233,9 @@ def is_kept(likelihoods: Mapping[str, Likelihood], data: Data) -> bool:
 
 @start_noise.register
 def _(likelihood: KnownNoiseLikelihood, variance: float) -> None:
-    """Start the factor at one, or nearer to the variance of the data if units seem wrong."""
+    """Set the factor to one. If units seem wrong, use the nearest factor between 0.01 and 100 times
+    the variance of the data.
+    """
     low, high = NEGLIGIBLE**2 * variance, variance / NEGLIGIBLE**2
     set_trained(likelihood, "noise_scale", min(max(1.0, low), high))
 
@@ -472,7 +480,8 @@ _NONE = torch.finfo(torch.float64).tiny  # a negligible variance
 
 @dataclass(frozen=True)
 class Split:
-    """Shares of the noise variance at the start of a search, and the first correlation time."""
+    """Starting values of the parts of the noise variance, as fractions of their sum, and of the
+    correlation time."""
 
     noise: float
     block_variance: float
@@ -591,7 +600,7 @@ def _(likelihood: TrackLikelihood, variance: float) -> None:
 
 
 def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> None:
-    """Set the noise variances to the shares `split` of a total variance."""
+    """Set the parts of the noise variance to the fractions `split` of a total variance."""
     names = ("noise", "block_variance", "offset_variance", "correlated_variance")
     values = {name: getattr(split, name) * variance for name in names}
     if likelihood.duration > 0:
@@ -601,7 +610,7 @@ def start_split(likelihood: TrackLikelihood, variance: float, split: Split) -> N
 
 
 def splits(likelihoods: Mapping[str, Likelihood]) -> tuple[Split, ...]:
-    """The splits of starting values: both for noise along tracks, otherwise the first."""
+    """Return the splits from which searches start: two for noise along tracks, otherwise one."""
     return SPLITS if of_kind(likelihoods, TrackLikelihood) else SPLITS[:1]
 
 
@@ -617,11 +626,12 @@ def finalists(
 
 @torch.no_grad()
 def split_noise(likelihoods: Mapping[str, Likelihood], split: Split) -> None:
-    """Set the noise variances of every group of tracks to shares of their present total."""
+    """Set the parts of the noise variance to the fractions `split` of their present total, for
+    every group of tracks."""
     for likelihood in of_kind(likelihoods, TrackLikelihood).values():
         start_split(likelihood, along_tracks(likelihood).total.item(), split)
 
 
 @scale_noise.register
 def _(likelihood: TrackLikelihood, factor: float) -> None:
-    """Leave the noise unchanged: truncated features are not white noise in means of blocks."""
+    """Leave the noise unchanged, because truncated features are not white noise in block means."""

@@ -78,7 +78,10 @@ SUBSETS = 2 * SUBSET_VALUES, 4 * SUBSET_VALUES, 8 * SUBSET_VALUES
 
 @dataclass(eq=False)
 class Plan(ABC):
-    """The rows and columns of a search, with loss and price at the present hyperparameters."""
+    """The observed values (rows) and the features (columns) of a search.
+
+    The loss and the price are for the present hyperparameters.
+    """
 
     trainer: Trainer
     name: str
@@ -113,9 +116,11 @@ class Plan(ABC):
         """Continue a search on this plan, for at most `evaluations` evaluations."""
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
-        """The share of the learned noise variance that the posterior counts as field, by group.
+        """Return the fraction of the learned noise variance that is truncated variance of the
+        field, for each group.
 
-        It is the variance that the lattice of the search truncated.
+        A search on a lattice learns the variance that the lattice truncates as noise. The posterior
+        counts this variance as part of the field.
         """
         return {}
 
@@ -133,7 +138,10 @@ class ByKernel(Plan):
 
 @dataclass(eq=False)
 class OfSubset(ByKernel):
-    """Some of the observed values under the exact kernel, at points with all distances."""
+    """A search on a subset of the observed values under the exact kernel.
+
+    The subset is chosen so that distances of all lengths occur between its points.
+    """
 
     numbers: int  # values of the subset
     of: float  # values of all data
@@ -236,8 +244,8 @@ class OnLattice(ByFeatures):
     def reference(self) -> "OfAll | None":
         data = self.data
         every = data.revisitable and data.num_values == self.of
-        few = every and data.survey.num_points <= MANY
-        exact = few and has_covariance(self.trainer.kernel, data)
+        affordable = every and data.survey.num_points <= MANY
+        exact = affordable and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
@@ -347,7 +355,11 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
 
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
-    """10 k/2 (M/m − 1) nats, for m = `numbers` and M = `of` observed values."""
+    """Return the expected loss of log evidence of a search on m = `numbers` of M = `of` observed
+    values.
+
+    The loss is 10 k/2 (M/m − 1) nats for k learned hyperparameters.
+    """
     return 0.5 / NEGLIGIBLE * trainer.num_learned * max(of / numbers - 1.0, 0.0)
 
 
@@ -396,9 +408,10 @@ def next_plan(
 
 
 def lost_at_first(plan: Plan, num_values: float) -> float:
-    """The loss of starting values, in nats: that of a subset of `SUBSET_VALUES` values.
+    """Return the expected loss of the starting values, in nats.
 
-    It is ∞ for a kernel without a covariance, whose starting values are from random features.
+    They come from a search on a subset of `SUBSET_VALUES` values, whose loss is returned. It is ∞
+    for a kernel without a covariance, whose starting values are from random features.
     """
     if not has_covariance(plan.trainer.kernel, plan.data):
         return math.inf
@@ -463,7 +476,11 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
 
 
 def loss_by_gradient(plan: Plan) -> float:
-    """½ gᵀH⁻¹g under the reference of a plan: the gain that a search on it would predict."""
+    """Return the loss of a plan from the gradient g of the log evidence under its reference, in
+    nats.
+
+    The loss is ½ gᵀH⁻¹g, the gain that a search on the reference would predict.
+    """
     search, reference = plan.trainer.new_search(), plan.reference
     label = f"gradient under the {reference.name}"
     plan.trainer.search(search, reference.inference(), label, evaluations=1)
@@ -473,9 +490,9 @@ def loss_by_gradient(plan: Plan) -> float:
 def measured_loss(plan: Plan, num_values: float, budget: float) -> Priced:
     """Return a plan after its search, with its loss and the operations to compute the loss.
 
-    The formula of the plan takes no operations. It suffices if the loss is far below `aim`, or
-    above `aim`, so that other plans follow. In between, the gradient gives the loss, if the budget
-    allows for the gradient and the information.
+    By default, the loss follows from a formula, without any operations. If this loss is only
+    slightly below `aim`, the loss is instead computed from the gradient under the reference, if the
+    budget allows. If the loss is above `aim`, other plans follow anyway.
     """
     lost, most, reference = plan.loss, aim(num_values), plan.reference
     unsure = NEGLIGIBLE * most < lost <= most and not plan.given

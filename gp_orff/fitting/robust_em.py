@@ -51,10 +51,12 @@ from gp_orff.kernels.base import FieldKernel, parts_of
 
 @torch.no_grad()
 def restore(kernel: Kernel) -> None:
-    """Give every depth of sources at least a hundredth of the largest variance of a depth.
+    """Raise very small variances of a harmonic kernel to a hundredth of the largest one.
 
-    If few observations do not distinguish two depths, the variance of one may fall to zero. Its
-    logarithm is then so small that its gradient vanishes, also for more observations.
+    A harmonic kernel has one variance for the sources at each depth. If few observations do not
+    distinguish two depths, a search may reduce the variance of one of them to almost zero. The
+    gradient with respect to its logarithm is then so small that a search on more observations would
+    not increase it again.
     """
     for part in parts_of(kernel, FieldKernel):
         variances = getattr(part, part.amplitude)
@@ -128,7 +130,11 @@ class EStep:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits of the search of a round, a few nats: the weights change afterwards."""
+        """The limits of the search in one round of EM.
+
+        A search ends when it would gain less than a fraction of a nat, because the weights change
+        afterwards.
+        """
         return {"nats": NEGLIGIBLE * NATS}
 
     @property
@@ -183,7 +189,8 @@ class EStep:
 
     @torch.no_grad()
     def foreseen(self, data: Dataset, inference: Inference) -> Dataset:
-        """The data with the weights that they are expected to have, from `inference` on a few."""
+        """Return the data with predicted weights, given the inference from a few of the
+        observations."""
         posterior = inference.posterior(self.kernel, self.noises, self.mean)
         parts = self.heavy_tailed, posterior, self.noises
         weights = foreseen_weights(data.unweighted().visit(), *parts)
@@ -234,7 +241,7 @@ class EStep:
             return elbo, torch.cat([tails.get().to(logs), logs])
 
         logs = torch.cat(list(data.all_weights())).log()
-        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else ROUNDING
+        settled = NATS_OF_A_NUMBER if plain.num_values > MOST_TRAINING else NEGLIGIBLE * ROUNDING
         near, gain = NATS_OF_A_NUMBER / NEGLIGIBLE * plain.num_values, settled * plain.num_values
         initial = torch.cat([tails.get().to(logs), logs])
         point, converged = climb(step, initial, near, gain, rounds)
@@ -301,7 +308,7 @@ class RepresentationStep(EStep):
             if abs(elbo - before) < _ROUND * numbers:
                 break
             before = elbo
-        settled = NEGLIGIBLE**3 * ROUNDING  # each step gains little, long before convergence
+        settled = NEGLIGIBLE**4 * ROUNDING  # each step gains little, long before convergence
         data = self._converged(data, representation.now().of, settled * numbers, learns=False)
         return replace(representation, data=data)
 
@@ -318,7 +325,7 @@ class RepresentationStep(EStep):
 
 
 def _is_pure(inference: Inference) -> bool:
-    """Whether all noise of the observations scales with that of their likelihood."""
+    """Return whether the scale of the likelihood multiplies all noise of the observations."""
     return inference.is_exact and inference.changes is None
 
 

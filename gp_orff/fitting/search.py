@@ -29,6 +29,7 @@ from gp_orff.inference.price import (
     MANY,
     MOST_EVALUATIONS,
     MOST_TRAINING,
+    MOVED,
     NATS,
     NEGLIGIBLE,
 )
@@ -47,10 +48,6 @@ from gp_orff.kernels.tree import Leaf, Term, leaf_dims, terms
 #    Only these parameters get the range.
 # 4. A parameter that occurs in several leaves gets the ranges of all of them. The search uses their
 #    union (`Coordinate._limits`).
-
-
-# A hundredth of the variance ∝ k² exp(−2h|k|) is at wavenumbers with h|k| above this value.
-_RESOLVED = scipy.special.gammainccinv(3, NEGLIGIBLE**2) / 2
 
 
 def parameter_ranges(
@@ -83,10 +80,12 @@ def _leaf_ranges(
     shortest, longest = _distance_ranges(term, leaf, distances)
     # A lattice of F features over a horizontal extent L reaches wavenumbers of about √(8F)/L. The
     # field of sources at depth h decays like exp(−h|k|). A lower limit of the depth therefore
-    # bounds the variance beyond these wavenumbers. `extents` contains the factor `LONGEST`.
+    # bounds the variance beyond these wavenumbers, ∝ ∫ k² exp(−2h|k|) dk, to a hundredth. `extents`
+    # contains the factor `LONGEST`.
     if term.factor.decays and whole and whole.num_points > MANY:
         _, extents = _distance_ranges(term, leaf, whole.distances)
-        resolved = _RESOLVED * np.hypot(*extents[:2]) / LONGEST / math.sqrt(8 * MOST_TRAINING)
+        depths = scipy.special.gammainccinv(3, NEGLIGIBLE**2) / 2  # h|k| at this wavenumber
+        resolved = depths * np.hypot(*extents[:2]) / LONGEST / math.sqrt(8 * MOST_TRAINING)
         shortest = np.maximum(shortest, resolved)
     return density.frequency_parameters(shortest, longest)
 
@@ -446,7 +445,10 @@ class Coordinates:
 
 
 def log_density(prior: Prior, values: Float[Tensor, "S ..."]) -> Float[Tensor, "S"]:
-    """The log density of S values, −∞ outside the support of the prior, where torch raises."""
+    """Return the log density of S values of a parameter.
+
+    It is −∞ outside the support of the prior, for which `log_prob` of torch raises an error.
+    """
     try:
         inside = prior.support.check(prior.transform(values)).reshape(len(values), -1).all(-1)
     except NotImplementedError:  # a prior that does not define its support
@@ -535,7 +537,7 @@ class SearchWarning(UserWarning):
 
 
 class Point(NamedTuple):
-    """Coordinates u, with the objective in total nats and its gradient by u."""
+    """Coordinates u, with the objective in nats and its gradient with respect to u."""
 
     u: Float[np.ndarray, "k"]
     value: float
@@ -569,23 +571,26 @@ class Search:
         is_promising: Callable[["Search"], bool] = lambda search: True,
         report: Report = lambda value: None,
     ) -> "Search":
-        """Maximise an objective.
+        """Maximise an objective by damped quasi-Newton steps in the coordinates of hyperparameters.
+
+        The steps use an estimate B of minus the Hessian of the objective. B is stored per observed
+        value, so that later runs can start from it.
 
         Args:
-            objective: returns the objective at the present hyperparameters, in total nats.
+            objective: returns the objective at the present hyperparameters, in nats.
             num_values: M, the number of observed values.
-            information: returns an estimate of minus the Hessian, in total nats, or None.
-            of: identifies the data of the information. If it equals that of the last run, the run
-                continues with the present B.
+            information: returns an estimate of minus the Hessian, in nats. It may return None.
+            of: an identifier of the data that `information` uses. If the last run had an equal
+                identifier, B is used again as long as the coordinates have not changed much.
             trust_factor: the largest factor by which frequencies may change in this run. The run
                 ends when a coordinate comes close to this limit. None for no limit.
-            nats: the run ends when one more step is expected to gain less.
+            nats: the run ends when one more step is expected to gain fewer nats.
             evaluations: the largest number of evaluations of the objective with its gradient.
             is_promising: called before every step. The run ends when it returns False.
             report: called after each evaluation, with the objective in nats per observed value.
 
         Returns:
-            This search. The hyperparameters are at the largest value of the run.
+            This search. The hyperparameters are those with the largest objective in this run.
         """
         start = self.coordinates.get()
         reach = self._reach(trust_factor)
@@ -655,15 +660,19 @@ class Search:
         return np.where(stretch > 0, stretch * np.log(trust_factor), np.inf)
 
     def has_left(self, of: object, u: Float[np.ndarray, "k"]) -> bool:
-        """Whether B has no information of these data at hyperparameters near u."""
+        """Return whether the information has to be computed again for these data near u.
+
+        This is so if it was computed for other data, or at hyperparameters far from u.
+        """
         if self.informed is None or self.informed[0] != of:
             return True
-        return bool(np.abs(u - self.informed[1]).max() > LONGEST_STEP)
+        return bool(np.abs(u - self.informed[1]).max() > MOVED)
 
     def _informed_at(
         self, u: Float[np.ndarray, "k"], information: Information
     ) -> Float[np.ndarray, "k k"] | None:
-        """The information at u. None if there is none, or if its factorisation fails."""
+        """Return the information at u. The result is None if there is no information, or if a
+        factorisation fails."""
         self.coordinates.set(u)
         try:
             with warnings.catch_warnings():

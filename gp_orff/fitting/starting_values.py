@@ -86,7 +86,10 @@ class Start:
 def starts(
     kernel: Kernel, distances: Distances, observations: Sequence[Observations] = ()
 ) -> list[Start]:
-    """Starting points with long to short lengthscales, down to the distance between neighbours.
+    """Return starting points in order of decreasing lengthscales.
+
+    The first lengthscales are fixed fractions of the extent of the points. Shorter ones follow in
+    equal ratios, as long as they exceed twice the distance between neighbours.
 
     A sum of kernels has further starting points, with nearly all of the variance in one term.
     Outputs with delays also start from the delays with the largest cross-covariance.
@@ -129,14 +132,17 @@ def start(
 ) -> None:
     """Set lengthscales, delays and variances to starting values.
 
-    Lengthscales are a share of the extent of most points. The variance of the field is that of the
-    data, and the noise variance a tenth of it.
+    Each lengthscale is `where.share` times the extent of the points, but not below the typical
+    distance between neighbours. The extent is `distances.bulk`, which a few distant points do not
+    change. The field gets the variance of the data, and the noise gets a tenth of this variance.
+    In a sum of kernels, the terms get equal parts of the variance of the field, unless
+    `where.dominant` selects one term.
 
     Args:
-        kernel: the kernel.
-        likelihoods: the likelihood of every group, by label.
+        kernel: the kernel, which is changed in place.
+        likelihoods: the likelihood of every group, by label. They are changed in place.
         observations: the observations of a subset.
-        distances: the distances between all points.
+        distances: the distances between the points of a sample.
         where: the starting point.
     """
     variance, mean_square = moments(observations)
@@ -187,11 +193,14 @@ def _start_outputs(kernel: Kernel, observations: Sequence[Observations]) -> None
 
 @torch.no_grad()
 def with_common_lengths(kernel: Kernel, coordinates: Coordinates) -> list[Float[np.ndarray, "k"]]:
-    """Coordinates with the lengthscale of one minor term set to that of the other terms.
+    """Return starting points of a search, one for each minor term of a sum of kernels.
 
-    Its variance does not change. A subset of the data may not determine the lengthscale of a minor
-    term. A search on the subset then ends at an arbitrary lengthscale, and a search on all data may
-    not leave it.
+    A minor term has less than a tenth of the variance of the sum. At its starting point, its
+    lengthscale is the geometric mean of the lengthscales of the other terms. Its variance does not
+    change.
+
+    A subset of the data may not determine the lengthscale of a minor term. A search on the subset
+    then ends at an arbitrary lengthscale, and a search on all data may not leave it.
     """
     present, summands, candidates = coordinates.get(), terms(kernel), []
     scales = {  # the innermost ScaleKernel of each kernel

@@ -153,11 +153,13 @@ class Trainer:
         return information, (inference.num_values, inference.size if exact else None)
 
     def subset(self, numbers: int) -> Dataset:
-        """About `numbers` observed values at points with all distances between them."""
+        """Return about `numbers` observed values, at points such that distances of all lengths
+        occur between them."""
         return self._chosen(lambda x: subset(x, self._points(numbers)))
 
     def windows(self, numbers: int, count: int, seed: int) -> Dataset:
-        """About `numbers` observed values: all points in `count` compact parts of the data."""
+        """Return about `numbers` observed values. They are all points in `count` compact parts of
+        the data."""
         return self._chosen(lambda x: windows(x, self._points(numbers), count, seed))
 
     def _points(self, numbers: int) -> int:
@@ -185,7 +187,8 @@ class Trainer:
         return ExactInference.merging(self.kernel, noises, data)
 
     def starting_subset(self, numbers: int) -> Dataset:
-        """A subset as `subset` selects it, with more points if further outputs cost little."""
+        """Return a subset as `subset` selects it. It has more points if further outputs cost
+        little."""
         cheap = self._has_cheap_outputs and self._is_whole(join(self.survey.sample))
         return self.subset(numbers * self.num_outputs // _OUTPUTS if cheap else numbers)
 
@@ -239,11 +242,7 @@ class Trainer:
             warnings.warn(text, GridWarning, stacklevel=2)
 
     def _at_distinct_places(self, data: Data) -> float:
-        """The number of observed values, counting values at indistinguishable positions once.
-
-        Positions are indistinguishable if the prior covariance hardly differs between them. If it
-        has no closed form, only equal positions are.
-        """
+        """Return the number of observed values, if indistinguishable positions are merged."""
         sample, of_symbols = self.survey.sample, data.num_values - self.survey.num_values
         if has_covariance(self.kernel, held := Dataset.in_memory(sample)):
             distinct = self.exact_inference(held).size

@@ -419,14 +419,16 @@ def tracks_left_out(
     mean: Float[Tensor, "p"] | None,
     tested: Iterable[TrackObservations],
 ) -> Iterator[tuple[Float[Tensor, "m"], Float[Tensor, "m m"]]]:
-    """Yield block means minus their predictions from all other tracks, and their covariances.
+    """Yield the differences between block means and their predictions from all other tracks, with
+    the covariances of these differences.
 
     Args:
         inference: the inference from a `Dataset` with tracks.
         kernel: the prior.
         noises: the noise covariances, by the label of the group.
         mean: the constant mean. None for an unknown mean.
-        tested: the blocks of some tracks of these data. These whole tracks are held out at once.
+        tested: the blocks of some tracks of these data. These complete tracks are held out
+            together.
     """
     for part in tested:
         names = {(part.key, track.label) for track in part.tracks}
@@ -478,7 +480,10 @@ def leave_one_out_of_tracks(
     mean: Float[Tensor, "p"] | None,
     count: int,
 ) -> LeaveOneOut:
-    """Each of `count` observations given all others. A trained mean is that of all data."""
+    """Predict each of `count` observations from all others, and return the residuals.
+
+    If the constant mean is trained, its value is the one given all data.
+    """
     posterior = inference.posterior(kernel, noises, mean)
     distribution = posterior.field(fixed=True)
     pattern = readings[0].single.key.pattern

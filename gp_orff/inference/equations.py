@@ -87,26 +87,28 @@ from gp_orff.kernels.base import cholesky, size_of
 
 
 class Group(NamedTuple):
-    """The statistics of observations that share a pattern and a noise."""
+    """The statistics of observations with the same pattern of components and the same noise."""
 
     statistics: Statistics
     noise: Noise  # of one observation
 
 
 class NormalEquations(ABC):
-    """A and B of the feature weights: E[θ] = A⁻¹B [1; −c] under a constant mean c."""
+    """The normal equations A E[θ] = B [1; −c] of the weights θ of features, for any constant mean
+    c."""
 
     sums: "Primal | None" = None  # the equations, if A follows from statistics only
 
     @abstractmethod
     def evidence(self) -> Evidence:
-        """The evidence: one factorisation, and one inverse for its gradient."""
+        """Return the evidence. It takes one factorisation, and one inverse for its gradient."""
 
     @abstractmethod
     def posterior(self, mean: Float[Tensor, "*b p"] | None) -> tuple[WeightPosterior, Evidence]:
-        """The posterior of the weights and the evidence, from one factorisation.
+        """Return the posterior of the weights and the evidence, from one factorisation.
 
-        Without a `mean`, both are under the constant mean with the largest evidence.
+        Both are for the constant mean c = `mean`. By default, this is the mean with the largest
+        evidence.
         """
 
 
@@ -115,14 +117,14 @@ def evidence_of(
     explained: Float[Tensor, "*b 1+p 1+p"],
     logdet: Float[Tensor, "*b"],
 ) -> Evidence:
-    """The evidence from BᵀA⁻¹B, log|A| and the terms VᵀN⁻¹V and log|N| of all noise N."""
+    """Return the evidence from VᵀN⁻¹V and log|N| of each part of the noise N, BᵀA⁻¹B and log|A|."""
     squares, logdets = zip(*noise_terms, strict=True)
     square = sum(squares)
     return Evidence(square - explained, logdet + sum(logdets), square[..., 1:, 1:].detach())
 
 
 def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor, "*b"]]:
-    """VᵀN⁻¹V and log|N| of the noise N of a group."""
+    """Return VᵀN⁻¹V and log|N| for the noise covariance N of a group."""
     statistics, noise = group
     pattern = statistics.pattern
     precision = pattern.precision(noise.precision)
@@ -153,7 +155,13 @@ def noise_terms(group: Group) -> tuple[Float[Tensor, "*b 1+p 1+p"], Float[Tensor
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Observations with a matrix row for each value: H Φ, V and the noise covariance."""
+    """Observations with one matrix row for each value.
+
+    Attributes:
+        features: H Φ, the features in the linear maps of the observations, (M, F).
+        design: V (M, 1 + p), the observed values and the effects of a constant mean.
+        noise: the noise covariance (M, M).
+    """
 
     features: Float[Tensor, "*b M F"]
     design: Float[Tensor, "*b M 1+p"]
@@ -167,7 +175,10 @@ class DenseRows:
         noises: Noises,
         truncated: TruncatedVariance,
     ) -> "DenseRows":
-        """The matrices, differentiable by the expansion, which omits the variance `truncated`."""
+        """Return the rows of observations. They are differentiable with respect to the expansion.
+
+        The noise includes the variance `truncated` that the expansion omits.
+        """
         points, symbol, space = observations.points, observations.symbol, observations.space
         is_field = symbol.is_identity
         image = expansion if is_field else apply_symbol(symbol, expansion, space)
@@ -197,7 +208,8 @@ class DenseRows:
 
 @dataclass(frozen=True)
 class Dual(NormalEquations):
-    """The dual algebra, which factorises the covariance of fewer values than features."""
+    """The dual equations, which factorise the covariance of all values. They are cheaper than the
+    primal equations if there are fewer values than features."""
 
     expansion: Expansion
     rows: DenseRows
@@ -210,7 +222,7 @@ class Dual(NormalEquations):
         return dense_evidence(self._covariance, self.rows.design)
 
     def solve(self, v: Float[Tensor, "*b M k"]) -> Float[Tensor, "*b M k"]:
-        """The inverse of the observations' covariance times v."""
+        """Return the product of the inverse covariance of the observed values with v."""
         return torch.linalg.solve(self._covariance, v)
 
     def posterior(self, mean):
@@ -239,7 +251,7 @@ def with_ones(y: Float[Tensor, "*b N p"]) -> Float[Tensor, "*b N*p 1+p"]:
 def dense_evidence(
     covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
 ) -> Evidence:
-    """The evidence of V under a dense covariance, which includes the noise."""
+    """Return the evidence of V = `design` for the covariance matrix of all values with noise."""
     size = size_of(covariance)
     # A covariance in small units, such as 10⁻³⁰, would underflow in products of the gradient.
     quad, logdet = InvQuadLogdet.apply(covariance / size, design)
@@ -248,7 +260,7 @@ def dense_evidence(
 
 
 class Whitened(NamedTuple):
-    """The factor L of A, L⁻¹B, and the evidence that follows from BᵀA⁻¹B and log|A|."""
+    """The Cholesky factor L of A, the product L⁻¹B, and the evidence."""
 
     factor: Float[Tensor, "*b n n"]
     half: Float[Tensor, "*b n 1+p"]
@@ -261,7 +273,7 @@ class Whitened(NamedTuple):
         b: Float[Tensor, "*b n 1+p"],
         evidence_of: Callable[[Tensor, Tensor], Evidence],
     ) -> "Whitened":
-        """From the factor and B. `evidence_of` is a function of BᵀA⁻¹B and log|A|."""
+        """Return L⁻¹B and the evidence, which `evidence_of` computes from BᵀA⁻¹B and log|A|."""
         half = torch.linalg.solve_triangular(factor, b, upper=False)
         return cls(factor, half, evidence_of(half.mT @ half, log_determinant(factor)))
 
@@ -269,12 +281,15 @@ class Whitened(NamedTuple):
     def of_covariance(
         cls, covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
     ) -> "Whitened":
-        """For V under a dense covariance with noise, of which only the lower triangle is read."""
+        """Return the same for A = K + N and B = V, where K + N is the covariance of all values.
+
+        Only the lower triangle of `covariance` is read.
+        """
         seen = seen_by(design, covariance.diagonal(dim1=-1, dim2=-2))
         return cls.of(cholesky(covariance), design, partial(Evidence, seen=seen))
 
     def solved(self, mean: Float[Tensor, "*b p"] | None) -> Float[Tensor, "*b n 1+p"]:
-        """A⁻¹B times the contrasts of the mean c, which turn V into [y − c, 1⊗I_p]."""
+        """Return A⁻¹B if V is replaced by [y − c, 1⊗I_p], with the constant mean c = `mean`."""
         residual = self.half @ self.evidence.contrasts(mean)
         return torch.linalg.solve_triangular(self.factor.mT, residual, upper=True)
 
@@ -282,7 +297,8 @@ class Whitened(NamedTuple):
 def mean_and_response(
     solved: Float[Tensor, "*b n 1+p"],
 ) -> tuple[Float[Tensor, "*b n 1"], Float[Tensor, "*b n p"]]:
-    """Split solutions under the contrasts into the mean and the response to constants."""
+    """Split the result of `solved` into two parts: the solution for y − c, and the solutions for a
+    unit constant in each output."""
     return solved[..., :1], solved[..., 1:]
 
 
@@ -295,7 +311,8 @@ def mean_and_response(
 
 @dataclass(frozen=True)
 class TrackRows:
-    """Block means with a matrix row for each: H Φ, V, and the noise covariance R of every track."""
+    """Block means along tracks with one matrix row for each mean: H Φ, V, and the noise covariances
+    R of the tracks."""
 
     features: Float[Tensor, "T F"]
     design: Float[Tensor, "T 1+p"]
@@ -359,7 +376,7 @@ class WeightEquations(NormalEquations):
 
     @cached_property
     def whitened(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """N^{−½}Φ, N^{−½}V and log|N| of the rows."""
+        """Return N^{−½}Φ, N^{−½}V and log|N| of the rows."""
         return [rows.whitened() for rows in self.rows]
 
     @cached_property
@@ -376,7 +393,7 @@ class WeightEquations(NormalEquations):
 
 @dataclass(frozen=True)
 class Primal(WeightEquations):
-    """The primal algebra, which factorises A."""
+    """The primal equations, which factorise the matrix A (F, F) of the features."""
 
     @property
     def sums(self) -> "Primal | None":
@@ -431,7 +448,7 @@ def _right_hand_side(
 
 
 def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[Tensor]:
-    """C[c,c], M and P for every term of A = I + Σ C[c,c] ∘ (M P Mᵀ)."""
+    """Return C[c,c], M and P of every term of A = I + Σ C[c,c] ∘ (M P Mᵀ), in one list."""
     parts = []
     for statistics, noise in groups:
         pattern = statistics.pattern
@@ -443,7 +460,10 @@ def masked_parts(expansion: FeatureExpansion, groups: Sequence[Group]) -> list[T
 
 
 def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[Tensor, "*b F F"]:
-    """A = I + Σ C[c,c] ∘ (M P Mᵀ), for complex directions with a sum over all pairs of layers."""
+    """Return A = I + Σ C[c,c] ∘ (M P Mᵀ).
+
+    For complex directions, M consists of layers. The sum then also includes all pairs of layers.
+    """
     layers = expansion.layers
     a = masked_sum([*chain.from_iterable(masked_parts(layer, groups) for layer in layers)])
     if are_coupled(layers, groups):
@@ -455,10 +475,11 @@ def information(expansion: FeatureExpansion, groups: Sequence[Group]) -> Float[T
 
 @torch.no_grad()
 def are_coupled(layers: Sequence[FeatureExpansion], groups: Sequence[Group]) -> bool:
-    """Whether M P M′ᵀ is nonzero between layers.
+    """Return whether M P M′ᵀ is nonzero for some pair of layers.
 
     The waves of a harmonic field have their horizontal components in one layer, and the vertical
-    component in the other.
+    component in the other. They are coupled by correlated noise and by observations along an
+    oblique direction.
     """
     for left, right in combinations(layers, 2):
         for statistics, noise in groups:
@@ -594,10 +615,10 @@ class Kronecker(NormalEquations):
 
 @dataclass(frozen=True)
 class KroneckerDual(NormalEquations):
-    """The dual algebra of separable kernels, for whole vectors at fewer points than columns.
+    """The dual equations of a separable kernel, for complete vectors at fewer points than columns.
 
-    With Ψ = φS and T⁻¹T⁻ᵀ = Σ, the vectors times T have the covariance I + ΨΨᵀ ⊗ G, where
-    G = T L (T L)ᵀ.
+    Let Ψ = φS, and let T whiten the noise, T⁻¹T⁻ᵀ = Σ. The vectors times T have the covariance I +
+    ΨΨᵀ ⊗ G, where G = T L (T L)ᵀ.
     """
 
     expansion: KroneckerExpansion
@@ -639,7 +660,7 @@ class KroneckerDual(NormalEquations):
         return u, EigenBlocks.of(covariance, eigenvalues.clamp_min(0))
 
     def solve(self, v: Float[Tensor, "*b N*p k"]) -> Float[Tensor, "*b N*p k"]:
-        """The inverse of the observations' covariance times v."""
+        """Return the product of the inverse covariance of the observed values with v."""
         if self._differentiated:
             return self._written_out.solve(v)
         u, blocks = self._blocks
@@ -677,7 +698,7 @@ class KroneckerDual(NormalEquations):
 
     @property
     def _written_out(self) -> Dual:
-        """These equations with a row for each value, which can be differentiated."""
+        """These equations with one row for each value, which are differentiable."""
         return dual_of_vectors(self.expansion, self.x, self.y, self.noise)
 
 
@@ -685,10 +706,13 @@ class KroneckerDual(NormalEquations):
 
 
 def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) -> bool:
-    """Whether factorising K + I⊗Σ (N·p square) is cheaper than factorising A.
+    """Return whether factorising K + I⊗Σ, with N·p rows, is cheaper than factorising A.
 
-    `whole` states whether all observations are complete vectors with the same noise. For a
-    separable kernel, such observations have p blocks of size N.
+    Args:
+        expansion: the features.
+        num_points: N.
+        whole: whether all observations are complete vectors with the same noise. For a separable
+            kernel, K + I⊗Σ then has p blocks of size N.
     """
     if whole and has_blocks(expansion):
         return num_points**3 * expansion.num_outputs < expansion.cholesky_cost
@@ -696,7 +720,8 @@ def prefers_dual(expansion: Expansion, num_points: float, whole: bool = True) ->
 
 
 def has_blocks(expansion: Expansion) -> bool:
-    """Whether the blocks of K + I⊗Σ are cheaper than the whole matrix.
+    """Return whether factorising the blocks of K + I⊗Σ is cheaper than factorising the whole
+    matrix.
 
     A Cholesky factor of the matrix takes (N p)³/3 operations. The eigendecomposition for the blocks
     takes about 10 N³.
@@ -707,9 +732,15 @@ def has_blocks(expansion: Expansion) -> bool:
 def normal_equations(
     expansion: Expansion, groups: Sequence[Group], dense_rows: Sequence[Rows] = ()
 ) -> NormalEquations:
-    """The normal equations of groups and dense rows.
+    """Return the normal equations for the sums over groups of observations, and for dense rows.
 
-    The Kronecker form applies to whole vectors with one noise and without dense rows.
+    Kronecker algebra is used for a separable kernel if the data are one group of complete vectors
+    with the same noise covariance, without dense rows. Otherwise, the result is a `Primal`.
+
+    Args:
+        expansion: the features.
+        groups: the statistics and the noise of each group.
+        dense_rows: further observations, with one row of features for each value.
     """
     one_noise = len(groups) == 1 and groups[0].statistics.pattern.complete and not dense_rows
     if one_noise and expansion.is_kronecker:
@@ -730,7 +761,10 @@ def dual_equations(
     noises: Noises,
     delta: Float[Tensor, "p p"] | None,
 ) -> NormalEquations:
-    """The dual algebra of observations at points, with δ in their noise, and of other rows."""
+    """Return the dual equations of observations at points and of further rows.
+
+    The covariance `delta` (p, p) is added to the noise of the observations at points.
+    """
     parts = observations.observations
     if not parts:
         return Dual(expansion, DenseRows.concatenate(further))
@@ -748,7 +782,7 @@ def dual_equations(
 def equations_of_vectors(
     expansion: Expansion, x: Float[Tensor, "*b N d"], y: Float[Tensor, "*b N p"], noise: Noise
 ) -> NormalEquations:
-    """The normal equations of vectors y at x, in the cheaper of the two algebras."""
+    """Return the primal or the dual equations of vectors y at x, whichever are cheaper to solve."""
     expansion, y = expansion.double(), y.double()
     if not prefers_dual(expansion, x.shape[-2]):
         return normal_equations(expansion, [Group(Statistics.of(x, y, expansion.phi), noise)])
@@ -770,7 +804,10 @@ _NUMBERS = 2**24  # elements of the features of a chunk
 
 @dataclass(frozen=True)
 class NoiseOfEach(NormalEquations):
-    """The primal algebra of vectors y at x with noise covariances R_n, differentiable by all."""
+    """The primal equations of vectors y at x with a noise covariance R_n for each vector.
+
+    The evidence is differentiable with respect to all tensors.
+    """
 
     expansion: Expansion
     x: Float[Tensor, "*b N d"]
@@ -832,12 +869,12 @@ def equations_with_noise(
     y: Float[Tensor, "*b N p"],
     noise: Float[Tensor, "*b N p p"],
 ) -> NormalEquations:
-    """The normal equations of vectors y at x with a noise covariance for each vector.
+    """Return the normal equations of vectors y at x with a noise covariance for each vector.
 
-    They use the cheaper of the two algebras.
+    They are primal or dual, whichever is cheaper to solve.
 
     Raises:
-        ValueError: if a noise covariance is not positive definite.
+        ValueError: a noise covariance is not positive definite.
     """
     expansion, x, y, noise = expansion.double(), x.double(), y.double(), noise.double()
     singular = torch.linalg.cholesky_ex(noise.detach()).info != 0

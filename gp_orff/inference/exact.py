@@ -395,7 +395,7 @@ def merge_distance(
 ) -> tuple[float, ...]:
     """Return the largest lag r along each axis at which the prior cannot distinguish positions.
 
-    Up to r, every component satisfies
+    Two positions cannot be distinguished if, for all lags up to r, every component satisfies
 
         K(0) − K(r) ≤ max(10⁻⁶ K(0), 10⁻² σ²/count) ,
 
@@ -431,7 +431,8 @@ def merge_distance(
 def _told_apart(
     kernel: Kernel, x: Float[Tensor, "B 1 1 d"], z: Float[Tensor, "B d L d"], permitted: float
 ) -> Bool[Tensor, "B d L"]:
-    """Whether the prior distinguishes positions z from x: K(0) − K(x − z) exceeds `permitted`."""
+    """Return whether the prior distinguishes positions z from x, which is if K(0) − K(x − z) >
+    `permitted`."""
 
     together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
 
@@ -477,7 +478,10 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
 
 
 def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> Dataset:
-    """The data with the smallest sites whose means have at most `most` values."""
+    """Return the data with larger sites, so that the means at the sites have at most `most` values.
+
+    The sites are about as small as this limit allows.
+    """
     reach = merge_distance(kernel, noises, data)
 
     def size(width: float) -> int:
@@ -589,7 +593,7 @@ def _nodes(
 
 
 def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
-    """Whether a reach is more than twice the permitted one along any axis."""
+    """Return whether a reach is more than twice as long as the permitted one along any axis."""
     return any(length > 2 * most for length, most in zip(reach, permitted, strict=True))
 
 
@@ -749,10 +753,12 @@ def prior_covariance(
     z: Float[Tensor, "m d"],
     space: Sequence[int],
 ) -> Float[Tensor, "n*q m*r"]:
-    """Return Cov[Q f(x), R f(z)]. If a symbol has a reference, its value there is subtracted.
+    """Return Cov[Q f(x), R f(z)] for two symbols Q and R of the field f.
+
+    If a symbol has a reference, its value there is subtracted.
 
     Raises:
-        NotImplementedError: if a symbol has no closed form under this kernel.
+        NotImplementedError: a symbol has no closed form under this kernel.
     """
     if left.is_identity and right.is_identity:
         return to_dense(kernel(x, z))
@@ -824,7 +830,8 @@ class ExactInference(Inference):
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
-        """Inference with positions merged that the prior cannot distinguish, or by `merge=`."""
+        """Return inference in which positions are merged that the prior cannot distinguish. An
+        argument `merge=` of the user replaces this rule."""
         reach = None if data.tracks else reach_of_sites(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
             return cls(data, reach)
@@ -860,9 +867,9 @@ class ExactInference(Inference):
 
     @cached_property
     def _scatter_factors(self) -> Mapping[GroupKey, Float[Tensor, ""]]:
-        """1 + v for every group, with v of `changes_within`.
+        """The factors 1 + v of every group, with v of `changes_within`.
 
-        The evidence treats the change of the field between the records of a site as noise.
+        The evidence treats changes of the field between the records of a site as noise.
         """
         if self.changes is None:
             return {}
@@ -900,7 +907,8 @@ class ExactInference(Inference):
 
     @cached_property
     def _divided(self) -> list[Bool[Tensor, "m"]]:
-        """Whether the change of the field within each site is large against the noise."""
+        """Whether, for each site, the field changes within the site by much compared with the
+        noise."""
         if self.changes is None:
             return []
         pairs = zip(self._means[0], self._changes_of_sites, strict=True)
@@ -971,7 +979,7 @@ class ExactInference(Inference):
         return self._with_scatter(evidence, noises)
 
     def serves_batches(self, kernel: Kernel) -> bool:
-        """Whether `in_batches` applies to the data and the kernel.
+        """Return whether `in_batches` is possible for the data and the kernel.
 
         The kernel must have a closed form, and each observed value must be that of a single point.
         """

@@ -620,18 +620,20 @@ _FIXED = (
 
 @dataclass(frozen=True)
 class ProductInference(FeatureInference):
-    """Inference by the features of lines and of one lattice, on a product of positions and times.
+    """Inference with the features of lines and of one lattice, for vectors at all pairs of
+    positions and times.
 
-    It factorises three matrices, with the sizes of the functions of space, of the functions of time
-    and of the features of lines. The evidence has no derivatives, so that hyperparameters have to
-    be learned from a subset of the observations.
+    Three small matrices are factorised. Their sizes are the numbers of functions of space, of
+    functions of time, and of features of lines. The evidence has no derivatives, so hyperparameters
+    have to be learned from a subset of the observations.
 
     Args:
         data: the data.
         draws: the frequencies of a grid, one draw for each term of the kernel.
         known: the statistics of the shared columns, if they are already computed.
         site: the positions and times.
-        ranks: the rank of the factor B(ω) of every term, then of the cells around ω = 0.
+        ranks: the rank of the factor B(ω) of every term, followed by the ranks of the cells around
+            ω = 0.
     """
 
     site: Site = None
@@ -641,7 +643,11 @@ class ProductInference(FeatureInference):
     def on_pairs(
         cls, data: Data, draws: Sequence[Draw], kernel: Kernel
     ) -> "ProductInference | None":
-        """The inference. None for other frequencies, or if the data are not such a product."""
+        """Return the inference if data and frequencies allow it, otherwise None.
+
+        The columns must be those of a lattice and of lines. The data must be complete vectors at
+        every pair of a position and a time.
+        """
         pair = families(draws[0].shared_columns())
         if pair is None or not data.revisitable or data.tracks or data.symbol_data:
             return None
@@ -696,20 +702,31 @@ class ProductInference(FeatureInference):
 
 @torch.no_grad()
 def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> FeatureInference:
-    """Return inference by features, with factorisations of small matrices or with iterations.
+    """Return inference with features, by matrix factorisations or by an iterative method.
 
-    A frequency grid is treated by iterations if two conditions are met:
+    The result is a `FeatureInference`, which factorises matrices, with two exceptions.
 
-    1. It has more than 20 000 features, or more than fit in half of the memory, but at least 8192.
-    2. A matrix with a row for each value and a column for each feature would exceed 1 GiB, or the
-       covariance of the values would take more than about 10 s.
+    It is an `IterativeInference` for a frequency grid that meets both of these conditions:
 
-    A field with lines and another field, observed at every position and time, is treated by
-    `ProductInference` if it has more than 8192 features.
+    1. A matrix with one row and column for each feature is too large. The limit is 20 000 features,
+       or the smaller number whose matrices fit into half of the memory, but at least 8192.
+    2. A matrix with one row and column for each observed value is too large or too slow. This is
+       so for more than 8192 values, for a feature matrix above 1 GiB, or above about 10 s.
+
+    It is a `ProductInference` if all of these conditions are met:
+
+    1. There are more than 8192 features.
+    2. The kernel is the sum of a kernel of lines, such as tides, and another kernel.
+    3. Vectors were observed at every pair of a position and a time.
+
+    Args:
+        data: the observations.
+        draws: the frequencies, one draw for each term of the kernel.
+        kernel: the kernel, at any hyperparameters.
 
     Raises:
-        ValueError: if observations along tracks meet these conditions, as iterations do not support
-            tracks. Also if the features of lines and another field do not fit into memory.
+        ValueError: observations along tracks need iterations, which do not support tracks; or a
+            kernel with lines has more features than fit into memory.
     """
     features = num_features(kernel, draws)
     phi = draws[0].shared_columns()
@@ -743,7 +760,7 @@ def feature_inference(data: Data, draws: Sequence[Draw], kernel: Kernel) -> Feat
 
 
 def most_factorised(device: torch.device) -> int:
-    """The largest number of features for a factorisation of their normal equations."""
+    """Return the largest number of features whose normal equations are factorised."""
     affordable = math.isqrt(_memory(device) // (2 * 8 * _MATRICES))
     return max(MOST_DENSE, min(affordable, _LARGEST))
 

@@ -178,10 +178,16 @@ _NUMBERS = 2**22  # elements of the images in memory at a time
 
 @dataclass(frozen=True)
 class WeightPrecision:
-    """The precision A of the weights.
+    """The precision matrix A of F weights, as a linear operator that does not store A.
 
-    A term C ∘ (M Q Mᵀ), with Q = P E, consists of the image t of its sums and of Q. All tensors are
-    constants. `derivatives` returns the derivatives of uᵀAv.
+        A = I + Σ C[c,c] ∘ (M Q Mᵀ) + Σ ΦᵀN⁻¹Φ .
+
+    The first sum is over the groups of observations at points, and over the matrices Q (p, p) of
+    each group. C is the Gram matrix of the columns, M (F, p) contains the directions, and ∘ is the
+    elementwise product. The comment above `Images` explains how the image t of a group replaces C.
+    The second sum is over dense observations with features Φ and noise covariance N.
+
+    No tensor is attached to the autograd graph. `derivatives` returns the derivatives of uᵀAv.
     """
 
     images: Images
@@ -198,7 +204,14 @@ class WeightPrecision:
         bases: Sequence[Float[Tensor, "p p"]],
         rows: Sequence[Float[Tensor, "M F"]],
     ) -> "WeightPrecision":
-        """The operator for groups of observations with the matrices Q = `bases`, and dense rows."""
+        """Return the operator for groups of observations and dense observations.
+
+        Args:
+            expansion: the features, on a lattice.
+            groups: the statistics and the noise of each group.
+            bases: Q (p, p), for each matrix of sums of each group.
+            rows: N^{−½}Φ, for each set of dense observations.
+        """
         images = Images.of(expansion)
         sums = [part.gram for statistics, _ in groups for part in statistics.moments]
         return cls(
@@ -213,7 +226,7 @@ class WeightPrecision:
         return self.product(v.mT).mT
 
     def product(self, v: Float[Tensor, "k F"]) -> Float[Tensor, "k F"]:
-        """A v for every row v."""
+        """Return A v for every row v."""
         out = v.clone()
         for part in self._chunks(v):
             out[part] += (self._information(self._fields(v[part])) * self.directions).sum(-2)
@@ -224,7 +237,10 @@ class WeightPrecision:
     def derivatives(
         self, left: Float[Tensor, "k F"], right: Float[Tensor, "k F"]
     ) -> tuple[Float[Tensor, "F p"], list[Float[Tensor, "p p"]], list[Float[Tensor, "M F"]]]:
-        """∂/∂M, ∂/∂Q and ∂/∂(N^{−½}Φ) of Σ_k u_kᵀ A v_k for rows u of `left` and v of `right`."""
+        """Return the derivatives of Σ_k u_kᵀ A v_k by M, by each Q and by each N^{−½}Φ.
+
+        The vectors u_k are the rows of `left`, and the vectors v_k are the rows of `right`.
+        """
         of_directions = torch.zeros_like(self.directions)
         of_bases = [torch.zeros_like(q) for q in self.bases]
         for part in self._chunks(left):
@@ -421,25 +437,26 @@ def solve(
     guess: Float[Tensor, "k F"] | None = None,
     enough: int | None = None,
 ) -> Solution:
-    """Solve A x = b for every row b, until ‖r‖ ≤ tolerance ‖b‖ in the norm √(rᵀP⁻¹r).
+    """Solve A x = b for k right-hand sides b by preconditioned conjugate gradients.
 
-    The method is preconditioned conjugate gradients (Saad 2003, algorithm 9.1). A system that has
-    converged leaves the batch.
+    A system has converged when its residual r = b − A x satisfies ‖r‖ ≤ tolerance ‖b‖, in the norm
+    ‖r‖ = √(rᵀP⁻¹r). It is then removed from the batch. Source: Saad 2003, algorithm 9.1.
 
     Args:
         a: A.
         p: the preconditioner P.
-        b: the right-hand sides.
-        tolerance: the relative residual that ends the iterations.
+        b: the right-hand sides, as rows (k, F).
+        tolerance: the relative residual ‖r‖/‖b‖ at which a system has converged.
         most: the largest number of iterations.
-        permitted: the relative residual that each system has to reach at some iteration. A later
-            residual may be larger, but the error in the norm eᵀAe never increases. None for the
-            tolerance.
-        guess: the solution from which iterations start. None for zero.
-        enough: the number of iterations after which `permitted` ends them. None for `most`.
+        permitted: the relative residual that is accepted after `enough` iterations. A system has
+            reached it if any earlier residual was as small, because the error norm √(eᵀAe) never
+            increases. The default is `tolerance`.
+        guess: the first iterates (k, F). The default is zero.
+        enough: the number of iterations from which on `permitted` is sufficient. The solver then
+            stops as soon as all systems have reached it. The default is `most`.
 
     Raises:
-        ConvergenceError: if a system has not reached `permitted` after `most` iterations.
+        ConvergenceError: a system has not reached `permitted` after `most` iterations.
     """
     permitted = tolerance if permitted is None else permitted
     enough = most if enough is None else min(enough, most)
@@ -506,10 +523,10 @@ def quadrature(
     function: Callable[[Float[Tensor, "i"]], Float[Tensor, "i"]],
     most: int,
 ) -> Float[Tensor, "k"]:
-    """Return uᵀ f(B) u / uᵀu for every random row u, by Gauss quadrature.
+    """Return uᵀ f(B) u / uᵀu for every random row u, by Gauss quadrature, with B = R⁻¹AR⁻ᵀ.
 
     The number of iterations doubles until the mean over all u changes by less than its standard
-    error (Golub & Meurant 2010, *Matrices, Moments and Quadrature*, section 4.1).
+    error. Source: Golub & Meurant 2010, *Matrices, Moments and Quadrature*, section 4.1.
 
     Args:
         a: A.
@@ -944,17 +961,24 @@ _SOLVED = 400  # number of variances up to which each takes a linear system
 
 @dataclass(frozen=True)
 class IterativePosterior(GeneralPosterior):
-    """The posterior with E[θ] = A⁻¹b and Cov[θ] = A⁻¹, with iterative products with A⁻¹.
+    """The posterior with E[θ] = A⁻¹b and Cov[θ] = A⁻¹, where linear systems are solved iteratively.
 
-    Covariances, and up to 400 variances, are solutions of linear systems. The limit is lower if
-    iterations are many or expensive. More variances follow from those under the preconditioner P,
-    whose inverse is known. Take S draws s of the field under A⁻¹ and S draws c under P⁻¹, from the
-    same random numbers. With their mean squares ⟨s²⟩ and ⟨c²⟩,
+    Covariances, and up to 400 variances, are computed by solving linear systems with A. The limit
+    of 400 is lower if the iterations are many or expensive. If more variances are needed at once,
+    they are estimated from random draws, with the preconditioner P ≈ A as a control. The variance
+    of the field is known exactly if the weights have the covariance P⁻¹.
+
+    Let s be the field at x for weights drawn with the covariance A⁻¹. Let c be the field for
+    weights drawn with the covariance P⁻¹, from the same random numbers. With the means ⟨s²⟩ and
+    ⟨c²⟩ over S draws,
 
         Var f(x) ≈ φ(x) P⁻¹ φ(x)ᵀ ⟨s²⟩ / ⟨c²⟩ .
 
     If the squares s² and c² have the correlation r, the relative standard error of this variance is
     √(4(1 − r)/S), which is at most √(4/S). The standard deviation has half this relative error.
+
+    Attributes:
+        system: A and P, which solve linear systems and draw weights.
     """
 
     system: System
@@ -1008,11 +1032,11 @@ class IterativePosterior(GeneralPosterior):
         return EstimatedSymbol(**{f.name: getattr(image, f.name) for f in fields(image)})
 
     def estimates(self, values: int) -> bool:
-        """Whether this number of variances is estimated, since their solutions are expensive."""
+        """Return whether this number of variances is estimated, because solving is expensive."""
         return values > _SOLVED or not self.system.affords(values)
 
     def estimated_from(self, features: Float[Tensor, "n*q F"], q: int) -> Float[Tensor, "n q q"]:
-        """Estimate the blocks of Φ A⁻¹ Φᵀ for any features Φ of these weights."""
+        """Estimate the diagonal blocks (q, q) of Φ A⁻¹ Φᵀ, for features Φ (n·q, F)."""
 
         def products(values: Float[Tensor, "n*q k"]) -> Float[Tensor, "n q q"]:
             values = values.unflatten(0, (-1, q))
@@ -1022,7 +1046,7 @@ class IterativePosterior(GeneralPosterior):
         return _scaled(known, *(products(features @ draws.mT) for draws in self.system.draws))
 
     def _estimates(self, x: Float[Tensor, "n d"]) -> bool:
-        """Whether variances at x are estimated. Never if the columns are not a single lattice."""
+        """Return whether variances at x are estimated. This requires columns of one lattice."""
         lattice = self.expansion.phi.on_lattice
         return lattice and self.estimates(len(x) * self.num_outputs)
 
@@ -1032,7 +1056,7 @@ class IterativePosterior(GeneralPosterior):
 
     @property
     def _block_posterior(self) -> PrimalPosterior:
-        """The distribution of the features of the dense block, under P⁻¹."""
+        """The distribution of the part of the field from the dense block, for Cov[θ] = P⁻¹."""
         p = self.system.preconditioner
         variance = torch.ones_like(p.diagonal[: len(p.columns)])
         part = self.expansion.select(p.columns, variance)

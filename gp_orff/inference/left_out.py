@@ -75,7 +75,8 @@ def left_out(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """Yield the tested observations of every block, and the field there given the rest.
+    """Hold out the observations of every block, and yield predictions of the tested ones given the
+    rest.
 
     Inference by features subtracts statistics. The exact kernel inverts one matrix. Any other
     inference is conditioned on the rest again for every block. Learned weights of Student-t noise
@@ -86,8 +87,8 @@ def left_out(
             observations have an `index`.
         kernel: the prior.
         noises: the noise covariances Σ, by the label of the group.
-        mean: the constant mean. None for an unknown mean: it is then that with the largest evidence
-            given the rest, with its covariance.
+        mean: the constant mean. If None, the mean is unknown. It is then the one with the
+            largest evidence given the rest, and its covariance is included.
         blocks: the blocks, on the device of the data.
     """
     for block in blocks:
@@ -98,7 +99,7 @@ def left_out(
 
 
 def predicted(data: Dataset, block: Block, field: FieldDistribution) -> list[LeftOut]:
-    """The tested observations of a block, and the field there, from its distribution."""
+    """Return the tested observations of a block with the mean and covariance of the field there."""
     results = []
     for part in data.unweighted().visit():
         part = part.take(block.tested[part.index])
@@ -226,7 +227,8 @@ def left_out_of_rows(
     mean: Float[Tensor, "p"] | None,
     blocks: Iterable[Block],
 ) -> Iterator[list[LeftOut]]:
-    """Yield the observations of every block, and the field there given all others, from K."""
+    """Yield the observations of every block with the field there given all others, from the
+    covariance K of all rows."""
     design = rows.observed.design(next(iter(noises.values())).shape[-1])
     factor = cholesky(covariance)
     solved = torch.cholesky_solve(design, factor)
@@ -256,7 +258,8 @@ def left_out_of_rows(
 
 
 def kinds(masks: Sequence[Bool[Tensor, "N"]]) -> Int[Tensor, "N"]:
-    """A number for each observation. It is equal for observations in the same sets."""
+    """Return a number for each observation, which is equal for observations that are in the same
+    sets."""
     # Each set has a random word. Observations in the same sets have the same sum of words. Others
     # have different sums, except with probability 2⁻⁶⁴ for a pair.
     words = np.random.default_rng(0).integers(0, 2**64, size=len(masks), dtype=np.uint64)

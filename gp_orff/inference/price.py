@@ -20,7 +20,7 @@ FINALISTS = 3  # starting values for a search on more data: a single one may be 
 SHORT = 6  # evaluations of a search, after which its maximum can be predicted
 UNSURE = 3.0  # factor of a predicted gain, which is often too small: with 2, a fit lost a nat
 MOST_EVALUATIONS = 100  # largest number for a search on one plan
-LONGEST_STEP = 1.0  # change of a logarithm in a step, and after which curvature is computed again
+LONGEST_STEP = 2.0  # largest step of a logarithm: the curvature may change over longer ones
 MOST_TRAINING = 4096  # largest number of features or values in a search: 10¹¹ operations each
 MOST_ITERATIVE = 2**15  # largest number of features of a posterior: its matrix would take 8 GiB
 MANY = 10**5  # points up to which a search merges positions; above, one pass serves all lattices
@@ -29,11 +29,12 @@ FINE_FACTOR = 1.2  # factor of lengthscales for one lattice: a larger one takes 
 STEP = 4  # ratio of tolerances of posteriors, and quarters of lengthscales
 LONGEST = 3.0  # longest lengthscale over the extent of the data: longer ones act like a constant
 FARTHEST = 16.0  # range of a logarithm without limits about its start: 18 cost a fit 858 nats
-ROUNDING = 1e-8  # least noise variance over that of the data, and nats per value of fixed points
+MOVED = 1.5  # change of a logarithm after which B is computed again: with 2, a fit lost 2.5 nats
+ROUNDING = 1e-8  # least noise variance over that of the data: below, posteriors are rounding
 
 
 def aim(num_values: float) -> float:
-    """The loss with which a fit may end, in nats."""
+    """Return the loss of log evidence with which a fit may end, in nats."""
     return max(NATS, NATS_OF_A_NUMBER * num_values)
 
 
@@ -42,18 +43,19 @@ def cubic(size: float) -> float:
     return 2.0 * size**3
 
 
-# A part of the field that is treated as white noise: waves that a lattice truncates, or changes of
-# the field between merged positions. Let r be its variance over the noise variance. At M values, it
-# has m ≤ M/2 independent modes, each with a variance of r M/m noise variances on average, and white
-# noise has M. The log evidence that is lost is
+# A search treats a part of the field as white noise: the waves that a lattice truncates, or the
+# changes of the field between merged positions. Let r be the variance of this part over the noise
+# variance. The part has m independent modes at M values, and white noise has M. Each mode has r M/m
+# noise variances, so that the log evidence falls by
 #
 #     ½ [M log(1 + r) − m log(1 + r M/m)] = r²/4 M (M/m − 1) + O(r³) .
 #
-# The limit m = M/2 gives M r²/4, for waves shorter than the distances between points.
+# m is the number of features of the lattice: waves just beyond it are about as many. Waves shorter
+# than the distances between points have m = M/2, for which the loss is M r²/4.
 
 
 def loss_of_noise(ratio: float, num_values: float, num_modes: float = math.inf) -> float:
-    """½ [M log(1 + r) − m log(1 + r M/m)] nats, with m ≤ M/2."""
+    """Return the loss of log evidence if part of the field is treated as white noise, in nats."""
     if math.isinf(ratio):
         return math.inf
     modes = min(num_modes, num_values / 2)
@@ -62,6 +64,6 @@ def loss_of_noise(ratio: float, num_values: float, num_modes: float = math.inf) 
 
 
 def ratio_of_loss(nats: float, num_values: float, num_modes: float = math.inf) -> float:
-    """The small ratio r for which `loss_of_noise` is this number of nats."""
+    """Return the small ratio r for which `loss_of_noise` is this number of nats."""
     modes = min(num_modes, num_values / 2)
     return 2.0 * math.sqrt(nats * modes / (num_values * (num_values - modes)))

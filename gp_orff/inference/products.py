@@ -54,7 +54,8 @@ class Site(NamedTuple):
         is_time: Bool[Tensor, "d"],
         origin: Float[Tensor, "d"],
     ) -> "Site | None":
-        """The positions and times of points. None unless the points are all pairs, once each."""
+        """Return the positions and times of points. The result is None unless the points are all
+        pairs of these positions and times, each exactly once."""
         x = x.double()
         places, place = torch.where(is_time, origin, x).unique(dim=0, return_inverse=True)
         times, time = torch.where(is_time, x, origin).unique(dim=0, return_inverse=True)
@@ -192,9 +193,9 @@ def _units(
 def _labels(
     phi: LatticeColumns, draws: Sequence[tuple[LatticeDraw, int]]
 ) -> tuple[Int[Tensor, "F"], Int[Tensor, "F 2"]]:
-    """The column of every feature of a lattice in the order of `expand`, with two labels.
+    """Return the column of every feature of a lattice, in the order of `expand`, with two labels.
 
-    The labels are the number of the term, and the number of the direction.
+    The first label is the number of the term, and the second the number of the direction.
     """
     columns, labels = [], []
     for sine in (0, 1):

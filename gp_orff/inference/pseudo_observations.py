@@ -41,7 +41,8 @@ _ROUNDING = 1e-6  # error in nats per value, from merged positions or truncation
 
 @dataclass(frozen=True)
 class Iterate:
-    """Pseudo-observations, the ELBO of their q, and the next pseudo-observations."""
+    """Pseudo-observations, the ELBO of the posterior that they give, and the next
+    pseudo-observations."""
 
     data: Dataset
     elbo: float

@@ -112,9 +112,9 @@ class Evidence(NamedTuple):
     def with_scatter(
         self, terms: Iterable[tuple[Float[Tensor, "k"], Float[Tensor, ""]]]
     ) -> "Evidence":
-        """The evidence of records, from the evidence of their means.
+        """Return the evidence of records from the evidence of their means at sites.
 
-        `terms` are the contributions of their scatter to yᵀK⁻¹y, in parts, and to log|K|.
+        `terms` are the contributions of the scatter about the means to yᵀK⁻¹y and to log|K|.
         """
         quad, logdet = self.quad, self.logdet
         for squares, change in terms:
@@ -179,10 +179,11 @@ def _eigen(
 def _directions(
     seen: Float[Tensor, "*b p p"],
 ) -> tuple[Float[Tensor, "*b p p"], Bool[Tensor, "*b p"]]:
-    """An orthonormal basis of the means, and whether each direction changes no observed value.
+    """Return an orthonormal basis of constant means, and whether each direction changes no observed
+    value.
 
-    Such directions come first. The rank follows from a matrix with unit diagonal, which does not
-    depend on the units of the outputs.
+    Directions that change no value come first. The rank follows from a matrix with unit diagonal,
+    so it does not depend on the units of the outputs.
     """
     scaled, units = _with_unit_diagonal(seen)
     shares, vectors = torch.linalg.eigh(scaled)
@@ -222,7 +223,8 @@ def solve(
 def gradients_with_graph(
     values: Sequence[Tensor], inputs: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """The gradients by all inputs from the gradients by values, for higher derivatives."""
+    """Return gradients with respect to the inputs, from gradients with respect to the values. They
+    have a graph for higher derivatives."""
     needed = [t for t in inputs if t.requires_grad]
     options = {"create_graph": True, "allow_unused": True}
     results = iter(torch.autograd.grad(values, needed, gradients, **options))

@@ -130,7 +130,7 @@ def grid_for(
 
 
 def _range(factor: float) -> tuple[float, float]:
-    """The range of lengthscales that are up to this factor shorter or longer."""
+    """Return the range of lengthscales that are at most `factor` times shorter or longer."""
     return 1 / factor, factor
 
 
@@ -217,17 +217,19 @@ def exact_instead(
 
 
 def every_few(data: Dataset, most: float) -> Dataset:
-    """Every k-th observation in the given order, with its weight, and at most `most` values.
+    """Return every k-th observation in the given order, with its weight, so that at most `most`
+    values remain.
 
-    Some of these observations are as close to each other as those of all data, unlike means at
-    sites. They show the differences between survey lines where the lines cross.
+    Unlike means at sites, some of these observations are as close to each other as in the complete
+    data. They show the differences between survey lines where the lines cross.
     """
     step = math.ceil(data.num_values / most)
     return _kept(data, lambda part: torch.arange(0, len(part), step))
 
 
 def one_of_each(data: Dataset, reach: Sequence[float]) -> Dataset:
-    """One observation of each site, the nearest to the mean position, with its weight."""
+    """Return one observation of each site, with its weight. It is the observation nearest to the
+    mean position."""
     return _kept(data, lambda part: torch.from_numpy(_nearest_to_middle(part, reach)))
 
 
@@ -340,10 +342,10 @@ class Representation:
 
     @property
     def mended(self) -> "Representation":
-        """The representation for the posterior: this one, or the exact kernel in its place.
+        """The representation for the posterior, which may replace this one by the exact kernel.
 
-        `exact_instead` describes the choice. It needs observations, so that statistics alone have
-        no choice.
+        `exact_instead` describes the choice. If the data are statistics only, the representation
+        does not change, because the exact kernel needs observations.
         """
         auto = self.auto
         if auto is None or not (self.follows and self.data.revisitable):
@@ -368,7 +370,8 @@ class Representation:
         return not any(term.factor.decays or has_lines(term) for term in terms(self.kernel))
 
     def inference(self, rule: Rule | None) -> Inference:
-        """Inference on the frequencies of a rule. None: by the exact kernel."""
+        """Return inference with the frequencies of a rule, or with the exact kernel if the rule is
+        None."""
         if rule is None:
             return ExactInference.merging(self.kernel, self._noises, self.data)
         draws = self._draw(rule)
@@ -400,7 +403,8 @@ class Representation:
         return self.data.restrict(grid)
 
     def _with_symbols(self, grid: Grid) -> Grid:
-        """The grid, with all frequencies along constant inputs if symbols are observed."""
+        """Return the grid. If symbols are observed, it includes all frequencies along constant
+        inputs."""
         return replace(grid, sum_constant=grid.sum_constant and not self.data.symbol_data)
 
     def conditioning_rule(self, domain: Box | None = None) -> Rule | None:
@@ -467,7 +471,8 @@ class Representation:
 
     @property
     def _affordable(self) -> int:
-        """The largest number of features of a search: more for few values, by the dual algebra."""
+        """The largest number of features of a search. It is larger if there are few values, for
+        which dual equations are cheap."""
         cheap = 6.0 * self.data.num_values**2 * MOST_DENSE <= cubic(MOST_TRAINING)
         return MOST_DENSE if cheap else MOST_TRAINING
 
@@ -527,12 +532,16 @@ class Representation:
 
     @torch.no_grad()
     def cuts(self) -> dict[GroupKey, float]:
-        """δ over the noise variance of an observation with the mean weight, by group."""
+        """Return the truncated variance δ divided by the noise variance, for each group.
+
+        The noise variance is the one of an observation with the mean weight.
+        """
         return self.now().truncation_ratios(self.kernel, self._noises)
 
     @torch.no_grad()
     def training_cuts(self, level: Callable[["Representation"], Grid]) -> dict[GroupKey, float]:
-        """δ over the noise variance for the grid of a search, by group. ∞ without a grid."""
+        """Return the truncated variance δ of the grid of a search divided by the noise variance,
+        for each group. It is ∞ if there is no grid."""
         try:
             inference = self.inference(replace(level(self), diagonal_correction=True))
         except GridBudgetError:
@@ -543,14 +552,17 @@ class Representation:
     def loss_of_truncation(
         self, level: Callable[["Representation"], Grid], num_values: float
     ) -> float:
-        """The loss of a search that counts truncated variance as noise. ∞ without a lattice."""
+        """Return the loss of a search that learns the truncated variance of a grid as noise.
+
+        It is in nats, and ∞ if no lattice can be built.
+        """
         try:
             return self._loss_of_truncation(self._draw(level(self)), num_values)
         except GridBudgetError:
             return math.inf
 
     def _loss_of_truncation(self, draws: Sequence[Draw], num_values: float) -> float:
-        """The loss in nats, for `num_values` values distributed over the groups like the sample.
+        """Return the loss in nats for `num_values` values, distributed over groups like the sample.
 
         δ is the tolerance of the lattice times the variance of the field. Aliasing by the period of
         the lattice has the same size.
@@ -596,10 +608,11 @@ class Representation:
     def _tolerance_of(
         self, rule: Grid, signal: float, counted: float, share: float, of_search: bool = False
     ) -> float:
-        """The tolerance that truncates a share of the posterior variance.
+        """Return the tolerance of a grid that truncates the fraction `share` of the posterior
+        variance, or more for a search that loses little by it.
 
-        The posterior variance follows from the number of features of a grid with the tolerance
-        `counted`.
+        The posterior variance is estimated from the number of features of a grid with the tolerance
+        `counted`. `signal` is the variance of the field.
         """
         coarse = grid_for(rule, self._rounded_box, None, counted)
         coarse = replace(coarse, max_features=COARSE_FEATURES)

@@ -130,7 +130,7 @@ class StudentTNoise:
 
 
 def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
-    """Whether Student-t noise weighs the observations of any group."""
+    """Return whether any group has Student-t noise, so that its observations have weights."""
     return any(
         getattr(likelihood, "deg_free", None) is not None for likelihood in likelihoods.values()
     )
@@ -243,10 +243,11 @@ def foreseen_weights(
     posterior: Posterior,
     noises: Noises,
 ) -> list[Float[Tensor, "n"]]:
-    """The weights (ν + v) / (ν + rᵀ(S + N)⁻¹r) of observations, from a posterior given a few.
+    """Predict the weights (ν + v) / (ν + rᵀ(S + N)⁻¹r) of observations from a posterior given a few
+    of them.
 
-    Where the covariance S of this posterior is large, the E-step would give a small weight to every
-    observation.
+    S is the covariance of this posterior. Without S, the E-step would give a small weight to every
+    observation at places where S is large.
     """
     weights = []
     for part in parts:

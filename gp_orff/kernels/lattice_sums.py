@@ -34,9 +34,15 @@ _TERMS = 5  # the number of terms of a theta function on each side of zero
 
 @singledispatch
 def weight_at_zero(spectrum: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
-    """Return the weight of ω = 0 on a lattice, by default S(0) ∏h.
+    """Return the quadrature weight of the frequency ω = 0 on a lattice with spacing h.
 
-    With this weight, the sum over all lattice points is the periodic kernel Σ_j k(τ + jP).
+    The weight is S(0) ∏h, with the spectral density S. With this weight, the sum over all lattice
+    points is the periodic kernel Σ_j k(τ + jP) of period P = 2π/h. A `ScaleMixture` has another
+    weight, because its density may be infinite at ω = 0.
+
+    Args:
+        spectrum: the spectral density S.
+        spacing: h, (d,), in radians per unit of the inputs.
     """
     density = spectrum.log_density(spacing.new_zeros(1, len(spacing))).exp()
     return spacing.prod() * density.squeeze(-1)
@@ -44,14 +50,15 @@ def weight_at_zero(spectrum: Spectrum, spacing: Float[Tensor, "d"]) -> Float[Ten
 
 @weight_at_zero.register
 def _(spectrum: ScaleMixture, spacing: Float[Tensor, "d"]) -> Float[Tensor, "*b"]:
-    """Return k(0) minus the weights of all other lattice points.
+    """Return k(0) minus the weights of all other lattice points, so that the variance is exact.
 
         1 − Σ_{k≠0} S(ω_k) ∏h = S(0) ∏h − Σ_{j≠0} k(jP) = E_s[1 − Πθ_i(0) + Πc_i] .
 
-    If correlations vanish within a period, this equals S(0) ∏h up to aliasing. If they fall like a
-    power of the lag, as for rational quadratic kernels, S(0) and the sum of the images diverge for
-    α → d/2, but their difference converges. The kernel of the grid is exact at lag zero. At another
-    lag τ, its error Σ_{j≠0} [k(τ + jP) − k(jP)] converges for every α.
+    If correlations vanish within a period, this equals S(0) ∏h up to aliasing. The correlations of
+    rational quadratic kernels decrease as a power of the lag. For α → d/2, their S(0) and the sum
+    of the k(jP) diverge, but the difference of both terms converges. The kernel of the grid is
+    exact at lag zero. At another lag τ, its error is Σ_{j≠0} [k(τ + jP) − k(jP)], which converges
+    for every α.
     """
     return (1 - nonzero_sum(spectrum, spacing)).clamp_min(0)
 

@@ -373,8 +373,8 @@ def tides(
         unit: the unit of time: "s", "min", "h" or "d". Data with another unit of time raise an
             error. Dates are in seconds, unless you pass `time_unit="h"` to `gp_orff.labelled`.
         period_bound: None, the default, for fixed periods. Otherwise each period is trained, and
-            differs from the astronomical period by at most this fraction. With a `Grid`, only the
-            first searches of a fit, which use a subset of the data, train it.
+            differs from the astronomical period by at most this fraction. With a `Grid`, periods
+            are trained only in the first searches of a fit, which use a subset of the data.
 
     Returns:
         A sum with one `FieldProductKernel` for each constituent, or a single one. If k has one

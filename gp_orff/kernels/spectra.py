@@ -608,7 +608,7 @@ class ScaleMixture(Elliptical):
     """The spectrum of z = ℓω = √s g with g ~ N(0, I) and an independent random scale s > 0.
 
     In the density weighted by ‖z‖^{2t} (see `Spectrum`), the density of s is weighted by s^t, and
-    ‖g‖² ~ χ²_{d+2t}. The base variables of a frequency are g and the quantile level of s.
+    ‖g‖² ~ χ²_{d+2t}. The base variables of a frequency are g and the cumulative probability of s.
 
     This class is abstract. Subclasses are `GammaMixture` and `FiniteMixture`.
 
@@ -639,10 +639,13 @@ class ScaleMixture(Elliptical):
 
     @abstractmethod
     def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
+        """Return the random scale s of each of D frequencies, (*b, D).
+
+        The density of s is the one of this mixture, multiplied by s^t and normalised.
 
         Args:
-            base: (D, c), base variables. The last column is the quantile level of s.
+            base: (D, c), the base variables of the frequencies. The last column contains the
+                probability at which the quantile function of s is evaluated.
             order: t.
         """
 

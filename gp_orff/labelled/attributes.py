@@ -379,17 +379,18 @@ def with_conventions(
 def global_attributes(
     field: object, names: Sequence[str], kind: str, before: Attributes
 ) -> Attributes:
-    """The attributes of a Dataset of maps.
+    """Return the global attributes of a Dataset of maps.
 
-    The time of the history is that of the environment variable SOURCE_DATE_EPOCH, in seconds since
-    1970, if it is set, so that equal maps can be equal files.
+    The history begins with a line for these maps, with the present time (UTC). To write identical
+    files for identical maps, set the environment variable SOURCE_DATE_EPOCH. Its value, in seconds
+    since 1970, then replaces the present time.
 
     Args:
         field: the field that was evaluated. Its `description` and `coverage` are used if it has
             them.
         names: the names of the outputs.
         kind: a text on the values in the maps, such as "posterior means and standard deviations".
-        before: the attributes of the Dataset of the observations. Its history is appended.
+        before: the attributes of the Dataset of the observations. Its history follows the new line.
     """
     import gp_orff
 
@@ -427,8 +428,11 @@ def _of_coordinate(name: str, variable: "xarray.Variable", certain: str | None) 
 
 
 def _georeferenced(maps: "xarray.Dataset", plane: Sequence[str], crs: str) -> "xarray.Dataset":
-    """The Dataset with a grid mapping. If the conventions do not have the projection, longitudes
-    and latitudes are added as two-dimensional coordinates."""
+    """Return the Dataset with a variable that describes the projection (a grid mapping).
+
+    If the CF conventions do not define the projection, longitudes and latitudes are added as
+    two-dimensional coordinates.
+    """
     try:
         pyproj = optional("pyproj", "geo")
     except ImportError:  # a model of positions in a plane does not need it

@@ -476,18 +476,24 @@ class Columns:
 def of_each_observation(
     dataset: "xarray.Dataset", names: Sequence[str], along: str
 ) -> "xarray.Dataset":
-    """A Dataset in which the values of each trajectory are repeated for its observations.
+    """Return a Dataset in which values of a trajectory are repeated for each of its observations.
 
     In a ragged array, the observations of all trajectories follow each other along one dimension.
-    There are two forms. In the first one, a variable of integers along the dimension of the
-    trajectories, such as `rowsize`, has the number of observations of each. In the second one, a
-    variable has the index of the trajectory of each observation, and the attribute
-    `instance_dimension` of the CF conventions.
+    The CF conventions define two kinds of ragged arrays:
+
+    - Contiguous: an integer variable, such as `rowsize`, contains the number of observations of
+      each trajectory.
+    - Indexed: an integer variable contains the index of the trajectory of each observation. Its
+      attribute `instance_dimension` is the name of the dimension of the trajectories.
 
     Args:
         dataset: a Dataset with the variables `names`.
         names: the names of the variables that are read.
         along: the dimension of the observations.
+
+    Raises:
+        ValueError: a variable with the attribute `sample_dimension` does not contain whole numbers
+            whose sum is the number of observations.
     """
     variables, repeated = named(dataset, names), {}
     for name, variable in variables.items():
@@ -505,8 +511,12 @@ def of_each_observation(
 def _trajectories(
     dataset: "xarray.Dataset", dimension: str, along: str
 ) -> tuple[str, Int[np.ndarray, "N"]] | None:
-    """The variable that defines the trajectories, and the index of the trajectory of each
-    observation. None without such a variable."""
+    """Return the name of the variable that defines the trajectories, and the index of the
+    trajectory of each observation.
+
+    The result is None if there is no such variable. `dimension` is the dimension of the
+    trajectories, and `along` is the dimension of the observations.
+    """
     for name, variable in dataset.variables.items():
         index = variable.dims == (along,) and variable.attrs.get("instance_dimension") == dimension
         if index and variable.dtype.kind in "iu":
@@ -550,7 +560,11 @@ def _in_the_plane(
     y: Float[np.ndarray, "N p"],
     options: dict[str, np.ndarray],
 ) -> tuple[Float[np.ndarray, "N p"], dict[str, np.ndarray]]:
-    """The components of vectors and their noise in the plane."""
+    """Return vectors and the options of `fit`, rotated from east and north to the axes of a plane.
+
+    The first two components of y (N, p) are rotated in place. The noise in `options` is
+    transformed too.
+    """
     p, noise = y.shape[-1], options.get("noise")
     turn = plane.frame(places, p)[:, :2, :2]
     if noise is not None:

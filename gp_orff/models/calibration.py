@@ -66,8 +66,10 @@ _FEWEST_NEIGHBOURS = 4  # observations of a sample that determine a distance
 
 
 def first_readings(data: Dataset) -> Dataset:
-    """All observations of small data. From chunks and large data, about the first twentieth, with
-    learned weights."""
+    """Return all observations of small data, or about the first twentieth of chunks and large data.
+
+    Observations that are selected keep the weights that the model has learned for them.
+    """
     if data.is_small and _at_hand(data):
         return data
     sample, every = data.survey.sample, data.survey.num_points
@@ -91,14 +93,18 @@ def left_out_of_surroundings(
     blocks: Sequence[Block],
     half: Float[Tensor, "d"],
 ) -> Iterator[list[LeftOut]]:
-    """The tested observations of every block, and the field there given the observations around it.
+    """Predict each held-out block from the observations around it, and yield the predictions.
+
+    The exact kernel predicts the tested observations of a block from about 1200 observed values,
+    which are the nearest ones outside the block. Blocks without neighbours are omitted.
 
     Args:
         state: the state of a model whose kernel has a covariance in closed form.
         data: observations at single points, in memory.
         constant: the mean (p,) of the field.
-        blocks: blocks of the sample of the survey of these data.
-        half: about half the width of a block (d,).
+        blocks: blocks of the sample `data.survey.sample`.
+        half: (d,), about half the width of a block along each axis. Distances from the centre of a
+            block are divided by it.
     """
     kernel, noises = state.e_step.kernel, state.e_step.noises
     x = torch.cat([part.x for part in data.survey.sample])
@@ -133,7 +139,7 @@ def left_out_of_surroundings(
 def _distance(
     centre: Float[Tensor, "d"], half: Float[Tensor, "d"], x: Float[Tensor, "n d"]
 ) -> Float[Tensor, "n"]:
-    """The largest difference from the centre along any axis, in half widths."""
+    """Return max_i |x_i − c_i| / h_i for each point x, with the centre c and the half widths h."""
     return ((x - centre.to(x)).abs() / half.to(x)).amax(-1)
 
 
@@ -237,8 +243,10 @@ class Calibration:
 
     @classmethod
     def of(cls, blocks: Iterable[Iterable[Tested]], outliers: float = 0.0) -> "Calibration | None":
-        """The coverage from the parts of every block; None without blocks. A share `outliers` of
-        the values may be outliers."""
+        """Return the coverage from the scores of every block; None without blocks.
+
+        At most a fraction `outliers` of the values is treated as outliers.
+        """
         scores, deviations = [], []  # deviations: sd of the count of covered values, over one value
         for parts in map(list, blocks):
             scores += [score.detach().cpu() for score, _ in parts]
@@ -330,21 +338,27 @@ class Calibration:
 
 
 def _chance(share: float, independent: float, expected: float) -> float:
-    """The probability of a share, or a smaller one, for `independent` values that each count with
-    the probability `expected`: the binomial distribution. Between integers, it is the incomplete
-    beta function that interpolates the binomial distribution."""
+    """Return the probability of a coverage of at most `share` among `independent` values.
+
+    Each value is covered with the probability `expected`, so the number of covered values has a
+    binomial distribution. The incomplete beta function interpolates this distribution between
+    integers.
+    """
     trials = max(independent, 1.0)
     count = min(share * trials, trials - 1e-9)
     return float(scipy.special.betainc(trials - count, count + 1, 1 - expected))
 
 
 def calibration_of(state: ModelState, prior_mean: Mean) -> Calibration | None:
-    """The coverage for observations of a few blocks of two lengthscales, or of a few complete
-    tracks, given the rest. For chunks and large matrices, blocks are predicted from the
-    observations around them.
+    """Return the coverage of a few held-out blocks or tracks, each predicted from the other data.
 
-    None in these cases: the model stores only statistics, symbols were observed, data along tracks
-    are large, large data have no covariance in closed form, or a covariance is singular."""
+    Blocks are two lengthscales wide. For chunks and large matrices, blocks are predicted only from
+    the observations around them. Observations along tracks are held out as complete tracks.
+
+    The result is None if the model stores only statistics, if symbols were observed, or if a
+    covariance is singular. It is also None for large data along tracks, and for large data without
+    a covariance in closed form.
+    """
     try:
         with warnings.catch_warnings():  # of near-singular data, of which the fit has warned
             warnings.simplefilter("ignore", NumericalWarning)
@@ -628,8 +642,11 @@ def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | No
 def _correlation(
     state: ModelState, prior_mean: Mean, axes: Sequence[int], stretched: int | None = None
 ) -> float | None:
-    """The correlation of residuals of neighbours, if it is significant. The sample is random, or is
-    an interval of the axis `stretched`."""
+    """Return the correlation of residuals of neighbours along `axes`; None if it is not
+    significant.
+
+    It is computed for a random sample, or for an interval of the axis `stretched`.
+    """
     data, snapshot, products = state.data, state.snapshot(prior_mean), []
     for part in data.survey.sample:
         extents = data.survey.distances.bulk.copy()
@@ -659,7 +676,8 @@ def _correlation(
 
 
 def _rows(state: ModelState) -> float:
-    """The rows of the matrix that is factorised for a block; infinite if none is."""
+    """Return the number of rows of the matrix that is factorised to predict a block. It is infinite
+    if no matrix is factorised."""
     inference = state.inference
     if inference.is_exact:
         return inference.size
@@ -671,7 +689,8 @@ def _at_hand(data: Dataset) -> bool:
 
 
 def _some(held: TrackObservations, count: int) -> TrackObservations:
-    """Blocks of a few tracks that are drawn at random, at most a fifth of all tracks."""
+    """Return blocks from a few tracks, which are drawn at random and are at most a fifth of all
+    tracks."""
     generator, few = torch.Generator().manual_seed(0), int(_SHARE * len(held.tracks))
     few = min(count, max(1, few))
     chosen = torch.randperm(len(held.tracks), generator=generator)[:few].tolist()
@@ -685,7 +704,10 @@ def _most_tested(key: GroupKey) -> int:
 
 
 def _half_widths(state: ModelState) -> Float[Tensor, "d"]:
-    """Half the width of a block (d,): a lengthscale along each axis, or else the extent."""
+    """Return half the width of a block (d,), which is one lengthscale along each axis.
+
+    Along an axis without a lengthscale, it is the extent of the data.
+    """
     lengths = torch.from_numpy(lengthscales_of(state.kernel, state.data.num_inputs))
     low, high = torch.tensor(state.data.survey.box, dtype=lengths.dtype).mT
     half = _HALF * torch.where(lengths > 0, lengths, high - low)

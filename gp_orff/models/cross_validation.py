@@ -131,8 +131,10 @@ def _of_labels(labels: object, count: int) -> list[Block]:
 def _of_splitter(
     splitter: Any, x: Float[np.ndarray, "N d"], y: Float[np.ndarray, "N v"], groups: object
 ) -> list[Block]:
-    """A block for each split of the splitter. Observations that are in neither set of a split are
-    held out, but not predicted."""
+    """Return a block for each split of the splitter.
+
+    Observations that are in neither set of a split are held out, but not predicted.
+    """
     blocks = []
     for number, (learned, tested) in enumerate(splitter.split(x, y, groups)):
         left_out, test = torch.ones(len(x), dtype=torch.bool), torch.zeros(len(x), dtype=torch.bool)
@@ -164,8 +166,12 @@ def lengthscales_of_terms(kernel: Kernel, num_inputs: int) -> list[Float[np.ndar
 
 
 def by_track(track: object, count: int) -> Sequence[Hashable] | None:
-    """The block of each observation: its track, or one of 50 sets of tracks with about equal
-    numbers of observations. None without labels, or with a single one.
+    """Return the block of each observation, so that observations of one track share a block.
+
+    Each track is a block. If there are more than 50 tracks, they are combined into 50 blocks with
+    about equal numbers of observations.
+
+    The result is None if there are no labels, or only one.
 
     Raises:
         ValueError: The number of labels is not `count`, or labels are missing.
@@ -223,7 +229,8 @@ def cells(
 
 
 def _together(sizes: Sequence[int], seed: int) -> Int[np.ndarray, "c"]:
-    """The block of each cell, for cells with `sizes` observations. There are at most 50 blocks."""
+    """Join cells with `sizes` observations to at most 50 blocks of about equal size, and return the
+    block of each cell."""
     count = min(_MOST, len(sizes))
     block, totals = np.empty(len(sizes), dtype=np.int64), np.zeros(count)
     for cell in np.random.default_rng(seed).permutation(len(sizes)):
@@ -518,7 +525,8 @@ def _normal_density(z: Tensor) -> Tensor:
 
 
 def scales_of_noise(deg_free: float) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
-    """1/w and its probability for nodes of w ~ Gamma(ν/2, ν/2) that are equidistant in log w."""
+    """Return nodes 1/w with their probabilities, for w ~ Gamma(ν/2, ν/2). The nodes are
+    equidistant in log w."""
     one = torch.ones(1, dtype=torch.float64)
     if math.isinf(deg_free):
         return one, one
@@ -562,7 +570,8 @@ class Predictor:
 
     @torch.no_grad()
     def left_out(self, blocks: Sequence[Block]) -> Iterator[list[LeftOut]]:
-        """The tested observations of every block, and the field there given the rest.
+        """Yield the tested observations of every block, with the field there given all other
+        observations.
 
         Raises:
             ValueError: A block contains all observations.
@@ -640,8 +649,11 @@ class Predictor:
         ]
 
     def _scores_of_values(self, left: LeftOut) -> list[Tensor]:
-        """Scores as from `scores`, for values that pseudo-observations represent. The density is
-        from quadrature. All else is from draws at equidistant quantiles of the field."""
+        """Return scores as `scores` does, for values that pseudo-observations represent.
+
+        The density is computed by quadrature. All other scores are computed from equidistant
+        quantiles of the field.
+        """
         part, variance = left.part, left.variance.clamp_min(0)
         likelihood = likelihood_of(self.e_step.likelihoods, part)
         y = part.represented.values

@@ -141,8 +141,11 @@ class Side:
 
 @singledispatch
 def side_of(distribution: FieldDistribution, x: Float[Tensor, "n d"]) -> Side:
-    """The `Side` of points under a distribution. Variance that is white, or common to all points,
-    is ignored, because it does not contribute to covariances."""
+    """Return the `Side` of points for a distribution of the field.
+
+    It omits white noise and variance that is common to all points, because they do not contribute
+    to the covariances.
+    """
     raise NotImplementedError(
         f"expected a posterior of one model, got a {type(distribution).__name__}"
     )
@@ -310,8 +313,10 @@ def _noise_of(
 
 
 def _noise_of_data(snapshot: Snapshot) -> Float[Tensor, "p p"]:
-    """The noise covariance of the observations. Raises if it is not the same for all of them, or if
-    they have no noise variance."""
+    """Return the noise covariance of the observations.
+
+    An error is raised if it differs between observations, or if they have no noise variance.
+    """
     data = snapshot.inference.data
     labels = {key.label for key in data.keys}
     label = DEFAULT if DEFAULT in labels else min(labels)
@@ -418,8 +423,11 @@ def _field_and_target(
 def redundancy(
     snapshot: Snapshot, stations: object, target: Symbol | None, region: object
 ) -> Redundancy:
-    """The increase of the variance of the target without each station. The arguments are as for
-    `FieldPosterior.redundancy`."""
+    """Return the increase of the variance of the target if one station is removed, for each
+    station.
+
+    The arguments are as for `FieldPosterior.redundancy`.
+    """
     data = snapshot.inference.data
     if not data.revisitable or data.tracks:
         what = "observations along tracks" if data.revisitable else "statistics"

@@ -99,8 +99,10 @@ class Model:
         return kernel, noises_of(kernel, likelihoods)
 
     def evidence(self, u: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
-        """log p(y | u), with the constant mean integrated out unless it is fixed. It is −∞ if it
-        cannot be computed."""
+        """Return log p(y | u) for each of S draws u. It is −∞ if it cannot be computed.
+
+        The constant mean is integrated out unless it is fixed.
+        """
         parts = np.array_split(u, max(1, -(-len(u) // self.step)))
         with warnings.catch_warnings():  # draws may make the covariance singular to rounding
             warnings.simplefilter("ignore", NumericalWarning)
@@ -121,7 +123,10 @@ class Model:
         return self.inference.log_density(evidence, self.mean, restricted=True).cpu().numpy()
 
     def posteriors(self, u: Float[np.ndarray, "S k"]) -> list[tuple[Kernel, Posterior]]:
-        """The kernels and their posteriors, from one batched factorisation.
+        """Return a kernel and its posterior for each of S draws, with one batched factorisation.
+
+        Args:
+            u: the draws of the hyperparameters (S, k), in the coordinates of a search.
 
         Raises:
             LinAlgError: One of the covariances is not positive definite.
@@ -404,9 +409,12 @@ class Draws:
         return float(1 / np.square(self.weights).sum())
 
     def resampled(self, count: int, rng: np.random.Generator) -> "Draws":
-        """About `count` draws by systematic resampling, each once with its share of the weight.
-        They are ordered along the direction of largest variance. If there are fewer draws, they do
-        not change."""
+        """Return about `count` of the draws, by systematic resampling.
+
+        Each of them occurs once, with the weight of the draws that it represents. They are ordered
+        along the direction of largest variance. If there are at most `count` draws, they do not
+        change.
+        """
         if len(self.u) <= count:
             return self
         # Systematic resampling uses equidistant quantiles of the sorted draws. Neighbours in the
@@ -529,8 +537,11 @@ def smoothed_logs(logs: Logs) -> tuple[Logs, float]:
 
 
 def pareto(excess: Float[np.ndarray, "m"]) -> tuple[float, float]:
-    """The shape k and the scale σ of a generalised Pareto distribution with the density
-    (1 + k x/σ)^(−1/k − 1) / σ, from sorted draws (Zhang & Stephens 2009), k with a weak prior."""
+    """Estimate the shape k and the scale σ of a generalised Pareto distribution from sorted draws.
+
+    The density is (1 + k x/σ)^(−1/k − 1) / σ. The estimate of k includes a weak prior. Source:
+    Zhang & Stephens 2009.
+    """
     x = np.maximum(excess, np.finfo(float).tiny)
     m, count = len(x), 30 + int(math.sqrt(len(x)))
     # Zhang & Stephens use the posterior mean of b = −k/σ on a grid of points, weighted by the
@@ -952,13 +963,13 @@ def _longer(model: Model, draws: Draws) -> float:
 
 
 def integrated(model: Model, priors: WeakPriors) -> Draws:
-    """Draws from the posterior of all hyperparameters, as many as error bars need.
+    """Return draws from the posterior of all hyperparameters.
 
-    Let S be the covariance of the coordinates u about their best values, and m and v the mean and
-    variance of a prediction for these values. The uncertainty of u increases the variance by r v,
-    with r = (∂m)ᵀS(∂m)/v + exp(½ (∂log v)ᵀS(∂log v)) − 1. The share q = r/(1 + r) of the variance
-    comes from the draws. With the effective number ESS of draws, error bars have a relative error
-    of about q/√(2 ESS).
+    The number of draws is chosen so that error bars have a given accuracy. Let S be the covariance
+    of the coordinates u about their best values, and m and v the mean and variance of a prediction
+    for these values. The uncertainty of u increases the variance by r v, with r = (∂m)ᵀS(∂m)/v +
+    exp(½ (∂log v)ᵀS(∂log v)) − 1. The share q = r/(1 + r) of the variance comes from the draws.
+    With the effective number ESS of draws, error bars have a relative error of about q/√(2 ESS).
     """
     prior, start = PriorOfCoordinates(model, priors), model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods, model.coordinates, model.mean
@@ -998,10 +1009,13 @@ def _draws_needed(
 
 
 def about_a_fit(model: Model) -> Draws | None:
-    """S draws from Laplace's approximation N(û, H⁻¹) in the coordinates u of a search, where H is
-    the average information. Their weights are w ∝ p(y|u) p(u) / N(u; û, H⁻¹), but at most √S times
-    the mean weight (Ionides 2008, *Truncated importance sampling*). A positive parameter without a
-    prior has a flat prior of its logarithm. None if no evidence can be computed."""
+    """Return S draws of the coordinates u near their fitted values û, with importance weights.
+
+    The draws are from Laplace's approximation N(û, H⁻¹), where H is the average information. Their
+    weights are w ∝ p(y|u) p(u) / N(u; û, H⁻¹), but at most √S times the mean weight (Ionides 2008,
+    *Truncated importance sampling*). A positive parameter without a prior has a flat prior of its
+    logarithm. The result is None if no evidence can be computed.
+    """
     coordinates, start = model.coordinates, model.coordinates.get()
     parts = model.inference, model.kernel, model.likelihoods
     # A coordinate that the data do not determine would have an infinite variance. The additional
@@ -1058,8 +1072,8 @@ def _member(
 
 
 def truncated_weights(logs: Float[np.ndarray, "S"]) -> Float[np.ndarray, "S"]:
-    """Normalised importance weights from their logarithms. Weights above √S times the mean weight
-    are truncated before."""
+    """Return normalised importance weights from their logarithms. First, weights are reduced to at
+    most √S times the mean of S weights."""
     weights = np.exp(logs - logs.max())
     weights = np.minimum(weights, weights.mean() * np.sqrt(len(weights)))
     return weights / weights.sum()

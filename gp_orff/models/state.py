@@ -137,8 +137,11 @@ class ModelState:
 
     @property
     def _hyperparameters(self) -> tuple[str, Tensor]:
-        """The classes of likelihood of all groups, raw parameters, and a fixed mean. Weights and
-        pseudo-observations depend on these and on the data."""
+        """All values on which weights and pseudo-observations depend, in addition to the data.
+
+        They are a text with the labels and likelihoods of all groups, and a vector of the raw
+        parameters and a fixed mean.
+        """
         labels = sorted({key.label for key in self.data.keys})
         chosen = [self.likelihoods[label] for label in labels]
         values = raw_parameters([self.kernel, *chosen])
@@ -189,8 +192,15 @@ class ModelState:
     def following(
         self, before: Sequence[Mean], after: Mean, mean: Float[Tensor, "p"] | None
     ) -> "ModelState":
-        """The state for another mean `after` that is not constant. The means `before`, if any, were
-        subtracted from the data.
+        """Return the state after the mean function of the model was replaced by `after`.
+
+        The mean functions `before`, if any, were subtracted from the data. They are added again,
+        and `after` is subtracted.
+
+        Args:
+            before: mean functions that are not constant.
+            after: the present mean of the model.
+            mean: the constant mean (p,), if it is fixed.
 
         Raises:
             RuntimeError: The data are not stored, or have tracks.
@@ -436,9 +446,11 @@ def with_groups(
     kernel: Kernel,
     held: Data | None = None,
 ) -> dict[str, Likelihood]:
-    """A likelihood for each group. A new group starts with the noise covariance of observations
-    without a group name, which its `variances` multiply. A group with tracks has a
-    `TrackLikelihood`, and a group with given noise has a `KnownNoiseLikelihood`."""
+    """Return a likelihood for each group of observations.
+
+    A new group starts with the noise covariance of observations without a group name. A group with
+    tracks has a `TrackLikelihood`, and a group with given noise has a `KnownNoiseLikelihood`.
+    """
     groups = with_tracks(with_known_noise(likelihoods, data, held), data, held)
     reference = next(kernel.parameters())
     for key in data.keys:
@@ -453,8 +465,11 @@ def with_groups(
 
 @contextmanager
 def restored_on_failure(module: torch.nn.Module) -> Iterator[None]:
-    """If the block raises an error, restore all parameters and buffers, the flags of training, and
-    the ends of learned spectra."""
+    """Restore the state of a module if the `with` block raises an error.
+
+    The state consists of all parameters and buffers, the flags of training, and the ends of learned
+    spectra.
+    """
     held = [*module.parameters(), *module.buffers()]
     before = [(tensor.detach().clone(), tensor.requires_grad) for tensor in held]
     curves = [part for part in module.modules() if hasattr(part, "continued")]

@@ -154,8 +154,8 @@ _CLASSES = {
 
 
 def _coefficients(kernel: dot_product.DotProductKernel) -> list[float]:
-    """One for positive coefficients, otherwise zero. The values of coefficients are in the
-    state."""
+    """Return one for each positive coefficient, and zero for the others. The positive values are
+    in the state of the kernel."""
     return [float(n in kernel.degrees) for n in range(max(kernel.degrees) + 1)]
 
 
@@ -336,7 +336,7 @@ def _recipe(module: Module) -> dict:
 
 
 def _prior_kinds(module: Module) -> list[tuple]:
-    """The name and the class of each prior, and the function of what it is a prior."""
+    """Return the name and the class of each prior, and the function that computes its argument."""
     return [
         (name, type(prior), getattr(closure, "func", closure))
         for name, _, prior, closure, _ in module.named_priors()

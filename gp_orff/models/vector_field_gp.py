@@ -641,14 +641,15 @@ class VectorFieldGP(GP):
         draw of the hyperparameters. The draws have importance weights, which follow from the
         restricted likelihood and from the priors: the weak priors of `fit`, or those that you
         register. Draws continue until error bars are accurate to 2 %, or to 7 % after `observe`.
-        Under Student-t noise, the weights of the observations are drawn as well. Learned spectra,
-        trained matrices of outputs, and tracks have 32 draws near the learned values instead. The
-        report has the effective number of draws and the Pareto k of the weights.
+        Under Student-t noise, the weights of the observations are drawn as well. If the model has a
+        learned spectrum, a trained covariance matrix of outputs, or tracks, the posterior instead
+        uses 32 draws near the fitted hyperparameters. `model.report` gives the effective number of
+        draws, and the shape k of a Pareto distribution fitted to the largest weights.
 
         Args:
-            marginalize: whether the posterior integrates over the hyperparameters. If False, they
-                have the learned values. If None, the posterior integrates after a `fit` to at most
-                120·p values of p outputs, or to at most 200 values with a `LearnedSpectrumKernel`.
+            marginalize: whether the posterior integrates over the hyperparameters. If False, it
+                uses their fitted values. If None, it integrates after a `fit` to at most 120·p
+                values of p outputs, or to at most 200 values with a `LearnedSpectrumKernel`.
 
         Raises:
             RuntimeError: The model has no data.

@@ -534,19 +534,24 @@ _DECAY = 8  # after t steps, step s has a weight ∝ (s/t)^8 in the average
 
 @dataclass(frozen=True)
 class Whitening:
-    """Coordinates u of the weights, with v = u + V diag(gains) Vᵀu and θ = L⁻ᵀv.
+    """Coordinates u of the weights θ, in which no direction of the features has a large variance.
 
-    V contains principal directions of a sample of rows of ΦL⁻ᵀ. Without a Laplacian, L = I and
-    θ = v. If the features have the variance λ along a direction, they have the variance λδ/(λ + δ)
-    in u. A gradient step then advances equally along all directions with λ > δ. The number of these
-    directions is at most a quarter of the number of rows, so that the sample determines them.
+        v = u + V diag(gains) Vᵀu ,    θ = L⁻ᵀv .
 
-    Source: Ma & Belkin 2017 (EigenPro), where the variances are cut at δ.
+    The columns of V are principal directions of a sample of rows of ΦL⁻ᵀ. The factor L includes the
+    penalty of a Laplacian; without a Laplacian, L = I and θ = v. If the features have the variance
+    λ along a principal direction, they have the variance λδ/(λ + δ) < δ in u. A gradient step
+    therefore advances about equally along all directions with λ > δ.
+
+    The limit δ is chosen from the sample. At most a quarter as many directions as rows have λ > δ,
+    because the sample does not determine the others.
+
+    Source: Ma & Belkin 2017 (EigenPro), who replace each variance λ > δ by δ.
 
     Attributes:
         vectors: V, (F, r).
-        gains: (r, 1).
-        row_size: the root mean square length of the rows of Φ, in u.
+        gains: the factors √(δ/(λ + δ)) − 1 of the r directions, (r, 1).
+        row_size: the root mean square length of the rows of Φ in the coordinates u.
         factor: L, (F, F); the identity if None.
     """
 
@@ -562,7 +567,7 @@ class Whitening:
         least: float,
         factor: Float[Tensor, "F F"] | None = None,
     ) -> "Whitening":
-        """Return the coordinates for n rows of Φ, with δ ≥ `least`."""
+        """Return the coordinates for n rows of Φ, with δ ≥ `least`, and with L = `factor`."""
         if factor is not None:
             features = torch.linalg.solve_triangular(factor, features.mT, upper=False).mT
         _, singular, vectors = torch.linalg.svd(features, full_matrices=False)
@@ -574,7 +579,7 @@ class Whitening:
         return cls(vectors.mT, (share.sqrt() - 1).unsqueeze(-1), row_size, factor)
 
     def penalised(self, u: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
-        """Return v, whose square is the penalty."""
+        """Return v = u + V diag(gains) Vᵀu; the penalty is proportional to ‖v‖²."""
         return u + self.vectors @ (self.gains * (self.vectors.mT @ u))
 
     def theta(self, v: Float[Tensor, "F k"]) -> Float[Tensor, "F k"]:
@@ -632,7 +637,10 @@ class Descent:
         seed: int,
         factor: Float[Tensor, "F F"] | None = None,
     ) -> "Descent":
-        """Return a descent at θ = 0, with coordinates and a first step from a sample of the data.
+        """Return the state of a descent at θ = 0, before its first step.
+
+        A sample of at most 1024 points determines the coordinates u of the weights (`Whitening`)
+        and the length of the first step (`reaching`).
 
         Args:
             expansion: the features Φ of q outputs, or of one output if the q columns of y have
@@ -642,7 +650,8 @@ class Descent:
             loss: the mean loss, as in `pass_over`.
             penalty: α divided by the number of values, as in `pass_over`.
             seed: the seed of the sample, and of the order of the points in all passes.
-            factor: L of the Laplacian; None without a Laplacian.
+            factor: L (F, F), the Cholesky factor for the penalty with a Laplacian (see
+                `Whitening`). None without a Laplacian.
 
         Raises:
             ValueError: the loss at zero is not a finite number.
@@ -656,10 +665,11 @@ class Descent:
 
     @torch.no_grad()
     def reaching(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n q"], loss: Loss) -> "Descent":
-        """Return this descent with steps that are at least as long as a first step for the data.
+        """Return this descent with a `reach` that gives the next step a suitable length.
 
-        After the first step, predictions of a sample have the size of y. If y is zero, its length
-        is the loss divided by the norm of the gradient. It is halved until the loss does not grow.
+        After a step of this length from θ = 0, predictions at a sample have about the size of y. If
+        y is zero, the length is the loss divided by the norm of the gradient. The length is halved
+        until the step does not increase the loss. If `reach` is larger, it does not change.
         """
         x, y = _sample(self.expansion, x, y, self.seed)
         zero = torch.zeros_like(self.u)

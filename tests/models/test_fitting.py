@@ -550,7 +550,7 @@ def test_sources_are_as_deep_as_waves_in_all_of_the_data_can_hold(monkeypatch):
     """A part of many readings has the least depth of all of them, by their extent: waves up to
     4096 features resolve a depth of 4.2/k, about 2 % of the diagonal here. Waves beyond have a
     hundredth of the variance, ∝ k² exp(−2hk)."""
-    monkeypatch.setattr(ranges, "MANY", 8192)  # fewer may take the exact kernel
+    monkeypatch.setattr(ranges, "MANY", 2048)  # fewer may take the exact kernel
     x = points(3000, num_dims=3) * torch.tensor([20.0, 10.0, 1.0])
     part = x[(x[:, :2] < 1.0).all(-1)]
     key = GroupKey("", Components.every(3))

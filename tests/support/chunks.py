@@ -15,7 +15,10 @@ import torch.distributed as distributed
 
 @dataclass(frozen=True)
 class Load:
-    """Rows `start` to `stop` of fixed readings; notes in a folder that it was read, if any."""
+    """A chunk with the rows `start` to `stop` of fixed observations.
+
+    If a folder `log` is given, each call adds a character to a file there.
+    """
 
     start: int
     stop: int
@@ -41,14 +44,17 @@ def chunks(size, log=None, count=3000):
 
 
 def times_read(log):
-    """How often each chunk was read, in order."""
+    """Return how often each chunk was read, in the order of the chunks."""
     return [len(path.read_text()) for path in sorted(log.iterdir())]
 
 
 @dataclass(frozen=True)
 class Fails:
-    """Raises or kills its process `times` times, after it was read `after` times; marks in a file
-    count both."""
+    """A chunk that raises an error, or kills its process, `times` times after `after` successful
+    reads.
+
+    The number of calls is recorded in the file `marks`.
+    """
 
     load: Load
     marks: Path
@@ -71,7 +77,7 @@ class Fails:
 
 @dataclass(frozen=True)
 class Warns:
-    """Warns of its place, rounded to hundreds."""
+    """A chunk that warns with its position, rounded down to hundreds."""
 
     load: Load
     category: type[Warning] = UserWarning
@@ -83,7 +89,7 @@ class Warns:
 
 @dataclass(frozen=True)
 class Slow:
-    """Takes its time."""
+    """A chunk that takes some seconds to load."""
 
     load: Load
     seconds: float
@@ -94,7 +100,7 @@ class Slow:
 
 
 def call(method, arguments, options):
-    """Call a method that comes as a pickle, in another process."""
+    """Call a pickled method in another process."""
     torch.set_num_threads(1)
     pickle.loads(method)(*arguments, **options)
 
@@ -104,7 +110,8 @@ def nothing():
 
 
 def reduced(rank, store, content):
-    """The bytes of statistics summed over two processes, of which this is one."""
+    """Return the bytes of statistics that are summed over two processes. This process has the
+    number `rank`."""
     from gp_orff.data.statistics import FieldStatistics
 
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)

@@ -9,7 +9,7 @@ DELAY = 0.5
 
 
 class Delayed(torch.nn.Module):
-    """f₁(x) = g(x), f₂(x) = g(x − τ): B = (1, e^{iωτ})ᵀ."""
+    """The factor B = (1, e^{iωτ})ᵀ of the outputs f₁(x) = g(x) and f₂(x) = g(x − τ)."""
 
     def __init__(self, delay=DELAY):
         super().__init__()
@@ -28,7 +28,10 @@ def made(amplitude=None, base=None):
 
 
 def signature(lag, delay=DELAY):
-    """Cov[f(x), f(z)] of lags x − z, (m, 1): of the first output with the second, k(x − z + τ)."""
+    """Return Cov[f(x), f(z)] for lags x − z (m, 1).
+
+    For example, the covariance of the first output at x with the second at z is k(x − z + τ).
+    """
     shifts = torch.tensor([[0.0, delay], [-delay, 0.0]], dtype=lag.dtype)
     return torch.exp(-0.5 * (lag[..., None] + shifts).square())
 

@@ -28,12 +28,12 @@ Profile = Callable[[Array, int], list[Array]]  # κ(s), κ′(s), …, κ^(order
 
 
 def rbf(s: Float[Array, "*n"], order: int) -> list[Array]:
-    """κ = exp(−s/2)."""
+    """Return the derivatives of κ(s) = exp(−s/2) up to an order."""
     return [(-0.5) ** m * np.exp(-0.5 * s) for m in range(order + 1)]
 
 
 def rational_quadratic(alpha: float) -> Profile:
-    """κ = (1 + s/2α)^−α."""
+    """Return a function for the derivatives of κ(s) = (1 + s/2α)^−α."""
 
     def profile(s: Float[Array, "*n"], order: int) -> list[Array]:
         fallen = np.cumprod([1.0, *(-(alpha + m) / (2 * alpha) for m in range(order))])
@@ -43,11 +43,14 @@ def rational_quadratic(alpha: float) -> Profile:
 
 
 def matern(nu: float) -> Profile:
-    """κ = z^ν K_ν(z) / (2^{ν−1} Γ(ν)), z = √(2νs), for any ν: with (z^ν K_ν)′ = −z z^{ν−1} K_{ν−1}
-    (DLMF 10.29.4), every derivative in s lowers the order by one and multiplies with −ν.
+    """Return a function for the derivatives of κ = z^ν K_ν(z) / (2^{ν−1} Γ(ν)) in s, with z =
+    √(2νs).
 
-    Where κ^(m) diverges at s = 0, whatever it is multiplied with vanishes faster in all derivatives
-    in τ that exist: 0 stands there.
+    Any ν is possible. Each derivative lowers the order by one and multiplies by −ν, because of (z^ν
+    K_ν)′ = −z z^{ν−1} K_{ν−1} (DLMF 10.29.4).
+
+    A derivative that diverges at s = 0 is replaced by 0. In all derivatives in τ that exist, it is
+    multiplied by a factor that vanishes faster.
     """
 
     def profile(s: Float[Array, "*n"], order: int) -> list[Array]:
@@ -58,7 +61,7 @@ def matern(nu: float) -> Profile:
 
 
 def _bessel(mu: float, z: Float[Array, "*n"]) -> Float[Array, "*n"]:
-    """z^μ K_μ(z); its limit at z = 0 if it has one, else 0."""
+    """Return z^μ K_μ(z). At z = 0, this is the limit if it is finite, and otherwise 0."""
     away = np.where(z > 0, z, 1.0)
     order = abs(mu) - 0.5
     if order == int(order):  # K of half-integer order is elementary (DLMF 10.49.12)
@@ -74,7 +77,7 @@ def _bessel(mu: float, z: Float[Array, "*n"]) -> Float[Array, "*n"]:
 
 
 def times(a: Jet, b: Jet, order: int) -> Jet:
-    """The product of two series, cut at the order."""
+    """Return the product of two series, truncated at the order."""
     out: Jet = {}
     for (p, u), (q, v) in product(a.items(), b.items()):
         if sum(p) + sum(q) <= order:
@@ -84,7 +87,7 @@ def times(a: Jet, b: Jet, order: int) -> Jet:
 
 
 def compose(outer: Sequence[Array], inner: Jet, zero: Index, order: int) -> Jet:
-    """Σ_m outer_m inner^m for a series without constant, by Horner's rule."""
+    """Return Σ_m outer_m inner^m for a series `inner` without a constant term, by Horner's rule."""
     out: Jet = {zero: outer[-1]}
     for coefficient in reversed(outer[:-1]):
         out = times(out, inner, order)
@@ -94,7 +97,7 @@ def compose(outer: Sequence[Array], inner: Jet, zero: Index, order: int) -> Jet:
 
 @dataclass(frozen=True)
 class Leaf:
-    """κ(Σ_c (τ_c/ℓ_c)²) over some columns of the inputs."""
+    """The scalar kernel κ(Σ_c (τ_c/ℓ_c)²) of some columns of the inputs."""
 
     profile: Profile
     lengthscales: dict[int, float]  # by column
@@ -118,13 +121,14 @@ def unit(place: int, length: int, power: int = 1) -> Index:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A scalar kernel: a variance times a product of leaves; a constant if there are none."""
+    """A scalar kernel, which is a variance times a product of leaves. It is constant without
+    leaves."""
 
     variance: float
     leaves: tuple[Leaf, ...]
 
     def derivatives(self, tau: Float[Array, "n m D"], space: Sequence[int], order: int) -> Jet:
-        """∂^α k(τ) for all |α| ≤ order; those that are absent are zero."""
+        """Return ∂^α k(τ) for all |α| ≤ order. Missing derivatives are zero."""
         jet: Jet = {(0,) * len(space): np.full(tau.shape[:-1], self.variance)}
         for leaf in self.leaves:
             jet = times(jet, leaf.jet(tau, space, order), order)
@@ -133,7 +137,7 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Process:
-    """A scalar process g and the field it makes, f = Σ_α makes[α] ∂^α g."""
+    """A scalar process g, with the field f = Σ_α makes[α] ∂^α g."""
 
     kernel: Scalar
     makes: dict[Index, Float[Array, "p"]]
@@ -142,12 +146,15 @@ class Process:
 
 
 def gradient(kernel: Scalar, d: int) -> list[Process]:
-    """f = ∇g, of covariance −∇∇ᵀk."""
+    """Return the processes of f = ∇g, which has the covariance −∇∇ᵀk."""
     return [Process(kernel, {unit(i, d): np.eye(d)[i] for i in range(d)}, "potential")]
 
 
 def rotation(kernel: Scalar, d: int) -> list[Process]:
-    """f = (∂₂ψ, −∂₁ψ) or f = ∇×A with independent components, of covariance (∇∇ᵀ − ΔI)k."""
+    """Return the processes of f = (∂₂ψ, −∂₁ψ), or of f = ∇×A with independent components of A.
+
+    The covariance of f is (∇∇ᵀ − ΔI)k.
+    """
     if d == 2:
         makes = {(0, 1): np.array([1.0, 0.0]), (1, 0): np.array([0.0, -1.0])}
         return [Process(kernel, makes, "stream")]
@@ -159,7 +166,10 @@ def rotation(kernel: Scalar, d: int) -> list[Process]:
 
 
 def mixed(kernel: Scalar, matrix: Float[Array, "p p"], d: int) -> list[Process]:
-    """Of covariance k A: independent processes in the columns of a root of A."""
+    """Return the processes of a field with the covariance k A.
+
+    They are independent, and each is multiplied by a column of a root of A.
+    """
     values, vectors = np.linalg.eigh(matrix)
     role = "mixed" if kernel.leaves else "constant"
     return [
@@ -171,8 +181,10 @@ def mixed(kernel: Scalar, matrix: Float[Array, "p p"], d: int) -> list[Process]:
 
 @dataclass(frozen=True)
 class Functional:
-    """Numbers seen of a field: Σ_α Σ_kl weights[α]_rkl ∂^α g_l(node_k), and their share of a
-    constant mean."""
+    """Linear functionals of a field, Σ_α Σ_kl weights[α]_rkl ∂^α g_l(node_k), indexed by r.
+
+    `constant` is the effect of a constant mean on them.
+    """
 
     nodes: Float[Array, "k D"]
     weights: dict[Index, Float[Array, "rows k L"]]
@@ -182,12 +194,13 @@ class Functional:
         return len(self.constant)
 
     def rows(self, chosen: Array) -> "Functional":
-        """Some of the numbers."""
+        """Return some of the functionals."""
         weights = {alpha: w[chosen] for alpha, w in self.weights.items()}
         return Functional(self.nodes, weights, self.constant[chosen])
 
     def through(self, matrix: Float[Array, "q r"]) -> "Functional":
-        """A matrix applied to every r of the numbers."""
+        """Multiply each group of consecutive functionals, such as the components at a point, by a
+        matrix."""
         return self._mapped(np.kron(np.eye(len(self) // matrix.shape[1]), matrix))
 
     def _mapped(self, matrix: Float[Array, "q rows"]) -> "Functional":
@@ -195,12 +208,13 @@ class Functional:
         return Functional(self.nodes, weights, matrix @ self.constant)
 
     def of(self, processes: Sequence[bool]) -> "Functional":
-        """The same of a part of the field; the mean is in none."""
+        """Return the functionals of a part of the field, for which the mean is zero. The part is a
+        selection of processes."""
         weights = {alpha: w * np.asarray(processes) for alpha, w in self.weights.items()}
         return Functional(self.nodes, weights, 0 * self.constant)
 
     def minus(self, other: "Functional") -> "Functional":
-        """Values less others."""
+        """Return these functionals minus others."""
         weights = {
             alpha: np.concatenate([w, -other.weights[alpha]], axis=1)
             for alpha, w in self.weights.items()
@@ -211,7 +225,7 @@ class Functional:
 
 @dataclass(frozen=True)
 class Field:
-    """A prior: processes, the number of outputs, and the inputs that are directions of space."""
+    """A prior with its processes, the number of outputs, and the inputs that are space."""
 
     processes: list[Process]
     num_outputs: int
@@ -222,7 +236,10 @@ class Field:
     def local(
         self, x: Float[Array, "n D"], seen: Iterable[tuple[Array, Index, Float[Array, "q p"]]]
     ) -> Functional:
-        """Σ M ∂^β f(x + shift) over (shift in space, β, M): q numbers at every point."""
+        """Return Σ M ∂^β f(x + shift), with q values at every point.
+
+        The sum is over triples `seen` of a shift in space, a multi-index β and a matrix M (q, p).
+        """
         seen = list(seen)
         shifts = np.unique([shift for shift, _, _ in seen], axis=0)
         n, q, p = len(x), *seen[0][2].shape
@@ -244,18 +261,18 @@ class Field:
         return Functional(nodes.reshape(-1, x.shape[-1]), flat, constant.reshape(n * q, p))
 
     def values(self, x: Float[Array, "n D"]) -> Functional:
-        """The field itself, point-major."""
+        """Return the values of the field, point by point."""
         return self.local(x, [(self._here, self._none, np.eye(self.num_outputs))])
 
     def along(self, x: Float[Array, "n D"], directions: Float[Array, "n p"]) -> Functional:
-        """The component along a direction of its own at every point."""
+        """Return the component of the field along a separate direction at every point."""
         n, p = directions.shape
         rows = np.zeros((n, n, p))
         rows[np.arange(n), np.arange(n)] = directions
         return self.values(x)._mapped(rows.reshape(n, -1))
 
     def jacobian(self, x: Float[Array, "n D"], box: Sequence[float] = ()) -> Functional:
-        """∂_j f_i, row by row; of means over boxes, if widths are given."""
+        """Return ∂_j f_i, row by row. If widths are given, the field is averaged over boxes."""
         d, p = len(self.space), self.num_outputs
         averaged = _box(box) if len(box) else [(self._here, 1.0)]
         return self.local(
@@ -268,11 +285,12 @@ class Field:
         )
 
     def divergence(self, x: Float[Array, "n D"], box: Sequence[float] = ()) -> Functional:
-        """Σ_i ∂_i f_i."""
+        """Return Σ_i ∂_i f_i."""
         return self.jacobian(x, box).through(np.eye(self.num_outputs).reshape(1, -1))
 
     def curl(self, x: Float[Array, "n D"], box: Sequence[float] = ()) -> Functional:
-        """∂₁f₂ − ∂₂f₁; in three dimensions ∂₂f₃ − ∂₃f₂, and so on."""
+        """Return ∂₁f₂ − ∂₂f₁, or the three components ∂₂f₃ − ∂₃f₂, … of the curl in three
+        dimensions."""
         jacobian = self.jacobian(x, box)  # [∂₁f₁, ∂₂f₁, …, ∂₁f₂, …]
         if self.num_outputs == 2:
             return jacobian.through(np.array([[0.0, -1.0, 1.0, 0.0]]))
@@ -282,16 +300,17 @@ class Field:
         return jacobian.through(rows.reshape(3, 9))
 
     def box(self, x: Float[Array, "n D"], widths: Sequence[float], nodes: int = 8) -> Functional:
-        """The mean over a box around x."""
+        """Return the mean over a box around x."""
         eye = np.eye(self.num_outputs)
         return self.local(x, [(shift, self._none, w * eye) for shift, w in _box(widths, nodes)])
 
     def line(self, x: Float[Array, "n D"], path: Float[Array, "c d"], nodes: int = 8) -> Functional:
-        """∫ f·ds along the straight pieces between corners x + path."""
+        """Return ∫ f·ds along the straight segments between the corners x + path."""
         return self._along_path(x, path, np.eye(len(self.space)), nodes)
 
     def flux(self, x: Float[Array, "n D"], path: Float[Array, "c 2"], nodes: int = 8) -> Functional:
-        """∫ f·n ds, n to the right of the path: a piece (a, b) is crossed along (b, −a)."""
+        """Return ∫ f·n ds with the normal n to the right of the path. For a segment (a, b), n is
+        (b, −a)."""
         return self._along_path(x, path, np.array([[0.0, 1.0], [-1.0, 0.0]]), nodes)
 
     def _along_path(self, x, path, turn: Float[Array, "d d"], nodes: int) -> Functional:
@@ -312,8 +331,11 @@ class Field:
         reference: Float[Array, "d"] | None = None,
         background: bool | None = None,
     ) -> Functional:
-        """The sum of the processes of a role itself, less its value at a reference; `background`:
-        with that of the constant mean."""
+        """Return the sum of all processes with a role, such as the potential, minus its value at a
+        reference.
+
+        With `background`, it includes the potential of the constant mean.
+        """
         chosen = np.array([own.role == role for own in self.processes], dtype=float)
         weights = {self._none: np.eye(len(x))[..., None] * chosen}
         here = Functional(x, weights, self._of_mean(x, role, background))
@@ -325,8 +347,11 @@ class Field:
         return here.minus(replace(here, nodes=there, constant=of_mean))
 
     def _of_mean(self, x: Float[Array, "n D"], role: str, background: bool | None) -> Array:
-        """The potential ⟨c, x⟩ or the stream function c₁x₂ − c₂x₁ of a constant mean; zero where it
-        does not belong to the process, by default where there are others."""
+        """Return the potential ⟨c, x⟩ or the stream function c₁x₂ − c₂x₁ of a constant mean c.
+
+        It is zero if `background` is False. By default, it is zero if the field has processes of
+        other roles.
+        """
         if background is None:
             background = all(own.role == role for own in self.processes)
         y = x[:, list(self.space)] if background else np.zeros((len(x), len(self.space)))
@@ -335,7 +360,7 @@ class Field:
     def part(
         self, x: Float[Array, "n D"], chosen: Callable[[Process], bool], with_mean: bool = False
     ) -> Functional:
-        """What some of the processes make of the field, with the constant mean or without it."""
+        """Return the field of some of the processes, with or without the constant mean."""
         values = self.values(x)
         part = values.of([chosen(own) for own in self.processes])
         return replace(part, constant=values.constant) if with_mean else part
@@ -351,7 +376,7 @@ class Field:
     # --- the prior -----------------------------------------------------------------------------
 
     def covariance(self, a: Functional, b: Functional) -> Float[Array, "r s"]:
-        """Cov[a(f), b(f)]."""
+        """Return Cov[a(f), b(f)]."""
         tau = a.nodes[:, None] - b.nodes[None]
         total = np.zeros((len(a), len(b)))
         for kernel, members in self._shared:
@@ -370,7 +395,7 @@ class Field:
 
     @cached_property
     def _shared(self) -> list[tuple[Scalar, list[int]]]:
-        """The processes of each kernel."""
+        """The kernels, each with the indices of its processes."""
         kernels = {id(own.kernel): own.kernel for own in self.processes}
         return [
             (kernel, [i for i, own in enumerate(self.processes) if own.kernel is kernel])
@@ -379,13 +404,13 @@ class Field:
 
     @staticmethod
     def _used(functional: Functional, members: list[int]) -> dict[Index, Array]:
-        """The weights of some processes, where there are any."""
+        """Return the nonzero weights of some processes."""
         own = {alpha: w[..., members] for alpha, w in functional.weights.items()}
         return {alpha: w for alpha, w in own.items() if w.any()}
 
 
 def _gauss(nodes: int) -> tuple[Array, Array]:
-    """Of a mean over (0, 1)."""
+    """Return nodes and weights of a Gauss–Legendre rule for the mean over (0, 1)."""
     t, w = np.polynomial.legendre.leggauss(nodes)
     return 0.5 * (1 + t), 0.5 * w
 
@@ -401,7 +426,7 @@ def _box(widths: Sequence[float], nodes: int = 8) -> list[tuple[Float[Array, "d"
 
 @dataclass(frozen=True)
 class Reading:
-    """y = a(f) + ε, ε ~ N(0, noise)."""
+    """An observation y = a(f) + ε with ε ~ N(0, noise)."""
 
     functional: Functional
     y: Float[Array, "r"]
@@ -409,8 +434,10 @@ class Reading:
 
 
 class Posterior:
-    """A field given readings, under a constant mean; if none is given, under that of largest
-    evidence, which is not known better than the readings tell it."""
+    """The posterior of a field given observations and a constant mean.
+
+    If no mean is given, it is the mean with the largest evidence, and its uncertainty is included.
+    """
 
     def __init__(
         self, field: Field, readings: Sequence[Reading], mean: Float[Array, "p"] | None = None
@@ -448,7 +475,7 @@ class Posterior:
         return np.linalg.solve(self.factor, columns)
 
     def predict(self, functional: Functional) -> tuple[Array, Array, Array]:
-        """Mean, covariance, and the covariance before the readings."""
+        """Return the mean, the covariance, and the prior covariance of functionals."""
         cross = [self.field.covariance(own.functional, functional) for own in self.readings]
         gain, prior = (
             self._white(np.concatenate(cross)),

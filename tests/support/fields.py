@@ -17,36 +17,39 @@ ALGEBRAS = {  # of a model of 60 vectors in the plane
 
 
 def draw(*shape, seed=0):
-    """Standard normal."""
+    """Return standard normal numbers."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def uniform(*shape, seed=0):
-    """Between 0 and 2."""
+    """Return uniform numbers between 0 and 2."""
     generator = torch.Generator().manual_seed(seed)
     return 2 * torch.rand(*shape, generator=generator, dtype=torch.float64)
 
 
 def unit_cube(number, seed=0, num_dims=2):
-    """Points that are evenly distributed."""
+    """Return uniformly distributed points in the unit cube."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(number, num_dims, generator=generator).double()
 
 
 def swirl(x):
-    """Without divergence; it varies over a few tenths."""
+    """Return a divergence-free field that varies over a few tenths of the unit of x."""
     return torch.stack([torch.sin(7 * x[:, 1]), torch.cos(6 * x[:, 0])], dim=-1)
 
 
 def directions(count, seed=3):
-    """Unit vectors of the plane."""
+    """Return random unit vectors in the plane."""
     angle = 6.3 * torch.rand(count, generator=torch.Generator().manual_seed(seed)).double()
     return torch.stack([angle.cos(), angle.sin()], dim=-1)
 
 
 def flow(points, noise=0.1, seed=0, extent=1.0):
-    """A curl-free field, sums of waves about 0.3 long, with a constant background."""
+    """Return points, noisy observations and the function of a curl-free field.
+
+    The field is a sum of waves with lengths of about 0.3, plus a constant background.
+    """
     generator = torch.Generator().manual_seed(seed)
     wave = torch.randn(40, 2, generator=generator).double() / 0.3
     phase = 2 * math.pi * torch.rand(40, generator=generator).double()
@@ -62,7 +65,7 @@ def flow(points, noise=0.1, seed=0, extent=1.0):
 
 
 def curl_free(lengthscale=None, kernel=RBFKernel, num_dims=2):
-    """For `flow`, of its amplitude where there is a lengthscale."""
+    """Return a kernel for `flow`. If a lengthscale is given, its amplitude is that of `flow`."""
     potential = kernel().double()
     field = ScaleKernel(gp_orff.CurlFreeKernel(potential, num_dims=num_dims)).double()
     if lengthscale is not None:
@@ -85,20 +88,20 @@ def helmholtz(d, base=RBFKernel):
 
 
 def model_of(kernel, rule, d, points=60, mean=None):
-    """Of vectors around 3 in every component, in a box of 2."""
+    """Return a model of random vectors with mean 3 in every component, in a box of side 2."""
     model = gp_orff.VectorFieldGP(kernel, frequencies=rule, mean=mean)
     model.likelihood.noise = 0.1
     return model.condition(uniform(points, d), draw(points, d, seed=1) + 3.0)
 
 
 def features_of(model):
-    """The features that a model of the plane uses, as a function of points."""
+    """Return the features that a model in the plane uses, as a function of points."""
     draws = model.state.inference.draws
     return lambda x: expand(model.kernel, draws, 2).double().features(x).detach()
 
 
 def symbols(d):
-    """One of each kind that has a closed form in d dimensions."""
+    """Return one symbol of each kind that has a closed form in d dimensions."""
     path = uniform(4, d, seed=3) - 1
     found = [
         gp_orff.Divergence(),
@@ -116,7 +119,11 @@ def symbols(d):
 
 
 def exact_problem(kernel, num_dims, points, snr, extent=2.0):
-    """A field drawn from the prior in a box of this extent: noisy at `points`, true at 200."""
+    """Return data for a field that is drawn from the prior in a box of side `extent`.
+
+    The values are noisy observations at `points` points, the true field at 200 further points, and
+    the noise variance.
+    """
     generator = torch.Generator().manual_seed(1)
     x = extent * (torch.rand(points + 200, num_dims, generator=generator).double() - 0.5)
     with torch.no_grad():

@@ -41,7 +41,7 @@ class ScalarGP(gpytorch.models.ExactGP):
 
 
 def vector_gp(x, y, kernel, noise=None, **likelihood_arguments):
-    """A float64 model and its likelihood with all noises set."""
+    """Return a float64 model whose noise parameters all have the value `noise`."""
     likelihood = MultitaskGaussianLikelihood(y.shape[-1], **likelihood_arguments)
     model = VectorGP(x, y, likelihood, kernel).to(x.dtype)
     if noise is not None and likelihood.has_global_noise:
@@ -58,7 +58,7 @@ def scalar_gp(x, y, kernel, noise):
 
 
 def evidence(model):
-    """log p(y), total."""
+    """Return log p(y) of all data."""
     mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
     model.train()
     return mll(model(*model.train_inputs), model.train_targets) * model.train_targets.numel()
@@ -83,7 +83,7 @@ def model_for(case, points, noise_arguments, kernel=None):
 
 
 def dense_noise(model, points):
-    """I⊗Σ written out from the likelihood's parameters."""
+    """Return the dense matrix I⊗Σ from the parameters of the likelihood."""
     likelihood = model.likelihood
     if isinstance(model, ScalarGP):
         return likelihood.noise * torch.eye(points, dtype=torch.float64)
@@ -110,7 +110,7 @@ def gradient(value, model):
 
 
 def centred_gp(kernel, x, y, noise):
-    """Of mean zero, with noise however small."""
+    """Return a model with mean zero, which allows a very small noise."""
     constraint = gpytorch.constraints.GreaterThan(1e-12)
     model = vector_gp(x, y, kernel, noise, has_task_noise=False, noise_constraint=constraint)
     for parameter in model.mean_module.parameters():
@@ -119,7 +119,7 @@ def centred_gp(kernel, x, y, noise):
 
 
 def asked(kernel, x, y, xs, noise):
-    """Evidence a point, mean and standard deviation."""
+    """Return the evidence per point, and the posterior mean and standard deviation at `xs`."""
     model = centred_gp(kernel, x, y, noise)
     with torch.no_grad(), gpytorch.settings.max_cholesky_size(10**6):
         found = evidence(model).item() / len(x)
@@ -128,7 +128,11 @@ def asked(kernel, x, y, xs, noise):
 
 
 def errors(kernel, rules, problem):
-    """Of each rule against the exact kernel: mean, sd, evidence a point, and the density lost."""
+    """Return the errors of each rule compared with the exact kernel.
+
+    The errors are those of the mean, the standard deviation and the evidence per point. The last
+    value is the increase of the negative log predictive density.
+    """
     x, y, xs, truth, noise = problem
     ev, mean, sd = asked(kernel, x, y, xs, noise)
     found = []

@@ -20,14 +20,15 @@ def rational_quadratic(tau, lengthscale, alpha=1.4):
 
 
 def rough_matern(tau, ell, nu=1.8):
-    """1/Γ(ν) ∫ u^ν exp(−u − ν‖τ/ℓ‖²/(2u)) d log u, a Matérn kernel as a mixture of RBF kernels."""
+    """Return a Matérn kernel as a mixture of RBF kernels, 1/Γ(ν) ∫ u^ν exp(−u − ν‖τ/ℓ‖²/(2u)) d log
+    u."""
     log_u = torch.arange(-60, 6, 1 / 16, dtype=torch.float64)
     log_terms = nu * log_u - log_u.exp() - nu * (tau / ell).square().sum() / (2 * log_u.exp())
     return log_terms.exp().sum() / (16 * math.gamma(nu))
 
 
 def scalar(name):
-    """k(τ, ℓ) by name."""
+    """Return the function k(τ, ℓ) of a scalar kernel by its name."""
     if name in ("rbf", "rq", "matern_general"):
         return {"rbf": rbf, "rq": rational_quadratic, "matern_general": rough_matern}[name]
     nu = {"matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
@@ -35,7 +36,8 @@ def scalar(name):
 
 
 def second_moment(name):
-    """−k″ along one axis at lag 0 with unit lengthscale, by the kernel's Taylor series."""
+    """Return −k″ along one axis at lag 0 for unit lengthscale, from the Taylor series of the
+    kernel."""
     moments = {"rbf": 1.0, "rq": 1.0, "matern32": 3.0, "matern52": 5 / 3, "matern_general": 9 / 4}
     return moments[name]
 
@@ -50,7 +52,7 @@ def divergence_free(hessian):
 
 
 def exact(name, build, x, z, lengthscale):
-    """The exact field kernel by automatic differentiation of k; all lags must be nonzero."""
+    """Return the exact kernel of a field by automatic differentiation of k. No lag may be zero."""
     k = scalar(name)
     tau = (x[:, None] - z[None]).reshape(-1, x.shape[-1])
     hessian = torch.func.vmap(torch.func.hessian(lambda t: k(t, lengthscale)))(tau)
@@ -59,18 +61,18 @@ def exact(name, build, x, z, lengthscale):
 
 
 def outer(omega):
-    """A(ω) of the curl-free kernel."""
+    """Return A(ω) of the curl-free kernel."""
     return omega.unsqueeze(-1) * omega.unsqueeze(-2)
 
 
 def projected(omega):
-    """A(ω) of the divergence-free kernel."""
+    """Return A(ω) of the divergence-free kernel."""
     norm2 = omega.square().sum(-1)[..., None, None]
     return norm2 * torch.eye(omega.shape[-1], dtype=omega.dtype) - outer(omega)
 
 
 def fourier_sum(x, z, omega, weights, spectral_matrix):
-    """Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k), point-major, from the definition."""
+    """Return Σ_k w_k cos⟨ω_k, x − z⟩ A(ω_k) by its definition, point by point."""
     phase = (x[:, None] - z[None]) @ omega.mT  # (n, m, D)
     blocks = torch.einsum("nmk,k,kij->nimj", phase.cos(), weights, spectral_matrix)
     return blocks.reshape(len(x) * blocks.shape[1], -1)
@@ -84,7 +86,8 @@ def log_density(covariance, residuals):
 
 
 def condition(prior, cross, noisy, residuals):
-    """Mean and covariance at test points given noisy training values."""
+    """Return the posterior mean and covariance at test points, given noisy values at training
+    points."""
     factor = torch.linalg.cholesky(noisy)
     mean = cross @ torch.cholesky_solve(residuals.reshape(-1, 1), factor)
     return mean.squeeze(-1), prior - cross @ torch.cholesky_solve(cross.mT, factor)

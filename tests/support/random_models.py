@@ -31,7 +31,10 @@ from tests.support.random_priors import (
 
 @dataclass(frozen=True)
 class Question:
-    """A linear map of the field, twice; of the field itself, or of a part of it, where None."""
+    """A linear map of the field, as a symbol of the package and as a functional of the oracle.
+
+    If `symbol` is None, it is the field itself, or the part of the field with the index `part`.
+    """
 
     symbol: gp_orff.Symbol | None
     functional: Callable[[np.ndarray], dense.Functional]
@@ -50,7 +53,7 @@ class Question:
 
 @dataclass
 class Twin:
-    """A model, what the oracle knows of it, and the story of both."""
+    """A model, the same prior and observations for the oracle, and a text with all steps."""
 
     rng: np.random.Generator
     prior: Prior
@@ -74,7 +77,8 @@ class Twin:
         return self.field.num_outputs
 
     def points(self, n: int) -> np.ndarray:
-        """Some in the box; at times, one that has been there."""
+        """Return random points in the box. Sometimes one of them is a point that was observed
+        before."""
         x = self.corner + self.rng.uniform(size=(n, len(self.corner)))
         if self.seen and self.rng.random() < 0.4:
             x[0] = self.seen[-1][0]
@@ -107,7 +111,10 @@ class Twin:
         return {"x": tensor(x), "y": tensor(np.where(kept, y, np.nan)), **given}
 
     def _along(self, n: int) -> dict[str, object]:
-        """Components along directions, of the default instrument if its noise has none."""
+        """Return random components along directions, as arguments of `condition`.
+
+        They belong to the default group only if the noise of this group is isotropic.
+        """
         x, y, u = self.points(n), self.rng.normal(size=n), self.rng.normal(size=(n, self.p))
         if self.flat:
             u = np.tile(np.eye(self.p)[0], (n, 1)) * np.sign(u[:, :1])
@@ -122,7 +129,8 @@ class Twin:
         return {"x": tensor(x), "y": tensor(y), "directions": tensor(u), **given}
 
     def _weighted(self, covariance: np.ndarray) -> tuple[dict[str, object], np.ndarray]:
-        """Known variances, and the noise of all numbers that they make of these covariances."""
+        """Return random known variances as arguments, and the resulting noise covariance of all
+        values."""
         n, v, _ = covariance.shape
         kind, given = self.rng.choice(["none", "(N,)", "(N, p)"]), {}
         self.story[-1] += f"; {n} readings" + f" of variances {kind}" * (kind != "none")
@@ -145,7 +153,7 @@ class Twin:
     # Steps ----------------------------------------------------------------------------------------
 
     def run(self, folder: Path) -> "Twin":
-        """With all its readings."""
+        """Condition the model, take random further steps, and return self."""
         rng, self.folder = self.rng, folder
         self.condition()
         steps = ["update"] * rng.integers(0, 3) + ["observe"] * rng.choice(3, p=[0.4, 0.4, 0.2])
@@ -169,14 +177,15 @@ class Twin:
         self._instruments()
 
     def merge(self) -> None:
-        """An update by the statistics of new readings."""
+        """Update the model by the statistics of new observations."""
         self.story.append("merge the statistics of")
         chunk = self.chunk(int(self.rng.integers(1, 5)))
         self.model.update(self.model.statistics_of(**chunk, missing="mask"))
         self._instruments()
 
     def observe(self) -> None:
-        """A symbol, with one variance, one for each output or a covariance."""
+        """Observe a random symbol, with one variance, with a variance for each output, or with a
+        covariance."""
         found = [own for own in self.questions() if own.symbol is not None]
         found = [own for own in found if own.symbol.order >= 0 or own.symbol.reference is not None]
         if not found:
@@ -206,19 +215,19 @@ class Twin:
         self.model = gp_orff.VectorFieldGP.load(path)
 
     def _instruments(self) -> None:
-        """The noise of instruments that have just been met."""
+        """Set the noise of groups that are new in the model."""
         for label, likelihood in self.model.likelihoods.items():
             self.noises[label].given_to(likelihood)
 
     # Questions ------------------------------------------------------------------------------------
 
     def asked(self) -> list[Question]:
-        """The field, and something else."""
+        """Return the field and one more question."""
         first, *others = self.questions()
         return [first, self._one_of(others)] if others else [first]
 
     def questions(self) -> list[Question]:
-        """What exists, and has a closed form."""
+        """Return all linear maps that exist for the prior and that the oracle can compute."""
         rng, own, p, d = self.rng, self.field, self.p, len(self.field.space)
         found = [Question(None, own.values)]
         u, v = rng.normal(size=p), rng.normal(size=p * d)
@@ -269,7 +278,7 @@ class Twin:
         return found
 
     def _of_parts(self) -> list[Question]:
-        """The Helmholtz split, potentials, and the terms of the kernel."""
+        """Return the Helmholtz parts, the potentials, and the terms of the kernel."""
         own, p, found = self.field, self.p, []
         roles = {process.role for process in own.processes}
         if "mixed" in roles:
@@ -297,7 +306,7 @@ class Twin:
         return found + [Question(None, partial(own.part, chosen=_has(term=i)), i) for i in terms]
 
     def _background(self, x: np.ndarray) -> dense.Functional:
-        """Constant terms, with the mean."""
+        """Return the constant terms of the kernel together with the constant mean."""
         return self.field.part(x, _has(role="constant"), with_mean=True)
 
     def _one_of(self, found: Sequence[Question]) -> Question:
@@ -312,7 +321,7 @@ def _has(**wanted: object) -> Callable[[dense.Process], bool]:
 
 
 def exact(seed: int) -> Twin:
-    """Under the exact kernel, in one to three dimensions, at times with time."""
+    """Return a model under the exact kernel, in one to three dimensions, sometimes with time."""
     rng = np.random.default_rng(seed)
     d = int(rng.choice([1, 2, 3], p=[0.2, 0.5, 0.3]))
     return _twin(
@@ -321,8 +330,10 @@ def exact(seed: int) -> Twin:
 
 
 def on_grid(seed: int) -> Twin:
-    """On a fine grid, in one or two dimensions: one kind of scalar kernel, of which a few hundred
-    features know everything."""
+    """Return a model on a fine grid, in one or two dimensions.
+
+    All scalar kernels are of one kind, which a few hundred features represent to rounding.
+    """
     rng = np.random.default_rng(seed)
     d = int(rng.choice([1, 2], p=[0.4, 0.6]))
     name = str(rng.choice(["rbf", "rq", "general"])) if d == 1 else "rbf"
@@ -331,7 +342,7 @@ def on_grid(seed: int) -> Twin:
 
 
 def on_large_grid(seed: int) -> Twin:
-    """The same in three inputs, with or without time."""
+    """Return a model on a fine grid with three inputs, one of which may be time."""
     rng = np.random.default_rng(seed)
     known = Scalars(("rbf",), when=("rbf",), shortest=1.3, rich=False)
     d = int(rng.integers(2, 4))
@@ -347,7 +358,7 @@ def _twin(
     extras: tuple[str, ...],
     tolerance: float | None = None,
 ) -> Twin:
-    """A prior, noises and a mean: a model without data."""
+    """Return a model without data, with a random prior, noise and mean."""
     family = rng.choice(["vectors", "separable", "single"], p=[0.65, 0.2, 0.15])
     order, inputs = rng.permutation(d + timed).tolist(), Inputs(tuple(range(d)))
     if family == "vectors":
@@ -391,15 +402,18 @@ def _twin(
 
 
 def _level(words: str, mean: np.ndarray | None, p: int) -> tuple[np.ndarray, bool]:
-    """How large values are if the mean is not known, and whether they tell of one direction of it
-    alone."""
+    """Return a constant that is added to all values, and whether all observations are along one
+    direction.
+
+    The constant is zero if the mean is known.
+    """
     rng = np.random.default_rng(list(words.encode()))  # leaves all else as it was
     size = rng.choice([0.0, 10.0, 290.0, 1e4]) if mean is None else 0.0
     return size * rng.uniform(0.5, 1.0, p), bool(mean is None and p > 1 and rng.random() < 0.2)
 
 
 def _mean(rng, p: int) -> tuple[np.ndarray | None, gpytorch.means.Mean | None]:
-    """The best constant, zero, or a constant that is fixed."""
+    """Return a mean that is estimated, zero, or fixed at random values."""
     kind = rng.choice(["best", "zero", "fixed"])
     if kind == "best":
         return None, None
@@ -413,7 +427,7 @@ def _mean(rng, p: int) -> tuple[np.ndarray | None, gpytorch.means.Mean | None]:
 
 
 def _rule(rng, corner: np.ndarray, tolerance: float | None):
-    """A grid for the box and all that lines and boxes reach from it."""
+    """Return a grid for the box and for all points that paths and boxes reach from it."""
     if tolerance is None:
         return None
     domain = tuple((low - 0.75, low + 1.75) for low in corner.tolist())

@@ -30,7 +30,7 @@ def tensor(values: object) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Columns of space, and perhaps one of time among them."""
+    """The columns of the inputs that are space, and the column that is time, if any."""
 
     space: tuple[int, ...]
     time: int | None = None
@@ -41,13 +41,13 @@ class Inputs:
 
     @property
     def active(self) -> tuple[int, ...] | None:
-        """What a field kernel is told."""
+        """The `active_dims` of a field kernel."""
         return None if self.space == tuple(range(self.number)) else self.space
 
 
 @dataclass(frozen=True)
 class Scalars:
-    """What scalar kernels there may be."""
+    """The kinds of scalar kernels that may be drawn, with their lengthscales."""
 
     names: tuple[str, ...] = ("rbf", "rq", "matern52", "matern32", "matern12")
     when: tuple[str, ...] = ("rbf", "matern32")  # of time
@@ -57,7 +57,10 @@ class Scalars:
     def draw(
         self, rng, columns: tuple[int, ...], *, order: int = 0, time: bool = False
     ) -> tuple[kernels.Kernel, dense.Leaf, str]:
-        """A kernel of these columns, with some derivatives; that of time chooses its column."""
+        """Return a random kernel of some columns that has at least `order` derivatives.
+
+        A kernel of time has `active_dims`.
+        """
         names = self.when if time else [n for n in self.names if DERIVATIVES[n] >= order]
         name, ard = str(rng.choice(names)), rng.random() < 0.5
         ell = rng.uniform(self.shortest, 1.6, len(columns) if ard else 1)
@@ -88,7 +91,7 @@ def scaled(kernel: kernels.Kernel, scale: float) -> kernels.ScaleKernel:
 
 @dataclass(frozen=True)
 class Prior:
-    """A kernel of vectors and the processes it stands for."""
+    """A kernel of vectors, and the processes by which the oracle represents it."""
 
     kernel: kernels.Kernel
     processes: list[dense.Process]
@@ -109,7 +112,7 @@ class Prior:
         )
 
     def _summand(self) -> "Prior":
-        """In a sum, both halves of a Helmholtz kernel are one part."""
+        """This prior as a term of a sum, in which both parts of a Helmholtz kernel are one term."""
         if not isinstance(self.kernel, gp_orff.HelmholtzKernel):
             return self
         return replace(self, processes=[replace(p, term=0) for p in self.processes], parts=1)
@@ -124,7 +127,8 @@ FIELDS = {
 
 
 def derived(rng, inputs: Inputs, known: Scalars) -> Prior:
-    """A scaled curl-free or divergence-free kernel, perhaps of a sum, perhaps times one of time."""
+    """Return a scaled curl-free or divergence-free kernel. Its potential may have a sum of kernels,
+    and it may be multiplied by a kernel of time."""
     d, scale = len(inputs.space), rng.uniform(0.4, 1.5)
     name = rng.choice(list(FIELDS)) if d > 1 else "curl-free"
     cls, make = FIELDS[name]
@@ -162,7 +166,7 @@ def helmholtz(rng, inputs: Inputs, known: Scalars) -> Prior:
 
 
 def mix(rng, kernel: kernels.MultitaskKernel, p: int, rank: int) -> np.ndarray:
-    """The task matrix, drawn."""
+    """Set a task matrix to random values, and return it."""
     factor, variances = rng.normal(size=(p, rank)), rng.uniform(0.2, 0.6, p)
     kernel.task_covar_module.covar_factor.data = tensor(factor)
     kernel.task_covar_module.var = tensor(variances)
@@ -170,7 +174,8 @@ def mix(rng, kernel: kernels.MultitaskKernel, p: int, rank: int) -> np.ndarray:
 
 
 def separable(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
-    """A task matrix times a scalar kernel, a sum of two, or one and a constant."""
+    """Return a task matrix times a scalar kernel. The scalar kernel may be a sum of two kernels, or
+    of a kernel and a constant."""
     columns, rank = tuple(range(inputs.number)), int(rng.integers(1, p + 1))
     data, leaf, name = known.draw(rng, columns)
     found, names, words = [dense.Scalar(1.0, (leaf,))], (name,), name
@@ -197,7 +202,7 @@ def constant(value: float) -> kernels.ConstantKernel:
 
 
 def coregional(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
-    """A linear model of coregionalisation."""
+    """Return a linear model of coregionalisation with two kernels."""
     drawn = [known.draw(rng, tuple(range(inputs.number))) for _ in range(2)]
     kernel = kernels.LCMKernel([own for own, _, _ in drawn], num_tasks=p, rank=1).double()
     processes, names = [], tuple(name for _, _, name in drawn)
@@ -209,7 +214,7 @@ def coregional(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
 
 
 def background(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
-    """A random constant vector."""
+    """Return the kernel of a random constant vector."""
     kernel = kernels.MultitaskKernel(constant(0.8), num_tasks=p, rank=1).double()
     matrix = mix(rng, kernel, p, 1)
     processes = dense.mixed(dense.Scalar(0.8, ()), matrix, len(inputs.space))
@@ -217,7 +222,7 @@ def background(rng, inputs: Inputs, known: Scalars, p: int) -> Prior:
 
 
 def single(rng, inputs: Inputs, known: Scalars) -> Prior:
-    """One output: a scaled kernel, or the product of two."""
+    """Return a kernel with one output, which is a scaled kernel or a product of two kernels."""
     columns, scale = tuple(range(inputs.number)), rng.uniform(0.5, 1.5)
     kernel, leaf, name = known.draw(rng, columns)
     leaves, names, least = (leaf,), (name,), DERIVATIVES[name]
@@ -229,7 +234,8 @@ def single(rng, inputs: Inputs, known: Scalars) -> Prior:
 
 
 def vectors(rng, inputs: Inputs, known: Scalars) -> Prior:
-    """A field with one component for each direction of space: a sum of terms of all kinds."""
+    """Return the prior of a field with one component for each direction of space, as a sum of
+    random terms."""
     d = len(inputs.space)
     first: Callable = helmholtz if d > 1 and rng.random() < 0.4 else derived
     found = [first(rng, inputs, known)]
@@ -245,14 +251,17 @@ def vectors(rng, inputs: Inputs, known: Scalars) -> Prior:
 
 @dataclass(frozen=True)
 class Noise:
-    """A likelihood's parameters and the covariance they give."""
+    """The parameters of a likelihood, and the noise covariance that follows from them."""
 
     parameters: dict[str, np.ndarray]
     covariance: np.ndarray
 
     @classmethod
     def draw(cls, rng, kind: str, p: int) -> "Noise":
-        """Of kind "global", "tasks", "both" or "full": task noises of rank p − 1."""
+        """Return random noise of the kind "global", "tasks", "both" or "full".
+
+        The kind "full" has a global noise and task noises of rank p − 1.
+        """
         level, each = rng.uniform(0.02, 0.1), rng.uniform(0.02, 0.1, p)
         factor = 0.2 * rng.normal(size=(p, max(1, p - 1)))
         every = {

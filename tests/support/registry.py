@@ -134,7 +134,7 @@ INFINITE_VARIANCE = {("matern32", "base"), ("matern_general", "base")}
 
 
 def base(name: str, num_dims: int, ard: bool = True):
-    """A scalar kernel in float64 with lengthscales away from one."""
+    """Return a scalar kernel in float64 with lengthscales other than one."""
     kernel = SPECTRA[name](ard_num_dims=num_dims if ard else None).double()
     if kernel.has_lengthscale:
         kernel.lengthscale = torch.linspace(0.7, 1.3, num_dims if ard else 1, dtype=torch.float64)
@@ -144,7 +144,8 @@ def base(name: str, num_dims: int, ard: bool = True):
 
 
 def nodes_by_hand(kernel, base_variables, tilt):
-    """ω and weights·D from base variables, as the mathematics has them."""
+    """Compute the frequencies ω, and D times the weights, from the base variables by the formulas
+    of the page Mathematics."""
     if isinstance(kernel, RQKernel):
         g, u = base_variables[:, :-1], base_variables[:, -1]
         s = GammaQuantile.apply(kernel.alpha + tilt, u) / kernel.alpha
@@ -158,7 +159,8 @@ def nodes_by_hand(kernel, base_variables, tilt):
 
 @dataclass
 class Part:
-    """outputscale() · E[A(ω₁) cos⟨Σ ω_i, τ⟩] over the leaves, (kernel, columns) each."""
+    """A term outputscale() · E[A(ω₁) cos⟨Σ ω_i, τ⟩] of a kernel. Each leaf is a scalar kernel with
+    its columns."""
 
     leaves: list[tuple[Any, tuple[int, ...]]]
     outputscale: Callable[[], torch.Tensor]
@@ -183,7 +185,7 @@ class Part:
 
 @dataclass
 class Case:
-    """A kernel for ORFFKernel and its covariance from the definition, given the drawn ω."""
+    """A kernel for `ORFFKernel`, and its covariance for given frequencies by the definition."""
 
     kernel: Any
     num_dims: int
@@ -254,7 +256,8 @@ def _separable(num_tasks=3):
 
 
 def _separable_sum():
-    """One task matrix for a sum of scalar kernels, constant included: still a Kronecker product."""
+    """Return a case with one task matrix for a sum of scalar kernels and a constant, which is still
+    a Kronecker product."""
     first, second, constant = base("rbf", 2), ScaleKernel(base("rq", 2)), ConstantKernel().double()
     second.double().outputscale = 0.5
     data = first + second + constant
@@ -279,7 +282,10 @@ def _rank_one():
 
 
 def _trained_root():
-    """Rank 2 of 3 outputs; a sum with a kernel of one input, and selections inside selections."""
+    """Return a case with a root of rank 2 for 3 outputs, and with a sum.
+
+    One kernel of the sum has one input. It selects a column among the columns that the sum selects.
+    """
     first, second = base("rbf", 2), ScaleKernel(base("matern52", 1)).double()
     second.outputscale, second.active_dims = 0.5, torch.tensor([1])
     root = torch.nn.Parameter(torch.tensor([[0.7, 0.3], [-1.2, 0.5], [0.4, 0.9]]).double())
@@ -339,7 +345,8 @@ def _periodic():
 
 
 def _active_dims():
-    """Selections inside selections: a potential along one axis of a plane of four inputs."""
+    """Return a case with nested selections of columns: the field selects two of four inputs, and
+    its potential selects one of these."""
     potential = base("rbf", 1)
     potential.active_dims = torch.tensor([1])
     field = gp_orff.CurlFreeKernel(potential, num_dims=2, active_dims=(3, 0))
@@ -384,7 +391,7 @@ def _scalar_product():
 
 
 def amplitude(omega):
-    """B(ω) (D, 2, 2) of a kernel that is none of the others."""
+    """Return the factor B(ω) (D, 2, 2) of a kernel that differs from all other cases."""
     square = omega.square().sum(-1)
     first = torch.stack([1 / (1 + square), 0.5 * torch.cos(omega[:, 0])], dim=-1)
     second = torch.stack([omega.prod(-1) / (1 + square), torch.full_like(square, 0.3)], dim=-1)
@@ -400,7 +407,8 @@ def _spectral_matrix():
 
 @dataclass
 class MixtureCase(Case):
-    """Kernels whose nodes come from the package, itself tested against the exact kernels."""
+    """A case whose frequencies and weights come from the package. They are tested against exact
+    kernels elsewhere."""
 
     def covariance(self, draws, x, z):
         from gp_orff.features.assemble import expand

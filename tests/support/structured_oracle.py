@@ -10,7 +10,7 @@ from gp_orff.kernels.base import tensors_of
 
 
 def _fastfood(signs, order, gaussians):
-    """H G Π H B, one block after the other; G includes the factor 1/(‖G‖ √d′)."""
+    """Return H G Π H B, one block after the other. G includes the factor 1/(‖G‖ √d′)."""
     dims = signs.shape[-1]
     h, blocks = scipy.linalg.hadamard(dims).astype(float), []
     for b, own, g in zip(signs, order, gaussians, strict=True):
@@ -20,7 +20,7 @@ def _fastfood(signs, order, gaussians):
 
 
 def _orthogonal(signs):
-    """H D₁ H D₂ H D₃ / d′^{3/2}."""
+    """Return H D₁ H D₂ H D₃ / d′^{3/2}, one block after the other."""
     dims = signs.shape[-1]
     h = scipy.linalg.hadamard(dims) / np.sqrt(dims)
     blocks = signs.astype(float).transpose(1, 0, 2)
@@ -28,7 +28,8 @@ def _orthogonal(signs):
 
 
 def _fourier(signs, order):
-    """Π F B, F with the entries (cos t + sin t)/√d, t = 2πjk/d."""
+    """Return Π F B, one block after the other. F has the entries (cos t + sin t)/√d with t =
+    2πjk/d."""
     dims = signs.shape[-1]
     angle = 2 * np.pi * np.outer(np.arange(dims), np.arange(dims)) / dims
     f, blocks = (np.cos(angle) + np.sin(angle)) / np.sqrt(dims), []
@@ -43,13 +44,13 @@ _DENSE |= {"FourierProjection": _fourier}
 
 
 def directions(projection):
-    """The unit vectors (D, d′) of a projection."""
+    """Return the unit vectors (D, d′) of a projection."""
     arrays = {name: array.numpy() for name, array in tensors_of(projection).items()}
     return _DENSE[type(projection).__name__](**arrays)[: projection.num_vectors]
 
 
 class WrittenDraw(Draw):
-    """The frequencies of a structured draw, written out; its columns are those of random rules."""
+    """The frequencies of a structured draw as a dense matrix, with the columns of random rules."""
 
     def __init__(self, structured):
         super().__init__(structured.bases, structured.orders)
@@ -66,7 +67,7 @@ class WrittenDraw(Draw):
 
 
 class WrittenOut:
-    """A structured rule whose frequencies are written out."""
+    """A structured rule whose frequencies are stored as a dense matrix."""
 
     def __init__(self, rule: gp_orff.Fastfood):
         self.rule = rule

@@ -21,7 +21,7 @@ NAMES = ("noise", "offset_variance", "correlated_variance", "correlation_time", 
 
 
 def survey(readings=30, tracks=3, seed=0):
-    """Positions along random walks, vectors, labels, and times with gaps."""
+    """Return positions along random walks, vectors, labels of tracks, and times with gaps."""
     x = uniform(tracks, 1, 2, seed=seed) + 0.06 * draw(tracks, readings, 2, seed=seed).cumsum(1)
     steps = 0.5 + uniform(tracks, readings, seed=seed + 1)
     steps[:, readings // 2] = 9.0
@@ -40,12 +40,13 @@ def likelihood(span=0.0):
 
 
 def turning(x):
-    """A unit vector at each position, which turns slowly."""
+    """Return a unit vector at each position. It turns slowly with the position."""
     return torch.stack([torch.cos(0.4 * x[:, 0]), torch.sin(0.4 * x[:, 0])], dim=-1)
 
 
 def known(x):
-    """A noise variance of each reading, from a quarter of the white noise to five times that."""
+    """Return a noise variance for each observation, from a quarter of the white noise to five times
+    the white noise."""
     return 0.01 * 20 ** uniform(len(x), seed=7)
 
 
@@ -68,7 +69,7 @@ def path_length(x, label):
 
 
 class Oracle:
-    """The Gaussian of all readings, mapped to block means."""
+    """The Gaussian distribution of all observations, mapped to block means by dense matrices."""
 
     def __init__(self, model, x, y, label, clock, xs, along=None):
         (part,) = model.state.data.tracks
@@ -107,7 +108,7 @@ class Oracle:
             self.scatter = self.scatter + self.about_lines(model, *parts)
 
     def about_lines(self, model, y, clock, block, given):
-        """The density of the residuals about a line in every block."""
+        """Return the log density of the residuals about a line in every block."""
         squares, degrees, noise = 0.0, 0, model.likelihood
         for b in block.unique():
             rows = block == b

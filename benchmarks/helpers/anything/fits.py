@@ -20,13 +20,13 @@ _WORDS = 300  # characters of a message that are kept
 
 
 class OutOfTime(BaseException):
-    """Not an `Exception`: nothing that is fitted may catch it."""
+    """Raised at the time limit. It is not an `Exception`, so that no code in a fit catches it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` inside after some seconds of processors, as soon as the present operation
-    returns."""
+    """Raise `OutOfTime` in the `with` block after some seconds of processor time, as soon as the
+    present operation returns."""
 
     def stop(*_: object) -> None:
         raise OutOfTime
@@ -41,12 +41,12 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def measured(kernel: Kernel, problem: Problem, most: float) -> dict[str, object]:
-    """Seconds, warnings, `error` (None where it went well), and the scores of what was learned.
+    """Fit a kernel, and return seconds, warnings, the `error` and scores of predictions as a dict.
 
     Args:
-        kernel: trained in place.
+        kernel: the kernel, which is trained in place.
         problem: the data.
-        most: seconds of processors after which the fit is given up.
+        most: the processor time in seconds after which the fit is stopped.
     """
     found: dict[str, object] = {"points": len(problem.x), "error": None}
     with warnings.catch_warnings(record=True) as caught:
@@ -82,7 +82,8 @@ def _told(model: gp_orff.VectorFieldGP) -> dict[str, object]:
 
 @torch.no_grad()
 def _predicted(model: gp_orff.VectorFieldGP, problem: Problem) -> dict[str, object]:
-    """Shares of readings and of the true field in 95 % intervals; errors in sd of the noise."""
+    """Return the coverage of 95 % intervals for held-out observations and for the true field, and
+    errors divided by the standard deviation of the noise."""
     start, field = time.perf_counter(), model.posterior()
     mean, variance = field.mean(problem.xs), field.variance(problem.xs)
     latent = scores(mean, variance, problem.truth)
@@ -98,13 +99,16 @@ def _predicted(model: gp_orff.VectorFieldGP, problem: Problem) -> dict[str, obje
 
 
 def _place(error: BaseException) -> str:
-    """The functions of the package that were running, the outermost first."""
+    """Return the names of the functions of the package that were running, the outermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     return " > ".join(own.name for own in frames if "gp_orff" in Path(own.filename).parts)[:_WORDS]
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:
-    """Each once, whatever its numbers; those of this package by the class, others marked."""
+    """Return each message once, if messages that differ only in numbers are counted as equal.
+
+    A message begins with the class of the warning, and with "foreign" if another package gave it.
+    """
     found = {}
     for own in caught:
         category = own.category

@@ -32,8 +32,12 @@ FIELDS = {
 
 
 class Split(torch.nn.Module):
-    """B(ω) = (a ω, b E₁ω, b E₂ω, …) with the generators E of rotations: the Helmholtz split with
-    one spectrum, A = a² ωωᵀ + b² (‖ω‖² I − ωωᵀ), for wave numbers around 1/`length`."""
+    """The factor B(ω) = (a ω, b E₁ω, b E₂ω, …) of a Helmholtz kernel, with the generators E_i of
+    rotations.
+
+    Both parts have the same spectrum: B Bᵀ = a² ωωᵀ + b² (‖ω‖² I − ωωᵀ). Starting values of a and b
+    are `length`, for wave numbers near 1/`length`.
+    """
 
     def __init__(self, num_dims: int, length: float):
         super().__init__()
@@ -50,7 +54,8 @@ class Split(torch.nn.Module):
 
 
 def kernels_of(kind: Kind) -> dict[str, Callable[[], Kernel]]:
-    """What makes each kernel anew, since fits train them in place."""
+    """Return functions by name that build a new kernel in each call, because fits train kernels in
+    place."""
     if kind.constraint == "polynomial":
         found = _polynomials(kind)
     elif kind.p == 1:
@@ -61,7 +66,8 @@ def kernels_of(kind: Kind) -> dict[str, Callable[[], Kernel]]:
 
 
 def _space(kind: Kind) -> dict[str, tuple[int, ...]]:
-    """Where there is time: which inputs are space."""
+    """Return `active_dims` of the inputs that are space if there is a time input, otherwise no
+    arguments."""
     return {"active_dims": tuple(range(kind.d))} if kind.time else {}
 
 

@@ -18,11 +18,15 @@ _FEW = 25  # up to so many points, those held out lie anywhere in the box
 
 @dataclass(frozen=True)
 class Kind:
-    """A data set in words and numbers; about n points are left beside those held out.
+    """The description of a data set, which has n points in addition to the held-out ones.
 
-    `unit` and `origin` are those of positions, `size` is that of the field and `background` a
-    constant in terms of it, `snr` the ratio of standard deviations of field and noise. `time` is
-    "moving", along the path, or "snapshots"; its units are hours since 1970.
+    Attributes:
+        unit, origin: the unit and the origin of the positions.
+        size: the standard deviation of the field.
+        background: a constant that is added to the field, divided by `size`.
+        snr: the standard deviation of the field divided by that of the noise.
+        time: "moving" if time increases along the path, "snapshots" for twelve times, or ""
+            without time. The unit is hours since 1970.
     """
 
     n: int
@@ -51,7 +55,8 @@ class Kind:
 
 @dataclass(frozen=True)
 class Problem:
-    """Readings, and held-out places with the true field and noisy readings there."""
+    """Observations, and held-out positions `xs` with the true field and noisy observations `ys`
+    there."""
 
     x: Float[Tensor, "N c"]
     y: Float[Tensor, "N p"]
@@ -63,7 +68,7 @@ class Problem:
 
 
 def made(number: int) -> Problem:
-    """The data of `KINDS[number]`."""
+    """Generate the data of `KINDS[number]`."""
     kind, rng = KINDS[number], np.random.default_rng(1000 + number)
     field, (x, xs) = _field(rng, kind), _points(rng, kind)
     size = kind.size / field(x).std()
@@ -85,7 +90,10 @@ def _field(rng: np.random.Generator, kind: Kind) -> Callable:
 
 
 def _points(rng: np.random.Generator, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Of the readings and of those held out: with few readings, anywhere in the box."""
+    """Return the positions of the observations and the held-out positions.
+
+    For small data, held-out positions are random points in the box.
+    """
     count = max(LEAST_TEST, min(kind.n // 5, MOST_TEST))
     x = getattr(layouts, kind.layout)(rng, kind.n + count, kind.d)
     x = np.column_stack([x, _times(kind, len(x))]) if kind.time else x

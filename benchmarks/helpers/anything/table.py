@@ -7,7 +7,7 @@ SLOW, FEW_INSIDE = 60.0, 0.85  # seconds of processors; share inside 95 % interv
 
 
 def summary(records: Iterable[Record]) -> dict[str, object]:
-    """How many fits ended how; the share of all held-out readings inside their intervals."""
+    """Return how many fits ended in which way, and the coverage of all held-out observations."""
     records = list(records)
     done = [own for own in records if own["error"] is None]
     readings = sum(own["readings"] for own in done)
@@ -28,7 +28,8 @@ def summary(records: Iterable[Record]) -> dict[str, object]:
 
 
 def failures(records: Iterable[Record]) -> list[dict[str, object]]:
-    """Fits that raised, took too long, or were too sure without a warning."""
+    """Return fits that raised an error, took too long, or had intervals that are too narrow without
+    a warning."""
     found = []
     for own in records:
         if own["error"] is not None:

@@ -14,7 +14,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True)
 class Waves:
-    """f(x) = Σ_j a_j cos(⟨ω_j, x⟩ + φ_j), with its derivatives and potentials."""
+    """The field f(x) = Σ_j a_j cos(⟨ω_j, x⟩ + φ_j), with its derivatives and potentials."""
 
     frequencies: Float[np.ndarray, "J d"]
     phases: Float[np.ndarray, "J"]
@@ -29,23 +29,23 @@ class Waves:
     def in_units(
         self, shift: Float[np.ndarray, "d"], scale: Float[np.ndarray, "d"], size: float
     ) -> "Waves":
-        """size f((x − shift) / scale)."""
+        """Return the field size · f((x − shift) / scale)."""
         omega = self.frequencies / scale
         return Waves(omega, self.phases - omega @ shift, size * self.amplitudes)
 
     def jacobian(self, x: Float[np.ndarray, "n d"], space: int) -> Float[np.ndarray, "n p space"]:
-        """∂_j f_i for the first inputs, those that are space."""
+        """Return ∂_j f_i for the first `space` inputs j."""
         slopes = self.amplitudes[:, :, None] * self.frequencies[:, None, :space]
         sines = np.sin(x @ self.frequencies.T + self.phases)
         return -np.tensordot(sines, slopes, axes=1)
 
     def potential(self, x: Float[np.ndarray, "n d"], space: int) -> Float[np.ndarray, "n"]:
-        """g, where ∇g is the curl-free part of f."""
+        """Return g, where ∇g is the curl-free part of f."""
         omega = self.frequencies[:, :space]
         return self._integrated(x, omega, (self.amplitudes * omega).sum(1))
 
     def stream_function(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
-        """ψ, where (∂₂ψ, −∂₁ψ) is the divergence-free part of a planar f."""
+        """Return ψ, where (∂₂ψ, −∂₁ψ) is the divergence-free part of a field in the plane."""
         omega, a = self.frequencies[:, :2], self.amplitudes
         return self._integrated(x, omega, a[:, 0] * omega[:, 1] - a[:, 1] * omega[:, 0])
 
@@ -58,7 +58,7 @@ def smooth(rng: Rng, d: int):
 
 
 def student(degrees: int):
-    """That of a Matérn kernel with ν = degrees / 2."""
+    """Return a sampler of the spectrum of a Matérn kernel with ν = degrees / 2."""
 
     def spectrum(rng: Rng, d: int):
         scale = np.sqrt(rng.chisquare(degrees, (WAVES, 1)) / degrees)
@@ -68,13 +68,14 @@ def student(degrees: int):
 
 
 def many_lengths(rng: Rng, d: int):
-    """That of a rational quadratic kernel with α = 0.7."""
+    """Draw frequencies from the spectrum of a rational quadratic kernel with α = 0.7."""
     scale = np.sqrt(rng.gamma(0.7, 1 / 0.7, (WAVES, 1)))
     return rng.standard_normal((WAVES, d)) * scale, np.ones(WAVES)
 
 
 def red(rng: Rng, d: int):
-    """A power law over one and a half decades of wave numbers, as of winds and currents."""
+    """Draw frequencies and amplitudes from a power law over one and a half decades of wave numbers,
+    as in winds and currents."""
     radius = np.exp(rng.uniform(np.log(0.5), np.log(15.0), (WAVES, 1)))
     direction = rng.standard_normal((WAVES, d))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
@@ -82,7 +83,7 @@ def red(rng: Rng, d: int):
 
 
 def swell(rng: Rng, d: int):
-    """Waves of nearly one length, in all directions."""
+    """Draw frequencies of waves of nearly the same length in all directions."""
     direction = rng.standard_normal((WAVES, d))
     direction /= np.linalg.norm(direction, axis=1, keepdims=True)
     return direction * rng.normal(1.5, 0.15, (WAVES, 1)), np.ones(WAVES)
@@ -102,7 +103,8 @@ SPECTRA: dict[str, Callable] = {
 def directions(
     rng: Rng, constraint: str, omega: Float[np.ndarray, "J d"], p: int
 ) -> Float[np.ndarray, "J p"]:
-    """Directions of waves: along ω without curl, across it without divergence."""
+    """Return the directions of waves: parallel to ω for a curl-free field, orthogonal to ω for a
+    divergence-free field."""
     if constraint == "none":  # correlated outputs: L g with two functions g
         return rng.standard_normal((len(omega), 2)) @ rng.standard_normal((2, p))
     along = omega / np.linalg.norm(omega, axis=1, keepdims=True)
@@ -118,7 +120,8 @@ def directions(
 def waves(
     rng: Rng, spectrum: str, constraint: str, lengths: Float[np.ndarray, "c"], d: int, p: int
 ) -> Waves:
-    """Of `lengths` along all inputs, of which the first d are space and the others are time."""
+    """Return a random field with `lengths` along all inputs. The first d inputs are space, and a
+    further one is time."""
     omega, sizes = SPECTRA[spectrum](rng, d)
     times = rng.standard_normal((WAVES, len(lengths) - d)) / np.sqrt(
         rng.chisquare(5, (WAVES, 1)) / 5
@@ -129,6 +132,6 @@ def waves(
 
 
 def polynomial(rng: Rng, d: int, p: int) -> Callable:
-    """A trend of second degree around the middle of the box."""
+    """Return a random polynomial of second degree around the middle of the box."""
     first, second = rng.standard_normal((d, p)), rng.standard_normal((d, d, p))
     return lambda x: (x - 0.5) @ first + np.einsum("ni,nj,ijp->np", x - 0.5, x - 0.5, second)

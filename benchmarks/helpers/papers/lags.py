@@ -9,7 +9,7 @@ import gp_orff
 
 
 def points(number: int, num_dims: int) -> Float[Tensor, "N d"]:
-    """Random ones of [−1, 1]^d, always the same, and its corners."""
+    """Return fixed random points of [−1, 1]^d, followed by its corners."""
     generator = torch.Generator().manual_seed(0)
     inside = 2 * torch.rand(number, num_dims, generator=generator, dtype=torch.float64) - 1
     ends = torch.tensor([-1.0, 1.0], dtype=torch.float64)
@@ -17,7 +17,7 @@ def points(number: int, num_dims: int) -> Float[Tensor, "N d"]:
 
 
 class Errors:
-    """K̃(x, z) − K(x, z) for every pair of some points, a point with itself included.
+    """The errors K̃(x, z) − K(x, z) for all pairs of some points, including pairs of equal points.
 
     Args:
         kernel: K.
@@ -32,7 +32,8 @@ class Errors:
         self.frobenius_norm = torch.linalg.matrix_norm(self._exact[0]).item()
 
     def of(self, rule) -> tuple[float, float]:
-        """The largest error by a rule, in the spectral and in the Frobenius norm."""
+        """Return the largest error with the features of a rule, in the spectral norm and in the
+        Frobenius norm."""
         return self.of_features(gp_orff.ORFFKernel(self.kernel, rule))
 
     def of_features(self, features: gp_orff.ORFFKernel) -> tuple[float, float]:

@@ -26,12 +26,14 @@ Features = tuple[Float[Tensor, "N F"], Float[Tensor, "n F"]]
 
 @dataclass(frozen=True)
 class Family:
-    """A kernel of inputs z = x / (s u), u being a length of the data, and s to be chosen.
+    """A kernel of the scaled inputs z = x / (s u), where u is a typical length of the data, and the
+    scale s is tuned.
 
     Args:
-        kernel: the kernel for d inputs.
-        unit: u, from inputs.
-        width: how many inputs the kernel takes; zeros are added.
+        kernel: a function that returns the kernel for d inputs.
+        unit: a function that returns u from the inputs.
+        width: a function that returns the number of inputs of the kernel. Inputs are padded by
+            zeros.
     """
 
     kernel: Callable[[int], Kernel]
@@ -39,7 +41,7 @@ class Family:
     width: Callable[[int], int]
 
     def inputs(self, split: Split, scale: float) -> tuple[Kernel, Tensor, Tensor]:
-        """The kernel, and z of training and test."""
+        """Return the kernel, and the scaled inputs z for training and for the test."""
         width, unit = self.width(split.x.shape[-1]), scale * self.unit(split.x[:SUBSET])
         zeros = (0, width - split.x.shape[-1])
         z, zs = (torch.nn.functional.pad(x / unit, zeros) for x in (split.x, split.xs))
@@ -53,7 +55,7 @@ def _gaussian(num_inputs: int) -> Kernel:
 
 
 def _bessel(num_inputs: int) -> Kernel:
-    """Near zero like the Gaussian one."""
+    """Return the Bessel kernel with the same curvature at zero as the Gaussian kernel."""
     kernel = gp_orff.BesselKernel(POWER, num_inputs).double()
     kernel.lengthscale = (POWER / (num_inputs + 2)) ** 0.5
     return kernel
@@ -87,7 +89,7 @@ FAMILIES = {
 def _ours(
     rule, each: int, kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed: int
 ) -> Features:
-    """`number` features, so many for `each` frequency."""
+    """Return `number` features of a rule that has `each` features per frequency."""
     features = gp_orff.ORFFKernel(kernel, rule(number // each, seed=seed), num_dims=z.shape[-1])
     return features.features(z), features.features(zs)
 
@@ -98,10 +100,10 @@ def _by_sklearn(build, kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed:
 
 
 def _nystroem(kernel: Kernel, z: Tensor, zs: Tensor, number: int, seed: int) -> Features:
-    """Of random points, no more than there are, by a Cholesky factor.
+    """Return Nyström features from random training points, at most as many as there are.
 
-    scikit-learn's `Nystroem` has a symmetric root, which gives the same regression, but takes most
-    of the time of these benchmarks.
+    They are computed by a Cholesky factor. The symmetric root of scikit-learn's `Nystroem` gives
+    the same regression, but would take most of the time of these benchmarks.
     """
     points = z[np.random.default_rng(seed).permutation(len(z))[:number]]
     gram = kernel(points).to_dense()
@@ -134,7 +136,7 @@ METHODS: dict[str, tuple[str, Callable | None]] = {  # kernel, features or None
 def rmse(
     method: str, split: Split, scale: float, noises: Sequence[float], number: int, seed: int
 ) -> Iterator[float]:
-    """On the points of the test, of a component, for each noise."""
+    """Yield the RMSE of a component at the test points, for each noise."""
     name, features = METHODS[method]
     kernel, z, zs = FAMILIES[name].inputs(split, scale)
     if features is None:
@@ -154,7 +156,8 @@ def rmse(
 
 
 def tuned(method: str, split: Split, number: int, seed: int) -> dict[str, float]:
-    """Scale and noise of the smallest error on validation data, a fifth of the training data."""
+    """Return the scale and the noise with the smallest error on validation data, which are a fifth
+    of the training data."""
     validation = split.validation()
     _, scale, noise = min(
         (error, scale, noise)
@@ -169,7 +172,7 @@ def tuned(method: str, split: Split, number: int, seed: int) -> dict[str, float]
 def errors_of(
     method: str, splits: Sequence[Split], scale: float, noise: float, number: int
 ) -> list[float]:
-    """RMSE of each split, which seeds the features."""
+    """Return the RMSE of each split. The number of the split is the seed of the features."""
     return [
         error
         for seed, split in enumerate(splits)

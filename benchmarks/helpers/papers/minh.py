@@ -28,10 +28,11 @@ Map = tuple[Kernel, object]  # a kernel and a rule
 
 @dataclass(frozen=True)
 class Split:
-    """ψ(ω)ᵀ of the bounded maps, Equations 40 and 42, where half of the Gaussian stays in ψ.
+    """The factor ψ(ω)ᵀ of the bounded maps of Minh 2016, Equations 40 and 42, in which half of the
+    Gaussian is part of ψ.
 
-    The root of ‖ω‖² I − ωωᵀ is that of `Solenoidal`, of n − 1 columns, which gives the same kernel
-    as the symmetric root of the paper.
+    The root of ‖ω‖² I − ωωᵀ is the one of `Solenoidal`, with n − 1 columns. It gives the same
+    kernel as the symmetric root of the paper.
     """
 
     factor: Factor
@@ -44,13 +45,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Field:
-    """A kernel, and its maps, on a cube.
+    """A kernel of Minh 2016 with its maps, on a cube.
 
     Args:
         name: a key of `FACTORS`.
         num_dims: n of the paper.
         sigma: σ; lengthscales are σ/√2.
-        interval: of every input.
+        interval: the interval of every input.
     """
 
     name: str
@@ -64,14 +65,14 @@ class Field:
 
     @property
     def kernel(self) -> Kernel:
-        """Equations 33 and 34."""
+        """The kernel of Equations 33 and 34."""
         kernel = KERNELS[self.name](self.num_dims)
         kernel.base_kernel.lengthscale = self.lengthscale
         return kernel
 
     @property
     def split(self) -> Kernel:
-        """The same kernel on the density ρ = N(0, 4/σ² I) of Equation 39."""
+        """The kernel as an integral over the density ρ = N(0, 4/σ² I) of Equation 39."""
         density = gaussian(self.num_dims)
         density.lengthscale = self.sigma / 2
         psi = Split(FACTORS[self.name](self.num_dims), self.sigma)
@@ -79,7 +80,7 @@ class Field:
         return gp_orff.SpectralMatrixKernel(density, psi, **shape)
 
     def random(self, number: int, seed: int) -> Iterator[tuple[str, Map]]:
-        """Maps with D random frequencies; the first two are those of the paper."""
+        """Yield maps with D random frequencies. The first two are those of the paper."""
         rule = gp_orff.MonteCarlo
         yield "unbounded", (self.kernel, rule(number, measure="base", seed=seed))
         yield "bounded", (self.split, rule(number, seed=seed))
@@ -87,7 +88,7 @@ class Field:
         yield "QuasiMonteCarlo", (self.kernel, gp_orff.QuasiMonteCarlo(number, seed=seed))
 
     def grid(self, number: int) -> Map:
-        """With at most as many features as D random frequencies have."""
+        """Return a grid with at most as many features as D random frequencies have."""
         columns = gp_orff.ORFFKernel(self.kernel, gp_orff.MonteCarlo(1)).num_features
         grid = gp_orff.Grid(
             (self.interval,) * self.num_dims,
@@ -99,7 +100,8 @@ class Field:
         return self.kernel, grid
 
     def hermite(self) -> Map:
-        """With the fewest nodes that it accepts on the cube."""
+        """Return the Gauss–Hermite rule with the smallest number of nodes that is valid on the
+        cube."""
         lag = (self.interval[1] - self.interval[0]) / self.lengthscale
         nodes = next(n for n in range(2, 200) if longest_lag(n, 1) >= lag)
         return self.kernel, gp_orff.GaussHermite(nodes)

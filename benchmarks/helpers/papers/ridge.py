@@ -15,7 +15,7 @@ Predict = Callable[[Float[Tensor, "n 2"]], Float[Tensor, "n 2"]]
 
 
 def exact(kernel: Kernel, penalty: float, sample: Sample) -> Predict:
-    """K(·, x) (K(x, x) + αI)⁻¹ y, by the Cholesky factor."""
+    """Return the function K(·, x) (K(x, x) + αI)⁻¹ y, computed by a Cholesky factor."""
     gram = torch.cat([kernel(some, sample.x).to_dense() for some in sample.x.split(ROWS)])
     gram.diagonal().add_(penalty)
     y = sample.y.reshape(len(gram), -1)

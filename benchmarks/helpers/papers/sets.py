@@ -18,7 +18,7 @@ Arrays = tuple[Float[np.ndarray, "N d"], Float[np.ndarray, "N p"]]
 
 @dataclass(frozen=True)
 class Split:
-    """Points of training, and of a test."""
+    """The points for training, x and y, and the points for the test, xs and ys."""
 
     x: Float[Tensor, "N d"]
     y: Float[Tensor, "N p"]
@@ -26,24 +26,24 @@ class Split:
     ys: Float[Tensor, "n p"]
 
     def validation(self) -> "Split":
-        """The last fifth of the points of training, instead of those of the test."""
+        """Return a split whose test points are the last fifth of these training points."""
         n = len(self.x) * 4 // 5
         return Split(self.x[:n], self.y[:n], self.x[n:], self.y[n:])
 
 
 @dataclass(frozen=True)
 class Source:
-    """A set, and how it is split.
+    """A data set, and its division into training and test.
 
-    Labels, which are integers, become outputs of zeros and ones, one for each class, less their
-    means. By means and standard deviations over the points of training, every input has mean zero
-    and variance one (or zero), and so has the output of a regression. Pixels have a common standard
-    deviation, since many are nearly constant.
+    Labels are integers. They become outputs of zeros and ones, one output for each class, minus
+    their means. Every input and every output of a regression is scaled to mean zero and variance
+    one over the training points. Pixels have a common standard deviation, because many are nearly
+    constant.
 
     Args:
-        load: X and y, or X and labels.
-        training, test: numbers of points.
-        images: whether inputs are pixels.
+        load: a function that returns X and y, or X and labels.
+        training, test: the numbers of points.
+        images: whether the inputs are pixels.
     """
 
     load: Callable[[], tuple[np.ndarray, np.ndarray]]
@@ -52,7 +52,7 @@ class Source:
     images: bool = False
 
     def split(self, seed: int, share: float = 1.0) -> Split:
-        """A random split; with a share of its points."""
+        """Return a random split, with the fraction `share` of the points."""
         x, y = self._arrays()
         order = np.random.default_rng(seed).permutation(len(x))
         training, test = round(share * self.training), round(share * self.test)
@@ -74,7 +74,7 @@ def _loaded(load: Callable) -> tuple[np.ndarray, np.ndarray]:
 def _centred(
     values: Float[Tensor, "n k"], training: int, together: bool = False
 ) -> Float[Tensor, "n k"]:
-    """Less the mean, over the standard deviation, both of the first points."""
+    """Subtract the mean and divide by the standard deviation, both of the training points."""
     own = values[:training]
     deviation = (own - own.mean(0)).square().mean() if together else own.var(0)
     return (values - own.mean(0)) / deviation.sqrt().where(deviation > 0, 1.0)
@@ -82,7 +82,8 @@ def _centred(
 
 def _friedman(num_inputs: int) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
     def load() -> tuple[np.ndarray, np.ndarray]:
-        """Five of the inputs count; the noise has variance one, the function 24."""
+        """Return Friedman's data, which depend on five inputs. The noise has variance 1, the
+        function about 24."""
         return datasets.make_friedman1(3500, num_inputs, noise=1.0, random_state=0)
 
     return load
@@ -93,9 +94,11 @@ def _handwritten() -> tuple[np.ndarray, np.ndarray]:
 
 
 def insurance(folder: Path) -> Source:
-    """The set that Le et al. 2013 call Insurance, of the CoIL Challenge 2000, from Caravan.csv.
+    """Return the data set that Le et al. 2013 call Insurance (CoIL Challenge 2000), from
+    Caravan.csv.
 
-    85 inputs describe 5822 customers; the label is whether they have a policy for a caravan.
+    It has 85 inputs for each of 5822 customers. The label is whether the customer has a policy for
+    a caravan.
     """
 
     def load() -> tuple[np.ndarray, np.ndarray]:

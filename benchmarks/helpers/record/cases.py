@@ -36,9 +36,9 @@ Moments = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Readings with the arguments of `fit`, what is fitted, and the field at held-out places.
+    """Observations with the arguments of `fit`, a kernel, and the true field at held-out positions.
 
-    With `chunks`, the readings come as a stream of so many pieces.
+    With `chunks`, the observations are passed as a stream of this number of chunks.
     """
 
     kernel: Callable[[], Kernel]
@@ -58,12 +58,12 @@ class Case:
         return self.y.numel()
 
     def model(self) -> gp_orff.VectorFieldGP:
-        """Not fitted, in float64."""
+        """Return a new model in float64, which is not fitted."""
         likelihood = self.likelihood() if self.likelihood else None
         return gp_orff.VectorFieldGP(self.kernel(), likelihood=likelihood).double()
 
     def fitted(self) -> gp_orff.VectorFieldGP:
-        """By default settings; warnings are not the subject here."""
+        """Return the model after a fit with default settings. Warnings are ignored."""
         data: tuple[object, ...] = self.x, self.y
         if self.chunks:
             data = (list(zip(*(part.chunk(self.chunks) for part in data), strict=True)),)
@@ -73,10 +73,12 @@ class Case:
 
     @torch.no_grad()
     def error_bars(self, model: gp_orff.VectorFieldGP) -> dict[str, dict[str, float]]:
-        """RMSE, the share inside 95 % intervals and NLPD of the field, of its derivatives, and of
-        the potential or the stream function, where they exist.
+        """Return RMSE, coverage of 95 % intervals and NLPD for the field, its derivatives and its
+        potential.
 
-        Errors are over the standard deviation of the truth, so that sets can be averaged.
+        A stream function replaces the potential of a field that is not curl-free. Quantities that
+        do not exist are omitted. Errors are divided by the standard deviation of the truth, so that
+        averages over data sets are meaningful.
         """
         found = {}
         for name, moments in (
@@ -109,8 +111,11 @@ class Case:
         return slopes, posterior.mean(self.xs, jacobian), _sd(posterior, self.xs, jacobian)
 
     def _potential(self, posterior: gp_orff.FieldPosterior) -> Moments | None:
-        """Less its value at the middle of the data, with the linear one of the constant background;
-        of kernels that have no other part."""
+        """Return the potential minus its value at the middle of the data.
+
+        It includes the linear potential of the constant background. The result is None for kernels
+        with another part.
+        """
         if self.true_field is None or self.constraint == "none" or self.space == 1:
             return None
         along, (x, d) = self.constraint == "curl-free", (self.xs.numpy(), self.space)
@@ -134,7 +139,7 @@ def _sd(posterior: gp_orff.FieldPosterior, xs: Tensor, symbol: object) -> Tensor
 
 
 def names() -> dict[str, Callable[[], Case]]:
-    """What makes each case anew, by its name; the small ones first."""
+    """Return functions that create a case, by the name of the case. Small cases are first."""
     return {**{name: partial(_generated, *key) for name, key in _generated_names()}, **SPECIAL}
 
 
@@ -169,7 +174,8 @@ HELD_OUT, NOISE = 150, 0.1
 
 
 def _planar(seed: int, constraint: str, kernel: Callable[[], Kernel], x=None, n=150, d=2) -> Case:
-    """Of a field of variance one with lengthscale .3, and noise of a tenth of that."""
+    """Return a case with a field of variance one and lengthscale 0.3. The noise has a tenth of the
+    standard deviation of the field."""
     rng = np.random.default_rng(seed)
     truth = waves(rng, "Matérn 5/2", constraint, np.full(d, 0.3), d, d)
     x = rng.random((n, d)) if x is None else x
@@ -183,7 +189,8 @@ def _planar(seed: int, constraint: str, kernel: Callable[[], Kernel], x=None, n=
 
 
 def _tracks(seed: int, constraint: str, kernel: Callable[[], Kernel], timed: bool) -> Case:
-    """Ten straight tracks of 16 readings, with an offset and correlated noise of .3 each."""
+    """Return a case with ten straight tracks of 16 observations. Each track has an offset and
+    correlated noise, both with a standard deviation of 0.3."""
     rng, count, length = np.random.default_rng(seed), 10, 16
     start, end = rng.random((2, count, 1, 2))
     x = (start + (end - start) * np.linspace(0, 1, length)[:, None]).reshape(-1, 2)
@@ -199,7 +206,8 @@ def _tracks(seed: int, constraint: str, kernel: Callable[[], Kernel], timed: boo
 
 
 def _outliers(case: Case) -> Case:
-    """A tenth of the vectors have thirty times the noise, which is Student-t noise to the model."""
+    """Return the case with thirty times the noise for a tenth of the vectors, and with a Student-t
+    likelihood."""
     generator = torch.Generator().manual_seed(0)
     gross = torch.rand(len(case.y), 1, generator=generator, dtype=torch.float64) < 0.1
     error = torch.randn(case.y.shape, generator=generator, dtype=torch.float64)
@@ -222,7 +230,8 @@ def _along_directions(case: Case) -> Case:
 
 
 def _two_groups(case: Case) -> Case:
-    """The second half has five times the noise."""
+    """Return the case with about five times the noise in its second half, which is a separate
+    group."""
     half = len(case.x) // 2
     error = np.random.default_rng(7).standard_normal((len(case.x) - half, 2))
     y = torch.cat([case.y[:half], case.y[half:] + 5 * NOISE * torch.from_numpy(error)])
@@ -231,7 +240,10 @@ def _two_groups(case: Case) -> Case:
 
 
 def _harmonic(seed: int, n: int, along: bool) -> Case:
-    """The field of forty vertical dipoles below; all components, or those along one direction."""
+    """Return a case with the field of forty vertical dipoles below the points.
+
+    The observations are vectors, or components along one direction if `along`.
+    """
     rng = np.random.default_rng(seed)
     sources = np.column_stack([4 * rng.random((40, 2)) - 2, -0.4 - 0.6 * rng.random(40)])
     moments = rng.standard_normal(40)
@@ -255,14 +267,18 @@ def _harmonic(seed: int, n: int, along: bool) -> Case:
 
 
 def _copies(case: Case) -> Case:
-    """Every fifth record again, as a file of several solutions of one network has them."""
+    """Return the case with a copy of every fifth record, as in a file with several solutions of one
+    network."""
     again = slice(None, None, 5)
     return replace(case, x=torch.cat([case.x, case.x[again]]), y=torch.cat([case.y, case.y[again]]))
 
 
 def _at_rest(seed: int, still: int, jitter: float) -> Case:
-    """A platform that stands still for most of its readings, with a little noise of position, and
-    then drives along a curve."""
+    """Return a case with a platform that stands still for most observations, and then moves along a
+    curve.
+
+    While it stands still, its positions have a little noise.
+    """
     rng, t = np.random.default_rng(seed), np.linspace(0, 1, 60)
     path = np.column_stack([t, 0.5 + 0.3 * np.sin(8 * t)])
     stop = np.tile([[0.2, 0.3]], (still, 1)) + jitter * rng.standard_normal((still, 2))
@@ -270,13 +286,15 @@ def _at_rest(seed: int, still: int, jitter: float) -> Case:
 
 
 def _stretched(case: Case, matrix: Float[np.ndarray, "2 2"]) -> Case:
-    """The same values at positions that a matrix maps, as if axes had other units or directions."""
+    """Return the case with positions multiplied by a matrix, as if axes had other units or
+    directions. The values do not change."""
     to = torch.from_numpy(matrix)
     return replace(case, x=case.x @ to.mT, xs=case.xs @ to.mT, true_field=None)
 
 
 def _two_scales(seed: int) -> Case:
-    """Waves a hundred times shorter on long ones, of which neighbours tell."""
+    """Return a case with long waves and with waves that are a hundred times shorter. Pairs of
+    neighbours determine the short waves."""
     rng = np.random.default_rng(seed)
     middle = rng.random((60, 1, 2))
     x = (middle + 0.01 * rng.standard_normal((60, 5, 2))).reshape(-1, 2)
@@ -295,12 +313,12 @@ def _sum_of_two() -> Kernel:
 
 
 def _scalars() -> Kernel:
-    """Two outputs that share an anisotropic kernel."""
+    """Return a kernel of two outputs that share an anisotropic kernel."""
     return gp_orff.SeparableKernel(RBFKernel(ard_num_dims=2), torch.eye(2))
 
 
 def _flat(seed: int) -> Case:
-    """Vectors in space, at one height."""
+    """Return a case with vectors in three dimensions, all at the same height."""
     x = np.random.default_rng(seed).random((150, 3)) * [1.0, 1.0, 0.0]
     case = _planar(seed, D, _of(DIV, RBFKernel, 3), x, d=3)
     return replace(case, true_field=None)
@@ -312,7 +330,8 @@ def _with_far_point(case: Case) -> Case:
 
 
 def _drifters(seed: int) -> Case:
-    """Tracks in a tide, which is not part of the model: residuals oscillate along each."""
+    """Return a case with tracks in a tide. The model has no tide, so residuals oscillate along each
+    track."""
     case = _tracks(seed, H, _of(HELM, ROUGH), timed=True)
     hours = torch.as_tensor(case.options["time"])
     phase = 2 * np.pi * hours / 6.2

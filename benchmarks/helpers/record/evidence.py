@@ -43,7 +43,7 @@ SPREAD = 1.5  # standard deviation of random starts, in the logarithms of parame
 
 
 class Hyperparameters:
-    """Kernel and likelihoods of a model, in float64; in copies, which may be moved."""
+    """Copies in float64 of the kernel and the likelihoods of a model, which a search may change."""
 
     def __init__(self, model: gp_orff.VectorFieldGP):
         copies = deepcopy((model.kernel, model.likelihood, model.likelihoods))
@@ -67,7 +67,7 @@ class Objective:
         self.directions = case.options.get("directions")
 
     def __call__(self, at: Hyperparameters) -> Float[Tensor, ""]:
-        """Nats; −∞ where the covariance has no Cholesky factor."""
+        """Return the objective in nats. It is −∞ if the covariance has no Cholesky factor."""
         evidence = self.given(at, self._constants())
         priors = (
             prior.log_prob(value(owner)).sum()
@@ -85,14 +85,18 @@ class Objective:
         return "best constants" if many else "constants integrated out, and weak priors"
 
     def _prior_of_noise(self, at: Hyperparameters) -> Float[Tensor, "1"] | float:
-        """With a learned spectrum log σ² ~ N(log 0.1 v, 3²), with the variance v of the data."""
+        """Return the log prior of the noise variance, which is zero without a learned spectrum.
+
+        The prior is log σ² ~ N(log 0.1 v, 3²), where v is the variance of the data.
+        """
         if not any(isinstance(own, gp_orff.LearnedSpectrumKernel) for own in at.kernel.modules()):
             return 0.0
         median = 0.1 * self.y.var(0, unbiased=False).mean()
         return -0.5 * ((at.likelihood.noise / median).log() / 3).square().sum()
 
     def given(self, at: Hyperparameters, constants: Float[Tensor, "M k"]) -> Float[Tensor, ""]:
-        """The evidence, or its bound under Student-t noise, with the best of these constants."""
+        """Return the evidence at the best values of the constants, or its bound under Student-t
+        noise."""
         covariance, noise, more = self._prior(at.kernel), self._noise(at), 0.0
         if isinstance(at.likelihood, gp_orff.MultitaskStudentTLikelihood):
             nu = at.likelihood.deg_free
@@ -115,7 +119,7 @@ class Objective:
         return torch.eye(p, dtype=torch.float64).repeat(n, 1)
 
     def _noise(self, at: Hyperparameters) -> Float[Tensor, "M"] | Float[Tensor, "M M"]:
-        """Variances, or the covariance of the noise."""
+        """Return the noise variances (M,), or the covariance of the noise (M, M)."""
         options, (n, width) = self.case.options, self.y.shape
         if "noise" in options:
             return options["noise"].double().repeat_interleave(width)
@@ -163,8 +167,10 @@ class Objective:
         constants: Float[Tensor, "M k"],
         nu: Float[Tensor, "1"],
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, ""]]:
-        """E[w] of q(w) = Gamma(a, b), and what it adds to the evidence under these weights,
-        Σ_n ½p (E[log w] − log E[w]) − KL(q ‖ Gamma(ν/2, ν/2))."""
+        """Return E[w] for q(w) = Gamma(a, b), and a correction of the evidence under these weights.
+
+        The correction is Σ_n ½p (E[log w] − log E[w]) − KL(q ‖ Gamma(ν/2, ν/2)).
+        """
         n, p = self.y.shape
         half, shape = nu.double() / 2, (nu.double() + p) / 2
         weights, y, design = torch.ones(n).double(), self.y.reshape(-1, 1), constants
@@ -193,7 +199,7 @@ class Objective:
 
 
 def reached(case: Case, model: gp_orff.VectorFieldGP) -> tuple[float, str]:
-    """The objective at the hyperparameters of a model, and what it is in words."""
+    """Return the objective at the hyperparameters of a model, and its description."""
     at = Hyperparameters(model)
     with torch.no_grad():
         if case.values <= MOST_DENSE:
@@ -209,7 +215,8 @@ def reached(case: Case, model: gp_orff.VectorFieldGP) -> tuple[float, str]:
 
 
 class Coordinate:
-    """A parameter as its logarithm, its logit or, without constraint, as it is."""
+    """The coordinate u of a parameter: its logarithm, its logit, or its value if it has no
+    constraint."""
 
     def __init__(
         self, name: str, parameter: nn.Parameter, constraint: Interval | None, extent: float
@@ -240,7 +247,7 @@ class Coordinate:
             self.parameter.copy_(self._raw(torch.from_numpy(u)))
 
     def gradient(self) -> Float[np.ndarray, "k"]:
-        """In u, of the gradient in the parameter."""
+        """Return the gradient with respect to u, from the gradient of the parameter."""
         u = torch.from_numpy(self.get()).requires_grad_()
         slope = self.parameter.grad
         slope = torch.zeros_like(self.parameter) if slope is None else slope
@@ -265,7 +272,7 @@ class Coordinate:
 
 
 class Search:
-    """L-BFGS of SciPy on an objective of some modules, of which the best is kept."""
+    """A search for the largest objective by L-BFGS of SciPy. It stores the best hyperparameters."""
 
     def __init__(
         self,
@@ -295,7 +302,7 @@ class Search:
             part.set(own)
 
     def run(self, start: Float[np.ndarray, "k"], evaluations: int = 15_000) -> float:
-        """The largest value of all runs."""
+        """Search from `start`, and return the largest objective of all runs."""
         options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 1e-12, "gtol": 1e-4}
         with suppress(TimeoutError, RuntimeError):  # a step to where the covariance has no factor
             scipy.optimize.minimize(
@@ -319,7 +326,7 @@ class Search:
 
 
 def _extent(module: nn.Module, name: str, x: Float[Tensor, "N c"]) -> float:
-    """The largest extent of the inputs that the owner of a parameter sees."""
+    """Return the largest extent of the inputs on which the module of a parameter depends."""
     columns = None
     for word in ["", *name.split(".")[:-1]]:
         module = getattr(module, word) if word else module
@@ -330,7 +337,8 @@ def _extent(module: nn.Module, name: str, x: Float[Tensor, "N c"]) -> float:
 
 
 def best_known(case: Case, model: gp_orff.VectorFieldGP, starts: int, seconds: float) -> float:
-    """The largest objective of searches from the end of a fit and from random starts near it."""
+    """Return the largest objective of several searches. They start at the end of a fit and at
+    random points near it."""
     at, rng = Hyperparameters(model), np.random.default_rng(0)
     objective = Objective(case, model)
     search = Search(at.modules, lambda: objective(at), case, seconds)
@@ -343,7 +351,7 @@ def best_known(case: Case, model: gp_orff.VectorFieldGP, starts: int, seconds: f
 
 
 def gain(case: Case, model: gp_orff.VectorFieldGP) -> float:
-    """Nats that the search gains where it is continued, on the features of the fit."""
+    """Return the nats that a search gains if it is continued on the features of the fit."""
     modules = [model.kernel, model.likelihood, *model.likelihoods.values()]
     with torch.no_grad():
         before = model.log_marginal_likelihood().item()

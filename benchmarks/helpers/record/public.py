@@ -27,9 +27,10 @@ def hall(folder: Path) -> dict[str, float]:
 
 
 def gps(folder: Path, base: str, fold: int) -> dict[str, float]:
-    """One fold of blocks of 50 km; of each place that is held out one record is predicted.
+    """Return the scores of a fit for one fold of blocks of 50 km.
 
-    The evidence is that of all records or of distinct ones, as the fit counts copies: no objective.
+    One record is predicted at each held-out position. There is no evidence in the record, because
+    it depends on whether the fit uses all records or only distinct ones.
     """
     x, y, fold_of, first = _velocities(folder)
     train, test = fold_of != fold, (fold_of == fold) & first
@@ -43,8 +44,8 @@ def gps(folder: Path, base: str, fold: int) -> dict[str, float]:
 def _velocities(
     folder: Path,
 ) -> tuple[Float[Tensor, "N 2"], Float[Tensor, "N 2"], Bool[Tensor, "N"], Bool[Tensor, "N"]]:
-    """Places in km, horizontal velocities in mm a year, folds, and whether a record is the first of
-    its place."""
+    """Return positions in km, horizontal velocities in mm per year, folds, and whether a record is
+    the first one at its position."""
     table = np.genfromtxt(folder / "california-gps.csv", delimiter=",", names=True)
     middle = np.cos(np.radians(table["latitude"].mean()))
     degrees = [table[name] - table[name].mean() for name in ("longitude", "latitude")]
@@ -89,7 +90,7 @@ PUBLIC = dict(tasks())
 
 
 def measured(name: str, folder: Path) -> dict[str, float]:
-    """Scores, and the CPU seconds that they took."""
+    """Return the scores of a data set, and the CPU seconds of the fit and the predictions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         began = time.process_time()

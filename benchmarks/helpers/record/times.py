@@ -26,8 +26,12 @@ NOISE = 0.3
 
 
 def reference() -> float:
-    """Seconds of a Cholesky factor and an inverse of size 2000, and of one type 1 transform of
-    10⁶ points in the plane to 128² modes; the sum of the least of three of each."""
+    """Return the time of reference work, in seconds.
+
+    The work has two parts: a Cholesky factor and inverse of size 2000, and a transform of type 1 of
+    10⁶ points to 128² modes. Each of the two parts runs three times, and the shortest times are
+    added.
+    """
     rng = np.random.default_rng(0)
     points, values = 2 * np.pi * rng.random((2, 10**6)), np.ones(10**6, dtype=complex)
 
@@ -41,7 +45,7 @@ def reference() -> float:
 
 
 def drawn(points: int, dims: int) -> tuple[Float[Tensor, "N d"], Float[Tensor, "N d"]]:
-    """Readings of a curl-free field of variance one and lengthscale one."""
+    """Return observations of a curl-free field with variance one and lengthscale one."""
     side = SIDE if points <= FEW else EXTENT[dims]
     generator = torch.Generator().manual_seed(0)
     x = side * torch.rand(points, dims, generator=generator, dtype=torch.float64)
@@ -59,7 +63,8 @@ def fit(points: int, dims: int = 2) -> Callable[[], object]:
 
 
 def updates(steps: int = 30) -> Callable[[], object]:
-    """A vector at a time, each followed by mean and variance at the next place."""
+    """Return a function that updates a model with one vector at a time. After each update, it
+    computes the mean and the variance at the next position."""
     x, y = drawn(1000 + steps + 1, 2)
     held = x[:1000], y[:1000]
     model = model_of(2).fit(*held, progress=False)
@@ -100,10 +105,12 @@ TIMED: dict[str, Callable[[], Callable[[], object]]] = {
 
 
 def timed(name: str, smoke: bool = False) -> dict[str, float]:
-    """The least seconds of the clock and of processors, the former over those of the reference,
-    after one run to warm up (of a fit of 20 vectors, for the large ones), and MiB of the first.
+    """Return the shortest times of a task after one run to warm up.
 
-    Other work on the machine only adds to them, so that the least vary less than their medians."""
+    The wall time is divided by the time of the reference work. The memory is the one of the first
+    run. Other work on the machine only increases times, so the shortest ones vary less than
+    medians.
+    """
     warnings.simplefilter("ignore")  # of few numbers
     before = reference()
     fit(20)()
