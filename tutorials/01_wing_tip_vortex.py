@@ -332,6 +332,8 @@ title_panels(axes, titles)
 # %% tags=["remove-cell"]
 figure.savefig(output / "wing_tip_vortex.pdf")
 figure.savefig(output / "wing_tip_vortex.png", dpi=200)
+title = mapped.get_title(loc="left")[4:]  # without the letter
+mapped.set_title(title, loc="left")
 card = mapped.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "wing_tip_vortex_card.png",

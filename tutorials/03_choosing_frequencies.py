@@ -383,6 +383,8 @@ output = arguments.output
 output.mkdir(parents=True, exist_ok=True)
 figure.savefig(output / "choosing_frequencies.pdf")
 figure.savefig(output / "choosing_frequencies.png", dpi=200)
+title = lower[0].get_title(loc="left")[4:]  # without the letter
+lower[0].set_title(title, loc="left")
 card = lower[0].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "choosing_frequencies_card.png",

@@ -300,6 +300,8 @@ output = arguments.output
 output.mkdir(parents=True, exist_ok=True)
 figure.savefig(output / "gaps_and_outliers.pdf")
 figure.savefig(output / "gaps_and_outliers.png", dpi=150)
+title = axes[1, 1].get_title(loc="left")[4:]  # without the letter
+axes[1, 1].set_title(title, loc="left")
 card = axes[1, 1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "gaps_and_outliers_card.png",
