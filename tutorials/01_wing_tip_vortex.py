@@ -87,7 +87,7 @@ position, displacement = columns[:, :2], columns[:, 2:]
 
 
 def passes_median_test(field, threshold=2.0, noise=0.1):
-    """Whether each vector of a (rows, columns, 2) grid agrees with its eight neighbours."""
+    """Whether each vector of a (rows, columns, 2) grid agrees with its neighbours."""
     padded = np.pad(field, ((1, 1), (1, 1), (0, 0)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(
         padded, (3, 3), axis=(0, 1)

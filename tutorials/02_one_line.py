@@ -200,7 +200,8 @@ def compare(x, y, xs, target, noisy_target):
         inside = (error.abs() < 1.96 * sd).double().mean()
         models[name] = (model, mean, sd)
         scores.append(
-            f"{name:28}{error.square().mean().sqrt():8.3f}{nlpd:8.3f}{inside:8.3f}{seconds:9.1f}"
+            f"{name:28}{error.square().mean().sqrt():8.3f}{nlpd:8.3f}"
+            f"{inside:8.3f}{seconds:9.1f}"
         )
     return models
 
@@ -235,7 +236,8 @@ with torch.no_grad():
     exact = trained(grid).mean
     from_truth = (exact * y.std() + y.mean(0) - truth).square().mean().sqrt()
     print(
-        f"\nexact posterior mean from the truth: {from_truth:.4f} (RMSE, {few} observations)"
+        f"\nexact posterior mean from the truth: {from_truth:.4f} "
+        f"(RMSE, {few} observations)"
     )
     for number in (columns, 8 * columns):
         kernel = gp_orff.ORFFKernel(
@@ -334,7 +336,8 @@ if robot is not None:
         return torch.nn.functional.pad(read(paths, "loc"), (0, 1))
 
     scores = [
-        f"{'robot: model (observations)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"
+        f"{'robot: model (observations)':28}{'RMSE':>8}{'NLPD':>8}"
+        f"{'95 %':>8}{'seconds':>9}"
     ]
     compare(
         places([1, 2, 3])[::10],

@@ -208,7 +208,8 @@ for name, potential in {
         ratio, density = (sd / exact[1]).median().item(), nlpd(truth, mean, sd)
         results[name, label] = (mean - truth, sd, density)
         print(
-            f"  {label:24}{orff.num_features:10}{difference:10.1e}{ratio:10.3f}{density:10.3f}"
+            f"  {label:24}{orff.num_features:10}{difference:10.1e}"
+            f"{ratio:10.3f}{density:10.3f}"
         )
 
 # %% [markdown]
@@ -234,7 +235,8 @@ print()
 for potential in (RBFKernel(), MaternKernel(nu=2.5)):
     orff = gp_orff.ORFFKernel(curl_free(potential), rules["grid"])
     print(
-        f"{type(potential).__name__:14}{orff.num_features:5} features: {orff.accuracy()[0]}"
+        f"{type(potential).__name__:14}{orff.num_features:5} features: "
+        f"{orff.accuracy()[0]}"
     )
 
 # %% [markdown]
