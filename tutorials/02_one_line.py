@@ -170,7 +170,7 @@ def by_features(kernel):
 
 
 def compare(x, y, xs, target, noisy_target):
-    """Train four models, append their scores at xs to `scores`; return the models by name."""
+    """Train four models and append their scores; return the models by name."""
     scale, centre = y.std(), y.mean(0)
     rows = [
         (f"separable, exact ({few})", separable(), few),
