@@ -87,7 +87,7 @@ position, displacement = columns[:, :2], columns[:, 2:]
 
 
 def passes_median_test(field, threshold=2.0, noise=0.1):
-    """Whether each vector of a (rows, columns, 2) grid agrees with its eight neighbours."""
+    """Whether each vector of a (rows, columns, 2) grid agrees with its neighbours."""
     padded = np.pad(field, ((1, 1), (1, 1), (0, 0)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(
         padded, (3, 3), axis=(0, 1)
@@ -333,6 +333,8 @@ title_panels(axes, titles)
 # %% tags=["remove-cell"]
 figure.savefig(output / "wing_tip_vortex.pdf")
 figure.savefig(output / "wing_tip_vortex.png", dpi=200)
+title = mapped.get_title(loc="left")[4:]  # without the letter
+mapped.set_title(title, loc="left")
 card = mapped.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "wing_tip_vortex_card.png",

@@ -50,12 +50,17 @@ import gpytorch
 import numpy as np
 import torch
 from gpytorch.kernels import MultitaskKernel, RBFKernel, ScaleKernel
-from matplotlib import colors
 from matplotlib import pyplot as plt
 from tqdm import tqdm
 
 import gp_orff
-from gp_orff.plotting import plot_colorbar
+from gp_orff.plotting import (
+    SIGNED,
+    STYLE,
+    plot_colorbar,
+    plot_map,
+    title_panels,
+)
 
 few, many, columns, iterations = 300, 3000, 512, 40
 torch.manual_seed(0)  # gpytorch initialises task covariances at random
@@ -165,7 +170,7 @@ def by_features(kernel):
 
 
 def compare(x, y, xs, target, noisy_target):
-    """Train four models, append their scores at xs to `scores`; return the models by name."""
+    """Train four models and append their scores; return the models by name."""
     scale, centre = y.std(), y.mean(0)
     rows = [
         (f"separable, exact ({few})", separable(), few),
@@ -195,7 +200,8 @@ def compare(x, y, xs, target, noisy_target):
         inside = (error.abs() < 1.96 * sd).double().mean()
         models[name] = (model, mean, sd)
         scores.append(
-            f"{name:28}{error.square().mean().sqrt():8.3f}{nlpd:8.3f}{inside:8.3f}{seconds:9.1f}"
+            f"{name:28}{error.square().mean().sqrt():8.3f}{nlpd:8.3f}"
+            f"{inside:8.3f}{seconds:9.1f}"
         )
     return models
 
@@ -230,7 +236,8 @@ with torch.no_grad():
     exact = trained(grid).mean
     from_truth = (exact * y.std() + y.mean(0) - truth).square().mean().sqrt()
     print(
-        f"\nexact posterior mean from the truth: {from_truth:.4f} (RMSE, {few} observations)"
+        f"\nexact posterior mean from the truth: {from_truth:.4f} "
+        f"(RMSE, {few} observations)"
     )
     for number in (columns, 8 * columns):
         kernel = gp_orff.ORFFKernel(
@@ -252,45 +259,50 @@ assert apart < from_truth
 # %% [markdown]
 # ## The vertical component
 #
-# The figure compares the true vertical component with its estimate by the features of the curl-free
-# kernel.
+# Panel a shows the observations, which are at all heights of the layer. The other panels show the
+# result of the features of the curl-free kernel on the slice. Panel c is the error of the mean.
+# Panel d has this error along one line, with the 95 % interval.
 
 # %%
 _, mean_all, sd_all = models[f"curl-free, ORFF ({many})"]
-panels = {
-    "truth": truth[:, 2],
-    "posterior mean": mean_all[:, 2],
-    "mean − truth": mean_all[:, 2] - truth[:, 2],
-    "posterior standard deviation": sd_all[:, 2],
-}
-plt.rcParams["axes.titlesize"] = "medium"
-figure, axes = plt.subplots(
-    1, 4, figsize=(14, 3), sharey=True, layout="compressed"
+places, mean, sd = grid[:, :2], mean_all[:, 2], sd_all[:, 2]
+error, label = mean - truth[:, 2], "vertical field (a.u.)"
+
+plt.rcParams.update(STYLE)
+figure, axes = plt.subplots(2, 2, figsize=(7.2, 5.8), layout="compressed")
+(given, mapped), (wrong, section) = axes
+largest = truth[:, 2].abs().max().item()
+norm = plt.Normalize(-largest, largest)
+dots = given.scatter(*x.T[:2], 4, y[:, 2], norm=norm, cmap=SIGNED, lw=0)
+given.set(xlim=(0, 2), ylim=(0, 2), aspect="equal", facecolor="0.75")
+plot_colorbar(given, dots, label)
+plot_map(mapped, places, mean, label=label, norm=norm)
+plot_map(wrong, places, error, label="mean − truth (a.u.)")
+line = places[:, 1] == axis[20]
+half = 1.96 * sd[line]
+style = {"color": "#0072B2", "alpha": 0.3, "lw": 0, "label": "95 % interval"}
+section.fill_between(axis, -half, half, **style)
+section.plot(axis, error[line], color="#0072B2", label="mean − truth")
+section.set(xlim=(0, 2), box_aspect=1, xlabel="x (m)")
+section.set_ylabel("mean − truth (a.u.)")
+section.legend()
+for ax in (given, mapped, wrong):
+    ax.set(xlabel="x (m)", ylabel="y (m)")
+titles = (
+    f"{many} observations",
+    "posterior mean",
+    "error of the mean",
+    f"error at y = {axis[20]:.0f} m",
 )
-field_norm = colors.Normalize(truth[:, 2].min(), truth[:, 2].max())
-largest = torch.stack(
-    [panels["mean − truth"].abs().max(), sd_all[:, 2].max()]
-).max()
-styles = [
-    {"norm": field_norm, "cmap": "viridis"},
-    {"norm": field_norm, "cmap": "viridis"},
-    {"vmin": -largest, "vmax": largest, "cmap": "RdBu_r"},
-    {"vmin": 0, "vmax": largest, "cmap": "cividis"},
-]
-for ax, (title, values), style in zip(
-    axes, panels.items(), styles, strict=True
-):
-    image = ax.pcolormesh(
-        axis, axis, values.reshape(41, 41).mT, rasterized=True, **style
-    )
-    plot_colorbar(ax, image, "vertical field (a.u.)")
-    ax.set(title=title, xlabel="x (m)", aspect="equal")
-axes[0].set_ylabel("y (m)")
+title_panels(axes, titles)
 
 # %% tags=["remove-cell"]
 arguments.output.mkdir(parents=True, exist_ok=True)
-figure.savefig(arguments.output / "one_line.png", dpi=100, bbox_inches="tight")
-card = axes[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
+figure.savefig(arguments.output / "one_line.pdf")
+figure.savefig(arguments.output / "one_line.png", dpi=200)
+title = mapped.get_title(loc="left")[4:]  # without the letter
+mapped.set_title(title, loc="left")
+card = mapped.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "one_line_card.png",
     dpi=150,
@@ -324,7 +336,8 @@ if robot is not None:
         return torch.nn.functional.pad(read(paths, "loc"), (0, 1))
 
     scores = [
-        f"{'robot: model (observations)':28}{'RMSE':>8}{'NLPD':>8}{'95 %':>8}{'seconds':>9}"
+        f"{'robot: model (observations)':28}{'RMSE':>8}{'NLPD':>8}"
+        f"{'95 %':>8}{'seconds':>9}"
     ]
     compare(
         places([1, 2, 3])[::10],

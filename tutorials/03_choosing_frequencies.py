@@ -208,7 +208,8 @@ for name, potential in {
         ratio, density = (sd / exact[1]).median().item(), nlpd(truth, mean, sd)
         results[name, label] = (mean - truth, sd, density)
         print(
-            f"  {label:24}{orff.num_features:10}{difference:10.1e}{ratio:10.3f}{density:10.3f}"
+            f"  {label:24}{orff.num_features:10}{difference:10.1e}"
+            f"{ratio:10.3f}{density:10.3f}"
         )
 
 # %% [markdown]
@@ -235,7 +236,8 @@ print()
 for potential in (RBFKernel(), MaternKernel(nu=2.5)):
     orff = gp_orff.ORFFKernel(curl_free(potential), rules["grid"])
     print(
-        f"{type(potential).__name__:14}{orff.num_features:5} features: {orff.accuracy()[0]}"
+        f"{type(potential).__name__:14}{orff.num_features:5} features: "
+        f"{orff.accuracy()[0]}"
     )
 
 # %% [markdown]
@@ -384,6 +386,8 @@ output = arguments.output
 output.mkdir(parents=True, exist_ok=True)
 figure.savefig(output / "choosing_frequencies.pdf")
 figure.savefig(output / "choosing_frequencies.png", dpi=200)
+title = lower[0].get_title(loc="left")[4:]  # without the letter
+lower[0].set_title(title, loc="left")
 card = lower[0].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "choosing_frequencies_card.png",

@@ -229,6 +229,8 @@ plt.setp(axes[:, 0], ylabel="north (km)")
 output = arguments.output
 figure.savefig(output / "a_million_drifters.pdf")
 figure.savefig(output / "a_million_drifters.png", dpi=170)
+title = axes[0, 2].get_title(loc="left")[4:]  # without the letter
+axes[0, 2].set_title(title, loc="left")
 card = axes[0, 2].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "a_million_drifters_card.png",

@@ -87,7 +87,7 @@ position, displacement = columns[:, :2], columns[:, 2:]
 
 
 def passes_median_test(field, threshold=2.0, noise=0.1):
-    """Whether each vector of a (rows, columns, 2) grid agrees with its eight neighbours."""
+    """Whether each vector of a (rows, columns, 2) grid agrees with its neighbours."""
     padded = np.pad(field, ((1, 1), (1, 1), (0, 0)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(
         padded, (3, 3), axis=(0, 1)
@@ -302,6 +302,8 @@ output = arguments.output
 output.mkdir(parents=True, exist_ok=True)
 figure.savefig(output / "gaps_and_outliers.pdf")
 figure.savefig(output / "gaps_and_outliers.png", dpi=150)
+title = axes[1, 1].get_title(loc="left")[4:]  # without the letter
+axes[1, 1].set_title(title, loc="left")
 card = axes[1, 1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "gaps_and_outliers_card.png",

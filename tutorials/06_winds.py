@@ -299,6 +299,8 @@ output = arguments.output
 output.mkdir(parents=True, exist_ok=True)
 figure.savefig(output / "winds.pdf")
 figure.savefig(output / "winds.png", dpi=160)
+title = axes[1, 1].get_title(loc="left")[4:]  # without the letter
+axes[1, 1].set_title(title, loc="left")
 card = axes[1, 1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     output / "winds_card.png", dpi=150, bbox_inches=card.padded(0.05)

@@ -358,6 +358,8 @@ title_panels(
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "earths_field.png")
 figure.savefig(arguments.output / "earths_field.pdf")
+title = maps[0].get_title(loc="left")[4:]  # without the letter
+maps[0].set_title(title, loc="left")
 card = maps[0].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "earths_field_card.png",

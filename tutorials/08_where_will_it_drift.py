@@ -327,6 +327,8 @@ title_panels(axes, titles)
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "where_will_it_drift.png")
 figure.savefig(arguments.output / "where_will_it_drift.pdf")
+title = drifts[1].get_title(loc="left")[4:]  # without the letter
+drifts[1].set_title(title, loc="left")
 card = drifts[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "where_will_it_drift_card.png",

@@ -486,6 +486,8 @@ title_panels(axes, titles)
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "a_kernel_of_your_own.png")
 figure.savefig(arguments.output / "a_kernel_of_your_own.pdf")
+title = maps[1].get_title(loc="left")[4:]  # without the letter
+maps[1].set_title(title, loc="left")
 card = maps[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "a_kernel_of_your_own_card.png",

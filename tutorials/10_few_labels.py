@@ -505,6 +505,8 @@ title_panels(axes, titles)
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "few_labels.png")
 figure.savefig(arguments.output / "few_labels.pdf")
+title = axes[1].get_title(loc="left")[4:]  # without the letter
+axes[1].set_title(title, loc="left")
 card = axes[1].get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "few_labels_card.png",

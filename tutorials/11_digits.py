@@ -312,6 +312,8 @@ title_panels(axes, titles)
 arguments.output.mkdir(parents=True, exist_ok=True)
 figure.savefig(arguments.output / "digits.png")
 figure.savefig(arguments.output / "digits.pdf")
+title = reliable.get_title(loc="left")[4:]  # without the letter
+reliable.set_title(title, loc="left")
 card = reliable.get_tightbbox().transformed(figure.dpi_scale_trans.inverted())
 figure.savefig(
     arguments.output / "digits_card.png",

@@ -264,6 +264,8 @@ arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "tracks.png", dpi=150)
     figure.savefig(arguments.output / "tracks.pdf")
+    title = covered.get_title(loc="left")[4:]  # without the letter
+    covered.set_title(title, loc="left")
     card = covered.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(

@@ -275,6 +275,8 @@ arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "a_magnetic_survey.png", dpi=170)
     figure.savefig(arguments.output / "a_magnetic_survey.pdf")
+    title = lower.get_title(loc="left")[4:]  # without the letter
+    lower.set_title(title, loc="left")
     card = lower.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(

@@ -280,6 +280,8 @@ if __name__ == "__main__":
     with plt.rc_context(STYLE):
         figure.savefig(arguments.output / "larger_than_memory.png", dpi=200)
         figure.savefig(arguments.output / "larger_than_memory.pdf")
+        title = axes[1].get_title(loc="left")[4:]  # without the letter
+        axes[1].set_title(title, loc="left")
         card = axes[1].get_tightbbox()
         card = card.transformed(figure.dpi_scale_trans.inverted())
         figure.savefig(

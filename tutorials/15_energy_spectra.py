@@ -175,6 +175,8 @@ arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "energy_spectra.png")
     figure.savefig(arguments.output / "energy_spectra.pdf")
+    title = axes[0].get_title(loc="left")[4:]  # without the letter
+    axes[0].set_title(title, loc="left")
     card = axes[0].get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(

@@ -240,6 +240,8 @@ arguments.output.mkdir(parents=True, exist_ok=True)
 with plt.rc_context(STYLE):
     figure.savefig(arguments.output / "signs.png", dpi=200)
     figure.savefig(arguments.output / "signs.pdf")
+    title = learned.get_title(loc="left")[4:]  # without the letter
+    learned.set_title(title, loc="left")
     card = learned.get_tightbbox()
     card = card.transformed(figure.dpi_scale_trans.inverted())
     figure.savefig(
