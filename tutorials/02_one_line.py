@@ -314,8 +314,9 @@ print(f"figure: {arguments.output}/one_line.png")
 # ## A robot's magnetometer
 #
 # The public data of Solin et al. 2018 are observations of a robot in a hall of 6 × 6 m. If `robot`
-# is the folder of these data, the same four models are fitted to one observation in ten of paths 1
-# to 3, at z = 0. The scores are for the noisy observations of path 4.
+# is the folder of these data, the same four models are fitted to every tenth observation of paths 1
+# to 3. The positions have no height in these files, so z is set to zero. The scores are for the
+# noisy observations of path 4.
 
 # %%
 robot = None  # or the folder, as a `Path`

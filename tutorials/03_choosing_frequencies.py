@@ -222,8 +222,8 @@ for name, potential in {
 #   few nodes, or if the kernel is not RBF.
 # - With a Matérn kernel, no rule of this size is exact. A grid adds the variance that it truncates
 #   to the diagonal (`diagonal_correction=True`), so its error bars are too wide, and not too
-#   narrow. If a grid must be valid for one known lengthscale instead of a range, it can include
-#   higher frequencies.
+#   narrow. If you know the lengthscale, the grid need not be valid for a range of lengthscales.
+#   The same number of features then includes higher frequencies.
 # - The tolerance is relative to the variance of the field. If there are many observations with low
 #   noise, the posterior variance may be as small as the tolerance. In this case, set a smaller
 #   `tolerance=`. The RBF grid for a known lengthscale has reached its tolerance, so it uses fewer
@@ -274,7 +274,7 @@ print(
 # |---|---|
 # | at most 1000 observed values (N·p) | the exact kernel, without features |
 # | 1 to 3 inputs, and time | `Grid`; pass `max_features=` for Matérn kernels |
-# | an RBF kernel, a box of few lengthscales | `GaussHermite`, which follows the lengthscales |
+# | an RBF kernel, a box of few lengthscales | `GaussHermite`, also if lengthscales change |
 # | more inputs, or too many features for a grid | `QuasiMonteCarlo`, as many as you can afford |
 #
 # The number of frequencies of a grid is proportional to (box / lengthscale)ᵈ and does not depend on
@@ -295,10 +295,11 @@ for potential, inputs in (
     print(f"{type(potential).__name__:14}{inputs} inputs: {reason}")
 
 # %% [markdown]
-# `VectorFieldGP` makes this choice itself. It learns the hyperparameters on grids that follow the
-# lengthscales. The cost of an iteration does not depend on the number of observations. To test this
-# with many observations, we need a true field that we can evaluate at any point. We observe another
-# draw of the RBF field, and use its exact posterior mean as the true field.
+# `VectorFieldGP` makes this choice itself. When the lengthscales change during a fit, it builds new
+# grids. The cost of an iteration does not depend on the number of observations. To test this with
+# many observations, we need a true field that we can evaluate at any point. For this purpose, we
+# compute the exact posterior mean for another draw of the RBF field. This mean is the true field,
+# and the model is fitted to noisy observations of it.
 
 # %%
 kernel = curl_free(RBFKernel())

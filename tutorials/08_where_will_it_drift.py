@@ -118,8 +118,9 @@ def advect(velocity, x, hours):
 # The velocity along the shore is not observed.
 #
 # `fit` learns the hyperparameters from the drifters only. `condition` then adds the shore and does
-# not change the hyperparameters. The reason is that zeros on all sides resemble a very smooth
-# current. For comparison, a second model learns its hyperparameters from the shore too.
+# not change the hyperparameters. We do not learn them from the shore, because zeros on all sides
+# resemble a current that is smoother than the true current. For comparison, a second model learns
+# its hyperparameters from the shore too.
 
 # %%
 along = side * (torch.arange(24, dtype=torch.float64) + 0.5) / 24

@@ -115,9 +115,9 @@ def curl_free(lengthscale):
 #
 # The sum is over outcrops, and θ are the weights of the features. In the last term, f is the vector
 # of the values at all points, and M is the Laplacian of the graph (Minh 2016, Equations 67 and 74).
-# M is scaled so that fᵀ M f is the mean squared slope of f between neighbours, times the mean
-# squared distance of the points from their centre. A weight w therefore has the same meaning for
-# 100 and for 10 000 points, and in any unit of length.
+# M is scaled so that fᵀ M f is the mean squared slope of f between neighbours, times r². Here r is
+# the root mean square distance of the points from their centre. A weight w therefore has the same
+# meaning for 100 and for 10 000 points, and in any unit of length.
 
 # %%
 wave, height = 80.0, 100.0  # m
@@ -155,9 +155,9 @@ def hills(x, rng):
 # observed at 20 of them. The land is as smooth across the road as along it. In this case, the
 # points without a label contain no information, and the penalty is wrong.
 #
-# The table has the error with the weight w divided by the error without the penalty. The error is
-# the root mean square error (RMSE) of a component at 500 other points. The ratio is the geometric
-# mean over five data sets.
+# The error is the root mean square error (RMSE) of a component at 500 other points. For each weight
+# w, the table has the ratio of two errors: with this weight, and without the penalty. The ratio is
+# the geometric mean over five data sets.
 
 # %%
 num_labelled, noise = 20, 0.05
@@ -448,8 +448,8 @@ assert 0.85 < np.mean(inside) <= 1
 
 # %% [markdown]
 # With 200 and with 40 vectors, the grid search and the evidence have nearly the same error. The
-# grid contains the true lengthscale. The error of GCV is larger. Only `VectorFieldGP` gives a
-# posterior. Its 95 % intervals have a coverage of 0.94.
+# grid search has an advantage here: its grid contains the true lengthscale. The error of GCV is
+# larger. Only `VectorFieldGP` gives a posterior. Its 95 % intervals have a coverage of 0.94.
 #
 # In this example, the prior is right. If the prior is wrong, cross-validation still estimates the
 # error of predictions, but the evidence does not. The grid of 5 × 5 values and 5 folds needs 125

@@ -251,10 +251,10 @@ print(f"conditioning on them {whole:.2f} s")
 #
 # Panel a shows the reliability of the probabilities of labels with `Fastfood`. The bars are exact
 # binomial 95 % intervals of the fraction of correct images. Bins with fewer than five images are
-# omitted. Panel b shows the images for which the most probable digit has the smallest probability.
-# The text above each image gives the true digit, and the most probable digit with its probability.
-# It is orange if this digit is wrong. Panel c shows the CPU time of the phases of one image, with
-# four frequencies for each pixel.
+# omitted. Panel b shows the six images with the least certain classification, for which even the
+# most probable digit has a low probability. The text above each image gives the true digit, and the
+# most probable digit with its probability. It is orange if this digit is wrong. Panel c shows the
+# CPU time of the phases of one image, with four frequencies for each pixel.
 
 # %%
 plt.style.use(STYLE)

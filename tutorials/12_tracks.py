@@ -214,9 +214,10 @@ for count in (0, observations // 4, observations):
 # ## Maps of the error
 #
 # The maps are for the models without the other ship. Arrows show the posterior mean, and the colour
-# shows the length of its error. Panel b shows the coverage of intervals of all levels. At each
-# level, the band would contain 95 % of the curves of calibrated models. It is computed for 60
-# independent values, about two for each square of one lengthscale.
+# shows the length of its error. Panel b shows the coverage of intervals of all levels. The coverage
+# of a calibrated model is inside the grey band with a probability of 95 % at each level. For this
+# band, we assume 60 independent values, because errors at neighbouring points are correlated. These
+# are about two values for each square with a side of one lengthscale.
 
 # %%
 errors = {name: (mean - truth).norm(dim=-1) for name, (mean, _) in maps.items()}

@@ -111,8 +111,9 @@ print(f"inclination of the main field: {inclination:.1f} degrees")
 # lines, because neighbouring observations along a line are almost equal.
 #
 # The prediction of an observation is the field along u, plus noise. Student-t noise is Gaussian
-# noise whose variance has an inverse gamma distribution. The probabilities of a prediction are
-# therefore means over noise variances.
+# noise whose variance has an inverse gamma distribution. We therefore compute the probability
+# density of an observation as a mean of normal densities, over 200 equally probable noise
+# variances.
 
 
 # %%

@@ -174,7 +174,8 @@ print(f"from the measured displacements: {density(known):.3f}")
 #
 # The dashed circle is the core, in which many of the original vectors are wrong. Near the core, the
 # posterior mean is too slow. There, the signs are rarely wrong, so they contain little information
-# on the speed. Bars are binomial 95 % intervals at the predicted probability.
+# on the speed. Panel c shows the fraction of positive signs among the held-out signs. Its bars are
+# binomial 95 % intervals, whose widths follow from the predicted probabilities.
 
 # %%
 mean = unit * field.mean(position)
