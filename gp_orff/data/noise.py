@@ -97,14 +97,17 @@ class SlowVariance:
     weights: Float[Tensor, "J"]
 
     def sd(self, level: float) -> float:
-        """The quantile of √v."""
+        """The quantile of √v at a probability `level`."""
         # Each value represents the middle of its share of the probability.
         below = self.weights.cumsum(0) - 0.5 * self.weights
         place = int(torch.searchsorted(below, level).clamp_max(len(below) - 1))
         return self.values[place].sqrt().item()
 
     def quantile(self, level: float, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for each s in `variance`."""
+        """The quantile z of an observation minus its mean m, for each s in `variance`.
+
+        The quantile solves Σ_j w_j Φ(z / √(s + v_j)) = level.
+        """
         values, weights = self.values.to(variance), self.weights.to(variance)
         quantiles = []
         for part in variance.flatten().split(_CHUNK):
@@ -113,9 +116,12 @@ class SlowVariance:
         return torch.cat(quantiles).view_as(variance)
 
     def matched(self, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The variance of the Gaussian with the same central 95 % interval. The variance of this
-        distribution itself may not exist, like that of Student's t distribution with two degrees of
-        freedom."""
+        """Return the variance of the Gaussian whose central 95 % interval has the same width as
+        that of an observation on a new track. `variance` is s, the variance of all other errors.
+
+        The variance of the observation is not used, because it may be infinite. For example,
+        Student's t distribution with two degrees of freedom has an infinite variance.
+        """
         if len(self.values) == 1:
             return variance + self.values.to(variance)
         upper = 0.5 + 0.5 * _LEVEL
@@ -130,8 +136,12 @@ def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
 
 
 class NoisesOfGroups(dict[str, Tensor]):
-    """Σ of one observation by the label of the group. Some groups also have noise along tracks, and
-    the distribution of its variance on new tracks."""
+    """The noise covariance Σ of one observation of each group, by the label of the group.
+
+    Attributes:
+        tracks: the variances of the noise along tracks, for groups that have such noise.
+        slow: the distribution of the variance on a new track, for groups that have one.
+    """
 
     def __init__(
         self,

@@ -381,9 +381,13 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
 
 
 def check_kind(record: object, kind: str, expected: str, place: str = "") -> None:
-    """Raise a ValueError unless a record is a dict with the format `kind`.
+    """Raise a ValueError unless a record is a dict whose entry "format" is `kind`.
 
-    `expected` and `place` are parts of the message, before the kind and at the end.
+    Args:
+        record: the content of a file.
+        kind: the expected format.
+        expected: the words of the message that precede the kind, such as "a file of".
+        place: the end of the message, such as " in model.pt".
     """
     actual = record.get("format") if isinstance(record, dict) else type(record).__name__
     if actual != kind:

@@ -175,7 +175,7 @@ class DenseRows:
         noises: Noises,
         truncated: TruncatedVariance,
     ) -> "DenseRows":
-        """Return the rows of observations. They are differentiable with respect to the expansion.
+        """Return the rows of observations, with gradients of the hyperparameters of the expansion.
 
         The noise includes the variance `truncated` that the expansion omits.
         """

@@ -223,12 +223,15 @@ def tiled_evidence(
     design: Float[Tensor, "M 1+p"],
     noises: Sequence[GroupNoises],
 ) -> Evidence:
-    """The evidence of V, once differentiable by the kernel, the design and the noise.
+    """Return the evidence of the observed values and of every constant mean, by tiles.
+
+    The result has derivatives with respect to the kernel, the design and the noise. Only second
+    derivatives need the autograd graph of the whole covariance matrix.
 
     Args:
         kernel: a kernel without batch dimensions, whose parameters are leaves of the graph.
         tiles: the tiles of the observations.
-        design: V, with a row for each observed value.
+        design: V (M, 1+p), the observed values and the effects of a constant mean.
         noises: the noise covariance of each group.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]

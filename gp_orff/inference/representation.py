@@ -150,21 +150,21 @@ def exact_instead(
     3. means at sites under the exact kernel,
     4. the grid with iterations, which take thousands of products and compute every variance again.
 
-    The function chooses the first plan that loses at most the aim, otherwise the plan that loses
-    least.
+    A grid treats the truncated part of the field as white noise. This part is correlated over its
+    wavelengths, so that error bars near dense observations are too small. Means at sites treat the
+    changes of the field within each site as white noise. Either approximation loses log evidence.
+    The function chooses the first plan whose loss is at most the aim of a fit (`price.aim`). If
+    there is no such plan, it chooses the plan with the smallest loss.
 
-    A grid adds the truncated variance as white noise to each observation. The truncated part of the
-    field is correlated over its wavelengths, so that error bars near dense observations are too
-    small. Changes of the field within sites also count as noise of the means.
+    There are three exceptions if the truncated variance and the changes within sites both exceed
+    the noise variance:
 
-    If both are larger than the noise, observations are omitted instead:
-
-    - Under Student-t noise, observations of a site would look like outliers. One observation of
-      each site remains.
-    - Waves cannot represent shallow sources, whose fields would look like noise. One of every few
-      observations remains, in the given order.
-    - Evenly distributed observations use the grid: they average out the truncated part, and the
-      search on the grid has learned it as noise.
+    - Under Student-t noise, observations that differ within a site would look like outliers. One
+      observation of each site is used, and all others are omitted.
+    - The waves of a harmonic field cannot represent shallow sources, whose fields would look like
+      noise. One of every few observations is used, in the given order.
+    - If observations fill the box evenly, the grid is used. Their mean reduces the effect of the
+      truncated part, and the search on the grid has learned this part as noise.
 
     Args:
         inference: the inference on the grid.

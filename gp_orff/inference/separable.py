@@ -103,10 +103,11 @@ class CholeskyBlocks(Blocks):
 
 @dataclass(frozen=True)
 class EigenBlocks(Blocks):
-    """R_j = V diag(1 + λ_j μ)^{−½} with C = V diag(μ) Vᵀ, without derivatives.
+    """R_j = V diag(1 + λ_j μ)^{−½} with C = V diag(μ) Vᵀ.
 
-    It never forms r matrices of size n. Eigenvalues μ may be equal, such as those of directions
-    without data.
+    All r blocks share the matrix V, and no other matrix of size n is stored. Gradients do not pass
+    through the eigendecomposition, so eigenvalues may be equal. For example, μ is zero in all
+    directions without data.
     """
 
     eigenvalues: Float[Tensor, "*b r"]

@@ -128,8 +128,10 @@ class ModelState:
 
     @property
     def converged(self) -> "ModelState":
-        """This state with Student-t weights or pseudo-observations that follow from its posterior.
-        If it has statistics only, they do not change."""
+        """This state with Student-t weights or pseudo-observations that agree with its posterior.
+
+        If the state stores only statistics of the data, it is returned unchanged.
+        """
         e_step = self.e_step
         if not e_step.refreshes or not self.data.revisitable:
             return self

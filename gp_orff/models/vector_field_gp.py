@@ -719,9 +719,9 @@ class VectorFieldGP(GP):
         model does not change. Statistics from copies of one model add exactly, for example if
         several workers each read a part of the data.
 
-        Under Student-t noise, observations that the model stores have their weights from the fit,
-        so that subtraction removes them exactly. All other observations get weights from the
-        present posterior.
+        Under Student-t noise, each observation has a weight. If the model stores an observation, it
+        gets its weight from the fit, so that subtraction removes it exactly. All other observations
+        get weights from the present posterior.
 
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`.

@@ -283,10 +283,11 @@ def round_up(value: float) -> float:
 
 
 def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
-    """The rows of the points with arrows, and the units of the field per unit of the axes.
+    """Return the rows of the points that get an arrow, and the scale of the arrows.
 
-    The points have no NaN. The scale is such that 95 % of the arrows are at most 1.2 times as long
-    as the distance between arrows.
+    The scale is in units of the field per unit of the axes. It makes 95 % of the arrows at most 1.2
+    times as long as the distance between arrows. Vectors that contain NaN get no arrow. The points
+    must not contain NaN.
     """
     given = np.flatnonzero(np.isfinite(vectors).all(-1))
     chosen, cell = thinned(x[given], arrows)
