@@ -80,7 +80,7 @@ class TrackNoise(NamedTuple):
 
 @singledispatch
 def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
-    """The noise along tracks of a likelihood. None if observations are independent."""
+    """The noise along tracks of a likelihood; None if observations are independent."""
     return None
 
 
@@ -131,7 +131,7 @@ class SlowVariance:
 
 @singledispatch
 def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
-    """The learned distribution of the variance of new tracks. None if it is a single value."""
+    """The learned distribution of the variance of new tracks; None if it is a single value."""
     return None
 
 

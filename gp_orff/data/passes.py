@@ -626,7 +626,7 @@ def shares(values: Sequence) -> list[Sequence]:
 
 
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
-    """The sum of the results of `work` for all chunks, in their order. None without chunks.
+    """The sum of the results of `work` for all chunks, in their order; None without chunks.
 
     `name` returns a value that distinguishes the work from other work of the same call. Only a
     checkpoint needs it.

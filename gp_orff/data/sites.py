@@ -90,7 +90,8 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
     """Return the index of the site of each position.
 
     Sites are numbered in the order of their first positions. All positions x and z of one site
-    satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of neighbours is divided into several sites.
+    satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of neighbours is divided into several
+    sites.
 
     One position of each site is its leader. Distances from the leader, in units of `reach`,
     determine which of the remaining positions join the site. All positions within a distance of 1

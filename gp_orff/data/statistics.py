@@ -502,7 +502,7 @@ class FieldStatistics:
 
     @property
     def num_values(self) -> float:
-        """The number of observed values: N·p without missing components."""
+        """The number of observed values, which is N·p minus the number of missing components."""
         return sum(group.num_values for group in self.groups.values())
 
     def plain(self) -> dict[str, object]:

@@ -450,7 +450,8 @@ class MonteCarlo(_RandomRule):
     Source: Rahimi & Recht 2007. A matrix-valued kernel has the spectral density A(ω) p(ω), where p
     is the spectral density of the scalar kernel. The matrix A(ω) is ωωᵀ for curl-free kernels,
     ‖ω‖² I − ωωᵀ for divergence-free kernels, and constant for separable and scalar kernels. The
-    argument `measure` selects the density from which ω is drawn. Importance weights correct for it:
+    argument `measure` selects the density from which ω is drawn. Importance weights make the kernel
+    unbiased for both densities:
 
     - With `measure="trace"`, the default, the density is proportional to tr A(ω) p(ω). For
       curl-free and divergence-free kernels, this is ‖ω‖² p(ω), or ‖ℓω‖² p(ω) with ARD. The features

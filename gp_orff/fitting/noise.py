@@ -88,7 +88,7 @@ def search_coordinates(
         kernel: the kernel that is learned.
         likelihoods: the likelihood of every group, by label.
         survey: the survey of all data.
-        part: the survey of a subset, for a search on this subset. None for a search on all data.
+        part: the survey of a subset, for a search on this subset; None for a search on all data.
     """
     searched = survey if part is None else part
     ranges = parameter_ranges(kernel, searched.distances, survey)
@@ -217,7 +217,7 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
 
 
 def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
-    """A note about known noise, for the report. Empty if all noise is learned."""
+    """A note about known noise, for the report; empty if all noise is learned."""
     if not any(key.known for key in data.keys):
         return ""
     how = "unchanged" if is_kept(likelihoods, data) else "times noise_scale"

@@ -88,7 +88,7 @@ _START = "starting values, EM"  # the name of a stage
 
 @singledispatch
 def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
-    """The model of the weights of observations under this likelihood. None for Gaussian noise.
+    """The model of the weights of observations under this likelihood; None for Gaussian noise.
 
     Other likelihoods register with `@heavy_tailed_noise.register`.
     """

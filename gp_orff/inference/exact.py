@@ -452,7 +452,7 @@ def _told_apart(
 
 
 def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
-    """Return the reach of the sites along each axis. None if nothing is merged.
+    """Return the reach of the sites along each axis; None if nothing is merged.
 
     A distance `merge=` of the user applies to the directions of space. Along other inputs, such as
     time, positions are merged if the prior does not distinguish them. Without `merge=`, different
@@ -944,7 +944,7 @@ class ExactInference(Inference):
 
     @property
     def note(self) -> str:
-        """A note on merged observations, for the report. Empty if nothing is merged."""
+        """A note on merged observations, for the report; empty if nothing is merged."""
         before = sum(map(len, self.data.observations))
         after = sum(map(len, self._merged[0]))
         if after == before:

@@ -98,7 +98,7 @@ class Kept:
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
-        """The statistics of the data on a part of the lattice. None for other frequencies."""
+        """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
         lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):

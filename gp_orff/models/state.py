@@ -492,7 +492,7 @@ def default_mean(num_outputs: int) -> Mean:
 
 
 def trend_of(mean: Mean) -> tuple[Mean, ...]:
-    """A copy of a mean that is not constant, which is subtracted from data. Empty for a constant
+    """A copy of a mean that is not constant, which is subtracted from data; empty for a constant
     mean."""
     return () if is_constant(mean) else (deepcopy(mean),)
 

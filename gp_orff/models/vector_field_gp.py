@@ -1226,8 +1226,8 @@ class VectorFieldGP(GP):
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean (p,) if it is not trained, and None if it is. Zero for a mean that is
-        not constant, which is subtracted from the data."""
+        """The constant mean (p,) if it is not trained, and None if it is trained. If the mean is
+        not constant, it is subtracted from the data, and the result is zero."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)

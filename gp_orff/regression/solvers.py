@@ -652,7 +652,7 @@ class Descent:
             penalty: α divided by the number of values, as in `pass_over`.
             seed: the seed of the sample, and of the order of the points in all passes.
             factor: L (F, F), the Cholesky factor for the penalty with a Laplacian (see
-                `Whitening`). None without a Laplacian.
+                `Whitening`); None without a Laplacian.
 
         Raises:
             ValueError: the loss at zero is not a finite number.
