@@ -286,8 +286,8 @@ def group_noise(
 ) -> Float[Tensor, "v v"]:
     """The noise covariance of an observation with weight one, plus the truncated variance δ.
 
-    The caller divides it by the weights w_n. Because δ does not depend on them, it is multiplied by
-    the mean weight here.
+    The caller divides the result by the weights w_n. Because the truncated variance does not depend
+    on the weights, δ is multiplied by the mean weight here.
     """
     if key.label not in noises:
         raise ValueError(

@@ -290,7 +290,7 @@ def num_points(chunk: object) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Reads chunks and summarises their content; values of different chunks are added."""
+    """An object that summarises a chunk. The summaries of different chunks are added."""
 
     read: Callable[[object], Iterable]  # returns the observations of a loaded chunk
     summary: Callable[[Iterable, int], Any]  # maps observations and the index of their chunk

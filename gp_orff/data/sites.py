@@ -220,7 +220,8 @@ def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
 def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
     """The row of each requested fingerprint among the stored ones; −1 if it is not stored.
 
-    The k-th of equal requested fingerprints gets the row of the k-th of equal stored ones.
+    If requested fingerprints are equal, the k-th of them gets the row of the k-th stored
+    fingerprint with the same value.
     """
     order = np.argsort(stored, kind="stable")
     rank = np.searchsorted(stored[order], requested) + _repeats(requested)

@@ -578,8 +578,8 @@ class GridDraw(FixedBuffers, Draw):
 
     Args:
         lattice: the frequencies, with their domain.
-        lengthscale_range: the shortest and the longest lengthscale, divided by the lengthscale when
-            the grid is built.
+        lengthscale_range: the shortest and the longest lengthscale for which the grid is valid,
+            divided by the lengthscale when the grid is built.
         diagonal_correction: whether inference adds the truncated variance.
     """
 

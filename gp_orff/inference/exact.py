@@ -521,8 +521,8 @@ def changes_within(
     weight W then has the noise variance σ² (1/W + c). If sites are halved `levels` times, their
     parts have the shares s_k and the mean positions x_k, and c = Var[f̄ − Σ_k s_k f(x_k)] / σ².
 
-    The deviation of each of n records from their mean has the variance σ² (1 + v) (n − 1)/n. Here v
-    = Σ_i Var[f_i − f̄] / ((n − 1) σ²) is that of the field.
+    The deviation of each of n records from their mean has the variance σ² (1 + v) (n − 1)/n. The
+    noise contributes the 1. The field contributes v = Σ_i Var[f_i − f̄] / ((n − 1) σ²).
 
     Args:
         kernel: the prior.
@@ -892,10 +892,10 @@ class ExactInference(Inference):
     def resolved(self) -> Sequence[LinearObservations]:
         """The observations for a posterior.
 
-        If the field changes much within a site, its mean is that of four parts of the site. Only
-        changes within the parts count as noise. With all changes as noise, the mean would have too
-        little information on the field: posterior variances at the records would be up to three
-        times too large.
+        If the field changes much within a site, the site is divided into four parts. The mean of
+        the field is then computed from its values at these parts, and only changes within the parts
+        are treated as noise. If all changes were treated as noise, posterior variances at the
+        records would be up to three times too large.
         """
         divided = self._divided
         if not any(own.any() for own in divided):

@@ -130,7 +130,7 @@ def grid_for(
 
 
 def _range(factor: float) -> tuple[float, float]:
-    """Return the range of lengthscales that are at most `factor` times shorter or longer."""
+    """Return the range of lengthscales of a grid, relative to the present lengthscale."""
     return 1 / factor, factor
 
 
@@ -581,13 +581,13 @@ class Representation:
     def _tolerance(self, rule: Grid, of_search: bool = False) -> float:
         """The tolerance of a grid that the noise of the data requires.
 
-        If the noise variance is a thousandth of the signal variance, it is the tolerance of the
-        rule. It is smaller for less noise. The truncated variance is at most 1 % of the posterior
-        variance, which is about F/(N·p) times the noise variance. For learned spectra, the share is
-        10 %, as their shortest waves always have some of the variance.
+        If the noise variance is a thousandth of the signal variance, the result is the tolerance of
+        the rule. With less noise, the result is smaller. The truncated variance is at most 1 % of
+        the posterior variance, which is about F/(N·p) times the noise variance. For learned
+        spectra, the limit is 10 %, because their shortest waves always have some of the variance.
 
-        The grid of a search may truncate more, if a tenth of the loss with which a fit may end
-        permits it.
+        The grid of a search may truncate more, if its loss of log evidence is at most a tenth of
+        the aim of a fit (`price.aim`).
         """
         signal = self._signal
         if not signal > 0:

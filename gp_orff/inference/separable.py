@@ -202,7 +202,7 @@ def blocks_of(
 
 
 class Response(NamedTuple):
-    """E[θ] given constants as data: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
+    """E[θ] for data that are constants: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
 
     As a dense array, it would have p·M·r entries.
     """
@@ -212,7 +212,7 @@ class Response(NamedTuple):
     means: Float[Tensor, "*b j p"]  # m_j
 
     def to(self, constants: Float[Tensor, "p k"] | None) -> Float[Tensor, "*b F k"]:
-        """E[θ] given k constants, or 1⊗I_p."""
+        """E[θ] for data that are each of k constants, or for the data 1⊗I_p."""
         means = self.means if constants is None else self.means @ constants
         parts = self.columns, self.directions, means
         return torch.einsum("...jm,...rj,...jk->...mrk", *parts).flatten(-3, -2)

@@ -81,7 +81,7 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
 
 
 def end_steps(step: float) -> int:
-    """Return the number of steps between knots that span about 1.5 of u = log λ, for a slope."""
+    """Return the number of steps between the knots for a slope. They span about 1.5 in log λ."""
     return max(1, round(1.5 / step))
 
 

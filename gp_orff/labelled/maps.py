@@ -82,9 +82,9 @@ def on_grid(
         attrs: attributes by name, or a Dataset whose variables have them. From a Dataset, only
             units, standard_name and long_name are used. Standard deviations get the same units and
             standard_name as means. Symbols get units if all outputs have one unit, and if all
-            coordinates in space have one unit. If the unit of the outputs contains a length, as for
-            velocities, all lengths become metres: with "m s-1" and "km", a vorticity is in "s-1".
-            If you give units for a symbol, its values are converted to them.
+            coordinates in space have one unit. If the unit of the outputs contains a length, all
+            lengths become metres. For example, with "m s-1" and "km", a vorticity is in "s-1". If
+            you give units for a symbol, its values are converted to them.
         time_unit: the unit of time of the model, for datetime64 coordinates, as for `readings`.
         epoch: the date at which the time of the model is zero, as for `readings`.
         project: the `LocalPlane` that `readings` returned, if the coordinates contain a longitude

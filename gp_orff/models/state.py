@@ -112,8 +112,8 @@ class ModelState:
 
     @property
     def prepared(self) -> "ModelState":
-        """This state with prepared inference and its notes. This is the only pass over large data,
-        and raises an error if inference fails."""
+        """This state with prepared inference and its notes. The preparation is the only pass over
+        large data. It raises an error if inference fails."""
         representation = self.representation
         noises = noises_of(representation.kernel, representation.likelihoods)
         for key in representation.data.keys:

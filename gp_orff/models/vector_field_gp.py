@@ -1144,8 +1144,8 @@ class VectorFieldGP(GP):
     def _keeping_units(
         self, x: object, y: object, options: Options, anew: bool = False
     ) -> Iterator[None]:
-        """Store the units to which data are converted, unless the block raises. With `anew`, they
-        are the units of the data, and no longer those of the model."""
+        """Store the units to which data are converted, unless the block raises an error. If `anew`
+        is True, the units of the data replace the units of the model."""
         before = self._units
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
@@ -1188,8 +1188,8 @@ class VectorFieldGP(GP):
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
     ) -> list[TrackReadings]:
-        """All single observations along tracks, with the durations of the blocks in `data`. Empty
-        without tracks."""
+        """All single observations along tracks, with the durations of the blocks in `data`. The
+        list is empty without tracks."""
         if not data.tracks:
             return []
         x, y, options = self.converted(x, y, options)
@@ -1210,7 +1210,8 @@ class VectorFieldGP(GP):
 
     @property
     def _held(self) -> ModelState:
-        """The state that was assigned last. A mean that is not constant is that of the present."""
+        """The state that was assigned last. If a mean that is not constant has changed since, the
+        data are corrected for the change."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
         if not is_trend(self._trend, self.mean):

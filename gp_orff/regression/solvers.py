@@ -861,8 +861,8 @@ class Sgd(Solver):
 
     `solve` compares the predictions after 1, 2, 4, 8, … passes. It stops if they change by less
     than `tol`, relative to their size. `partial` makes one pass. The sum is then over all points so
-    far, and includes a point as often as it was passed. The coordinates come from the first chunk,
-    which needs about a thousand points from the whole domain.
+    far, and includes a point as often as it was passed. The first chunk determines the map from u
+    to θ (`Whitening`), and needs about a thousand points from the whole domain.
 
     Source: Brault et al. 2016, Appendix D.1.1 i.
     """
