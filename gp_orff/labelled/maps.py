@@ -67,9 +67,9 @@ def on_grid(
     variables have the attribute `grid_mapping`, which refers to the variable `crs`.
 
     The attribute `history` has the time, the version, the kernel and the hyperparameters, followed
-    by the history of the Dataset `attrs`. The environment variable SOURCE_DATE_EPOCH replaces the
-    present time. If the fit checked the coverage, the attribute `coverage_of_95_percent_intervals`
-    has the result.
+    by the history of the Dataset `attrs`. If the environment variable SOURCE_DATE_EPOCH is set, it
+    replaces the present time. If the fit checked the coverage, the attribute
+    `coverage_of_95_percent_intervals` has the result.
 
     Args:
         field: a `FieldPosterior` with d inputs and p outputs.
