@@ -46,8 +46,8 @@ class Standardize(transforms.Standardize):
         m: the number p of outputs.
         outputs: must be None, because all components of a field are scaled together.
         batch_shape: the batch shape of the observations.
-        min_stdv: the least divisor. If the divisor would be smaller, as for constant outcomes, it
-            is 1.
+        min_stdv: the least divisor. If the divisor would be smaller, for example for constant
+            outcomes, outcomes are divided by 1.
 
     Raises:
         ValueError: `outputs` is not None.
@@ -210,7 +210,7 @@ class FieldGP(ExactGP, GPyTorchModel, FantasizeMixin):
 
     @property
     def num_outputs(self) -> int:
-        """The number of components, or of the components that `subset_output` selected."""
+        """The number of outputs of the posterior, all or those that `subset_output` selected."""
         return self._num_outputs if self._outputs is None else len(self._outputs)
 
     def posterior(

@@ -70,7 +70,7 @@ class Observations:
         x: points (N, d).
         y: vectors (N, 2), or components (N,) if the options have `directions`.
         options: the arguments of `fit`, `plan` and `cross_validate` that describe the data.
-        plane: the projection of longitude and latitude. None for positions in a plane.
+        plane: the projection of longitude and latitude; None for positions in a plane.
     """
 
     dataset: "xarray.Dataset"

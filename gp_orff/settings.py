@@ -31,7 +31,7 @@ class check_features(_feature_flag):
 
     The check is on by default. You get a `FeatureWarning` if the error of the features exceeds the
     error bars. The check takes about a quarter of the time of the posterior. The module
-    `gp_orff.inference.posteriors` explains it.
+    `gp_orff.inference.posteriors` explains the check.
 
     Args:
         state: True or False, within the `with` block.

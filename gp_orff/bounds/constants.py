@@ -238,7 +238,7 @@ class TailBound(Bound):
 
         P(error ≥ ε) ≤ max_i C_i ε^{−c_i} exp(−s_i D t(ε′))
 
-    For one pair of points, ε′ = ε. For a box, ε′ = ε/2.
+    For one pair of points, ε′ = ε. For a box, ε′ is ε/2.
 
     Args:
         tail: t, a function of the error at one pair of points.

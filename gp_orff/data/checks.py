@@ -302,7 +302,7 @@ _BY_NAME = {
 
 def component_of(attributes: Attributes) -> tuple[str, str] | None:
     """The direction X, Y or Z of a component according to its standard name, and the rest of the
-    name, which is common to the components of one vector. None if the name has no direction."""
+    name, which is common to the components of one vector; None if the name has no direction."""
     name = str(attributes.get("standard_name", ""))
     for direction, pattern in _COMPONENTS:
         if pattern.search(name):

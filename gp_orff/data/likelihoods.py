@@ -288,7 +288,7 @@ def given_noise(
         noise: variances (N,) or (N, v), or covariances (N, v, v), in squared units of y.
         count: the number N of observations.
         num_values: the number v of values of an observation; 1 for observations along directions.
-        observed: whether each value was observed, (N, v). None if all were.
+        observed: whether each value was observed, (N, v); None if all were.
 
     Raises:
         TypeError: Values are not real numbers.
@@ -492,7 +492,7 @@ class HeavyTails(Constrained):
 
     @property
     def deg_free(self) -> Float[Tensor, "1"] | None:
-        """The degrees of freedom ν, a tensor (1,). None for Gaussian noise."""
+        """The degrees of freedom ν, a tensor (1,); None for Gaussian noise."""
         return self._value_of("deg_free") if self.has_deg_free else None
 
     @deg_free.setter
@@ -1068,7 +1068,7 @@ class TrackLikelihood(Constrained):
     Attributes:
         span: the duration of one block, whose mean is one observation. A fit chooses it. It is 0 if
             blocks are single observations.
-        duration: the median duration (or length) of the tracks of the last fit. 0 before a fit.
+        duration: the median duration (or length) of the tracks of the last fit; 0 before a fit.
 
     Example:
         >>> import gp_orff, torch

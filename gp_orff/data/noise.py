@@ -80,7 +80,7 @@ class TrackNoise(NamedTuple):
 
 @singledispatch
 def along_tracks(likelihood: Likelihood) -> TrackNoise | None:
-    """The noise along tracks of a likelihood. None if observations are independent."""
+    """The noise along tracks of a likelihood; None if observations are independent."""
     return None
 
 
@@ -97,14 +97,17 @@ class SlowVariance:
     weights: Float[Tensor, "J"]
 
     def sd(self, level: float) -> float:
-        """The quantile of √v."""
+        """The quantile of √v at a probability `level`."""
         # Each value represents the middle of its share of the probability.
         below = self.weights.cumsum(0) - 0.5 * self.weights
         place = int(torch.searchsorted(below, level).clamp_max(len(below) - 1))
         return self.values[place].sqrt().item()
 
     def quantile(self, level: float, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The z with Σ_j w_j Φ(z / √(s + v_j)) = level, for each s in `variance`."""
+        """The quantile z of an observation minus its mean m, for each s in `variance`.
+
+        The quantile solves Σ_j w_j Φ(z / √(s + v_j)) = level.
+        """
         values, weights = self.values.to(variance), self.weights.to(variance)
         quantiles = []
         for part in variance.flatten().split(_CHUNK):
@@ -113,9 +116,12 @@ class SlowVariance:
         return torch.cat(quantiles).view_as(variance)
 
     def matched(self, variance: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        """The variance of the Gaussian with the same central 95 % interval. The variance of this
-        distribution itself may not exist, like that of Student's t distribution with two degrees of
-        freedom."""
+        """Return the variance of the Gaussian whose central 95 % interval has the same width as
+        that of an observation on a new track. `variance` is s, the variance of all other errors.
+
+        The variance of the observation is not used, because it may be infinite. For example,
+        Student's t distribution with two degrees of freedom has an infinite variance.
+        """
         if len(self.values) == 1:
             return variance + self.values.to(variance)
         upper = 0.5 + 0.5 * _LEVEL
@@ -125,13 +131,17 @@ class SlowVariance:
 
 @singledispatch
 def slow_variance_of(likelihood: Likelihood) -> SlowVariance | None:
-    """The learned distribution of the variance of new tracks. None if it is a single value."""
+    """The learned distribution of the variance of new tracks; None if it is a single value."""
     return None
 
 
 class NoisesOfGroups(dict[str, Tensor]):
-    """Σ of one observation by the label of the group. Some groups also have noise along tracks, and
-    the distribution of its variance on new tracks."""
+    """The noise covariance Σ of one observation of each group, by the label of the group.
+
+    Attributes:
+        tracks: the variances of the noise along tracks, for groups that have such noise.
+        slow: the distribution of the variance on a new track, for groups that have one.
+    """
 
     def __init__(
         self,
@@ -276,8 +286,8 @@ def group_noise(
 ) -> Float[Tensor, "v v"]:
     """The noise covariance of an observation with weight one, plus the truncated variance δ.
 
-    The caller divides it by the weights w_n. Because δ does not depend on them, it is multiplied by
-    the mean weight here.
+    The caller divides the result by the weights w_n. Because the truncated variance does not depend
+    on the weights, δ is multiplied by the mean weight here.
     """
     if key.label not in noises:
         raise ValueError(

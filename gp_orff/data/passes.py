@@ -290,7 +290,7 @@ def num_points(chunk: object) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """Reads chunks and summarises their content; values of different chunks are added."""
+    """An object that summarises a chunk. The summaries of different chunks are added."""
 
     read: Callable[[object], Iterable]  # returns the observations of a loaded chunk
     summary: Callable[[Iterable, int], Any]  # maps observations and the index of their chunk
@@ -605,9 +605,12 @@ def kept(compute: Callable[[], Kept]) -> Kept:
     """Return the result of `compute`. If an interrupted call is resumed, return its stored result
     instead.
 
-    The arguments of later passes are then equal to the last bit to those in the checkpoint, also
-    with another number of threads. Computations are identified by their order. A result is stored
-    only if there are passes, because only their chunks show whether the data are equal.
+    A checkpoint belongs to certain arguments of each pass, and these arguments may depend on the
+    result. With another number of threads, a new result could differ in its last bits. The stored
+    result makes the arguments of a resumed pass equal to those in the checkpoint.
+
+    Results are identified by the order of the calls. A result is stored only if the checkpoint
+    already has the sums of a pass. The chunks of this pass show whether the data are the same.
     """
     checkpoint = _call.get().checkpoint
     return compute() if checkpoint is None else checkpoint.kept(compute)
@@ -623,7 +626,7 @@ def shares(values: Sequence) -> list[Sequence]:
 
 
 def fold(work: Work, name: Callable[[], object], chunks: Iterable, show: Show = silent) -> Any:
-    """The sum of the results of `work` for all chunks, in their order. None without chunks.
+    """The sum of the results of `work` for all chunks, in their order; None without chunks.
 
     `name` returns a value that distinguishes the work from other work of the same call. Only a
     checkpoint needs it.

@@ -97,8 +97,8 @@ class Components:
 class LineOfSight:
     """The component along a unit vector u_n, which may differ between points: H_n = u_nᵀ.
 
-    Radars, for example, observe such components. The noise has one variance, which must be the same
-    in all directions.
+    Radars, for example, observe such components. The noise covariance of a vector must be Σ = σ² I,
+    so that every observation has the noise variance σ².
     """
 
     num_outputs: int

@@ -479,8 +479,11 @@ def _constant(
 def positive(
     curvature: Float[Tensor, "n q q"], slope: Float[Tensor, "n q"]
 ) -> Float[Tensor, "n q q"]:
-    """Return the curvatures with positive eigenvalues. Along each axis, the eigenvalue is raised
-    to at least a small multiple of the squared slope."""
+    """Return the curvatures after raising eigenvalues that are negative or too small.
+
+    Each eigenvalue becomes at least a small multiple of the squared slope along its eigenvector,
+    and at least a tiny multiple of the largest eigenvalue.
+    """
     values, axes = torch.linalg.eigh(0.5 * (curvature + curvature.mT))
     along = (axes.mT @ slope.unsqueeze(-1)).squeeze(-1)
     least = _NONE * values.amax(-1, keepdim=True).clamp_min(_NONE)

@@ -87,12 +87,15 @@ _OFFSET = 0.37  # offset of cells, so that rounded numbers are not at their edge
 
 
 def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray, "n"]:
-    """Return the index of the site of each position, in the order of the first positions of sites.
+    """Return the index of the site of each position.
 
-    All positions x and z of one site satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of
-    neighbours is divided into several sites. In units of `reach`, a site contains all positions
-    within a distance of 1 from one of them, if these fit into a ball of diameter 1. Otherwise, it
-    contains the positions within a distance of ½.
+    Sites are numbered in the order of their first positions. All positions x and z of one site
+    satisfy Σ_j ((x_j − z_j) / reach_j)² ≤ 1, so a chain of neighbours is divided into several
+    sites.
+
+    One position of each site is its leader. Distances from the leader, in units of `reach`,
+    determine which of the remaining positions join the site. All positions within a distance of 1
+    join if they fit into a ball of diameter 1. Otherwise, only positions within ½ join.
 
     Args:
         x: positions (n, d).
@@ -217,7 +220,8 @@ def fingerprints(part: Observations) -> Int[np.ndarray, "n"]:
 def lookup(requested: Int[np.ndarray, "m"], stored: Int[np.ndarray, "n"]) -> Int[np.ndarray, "m"]:
     """The row of each requested fingerprint among the stored ones; −1 if it is not stored.
 
-    The k-th of equal requested fingerprints gets the row of the k-th of equal stored ones.
+    If requested fingerprints are equal, the k-th of them gets the row of the k-th stored
+    fingerprint with the same value.
     """
     order = np.argsort(stored, kind="stable")
     rank = np.searchsorted(stored[order], requested) + _repeats(requested)

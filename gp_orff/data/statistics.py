@@ -381,9 +381,13 @@ def write_whole(path: str | os.PathLike, write: Callable[[BinaryIO], object]) ->
 
 
 def check_kind(record: object, kind: str, expected: str, place: str = "") -> None:
-    """Raise a ValueError unless a record is a dict with the format `kind`.
+    """Raise a ValueError unless a record is a dict whose entry "format" is `kind`.
 
-    `expected` and `place` are parts of the message, before the kind and at the end.
+    Args:
+        record: the content of a file.
+        kind: the expected format.
+        expected: the words of the message that precede the kind, such as "a file of".
+        place: the end of the message, such as " in model.pt".
     """
     actual = record.get("format") if isinstance(record, dict) else type(record).__name__
     if actual != kind:
@@ -498,7 +502,7 @@ class FieldStatistics:
 
     @property
     def num_values(self) -> float:
-        """The number of observed values: N·p without missing components."""
+        """The number of observed values, which is N·p minus the number of missing components."""
         return sum(group.num_values for group in self.groups.values())
 
     def plain(self) -> dict[str, object]:

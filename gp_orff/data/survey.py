@@ -73,7 +73,7 @@ class Distances:
 
     @property
     def near(self) -> tuple[tuple[float, float], ...] | None:
-        """A box of all points except a few distant ones. None if no point is distant, or too many
+        """A box of all points except a few distant ones; None if no point is distant, or too many
         are."""
         low, high = self._middle
         middle, margin = 0.5 * (low + high), (0.5 + _FAR) * self.bulk

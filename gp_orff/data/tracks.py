@@ -642,7 +642,7 @@ class TrackObservations(LinearObservations):
 
     @cached_property
     def given(self) -> Float[Tensor, "N"] | None:
-        """The known noise variances of all observations. None if all noise is learned."""
+        """The known noise variances of all observations; None if all noise is learned."""
         return self._of_all("given")
 
     def _of_all(self, name: str) -> Tensor | None:
@@ -1044,7 +1044,7 @@ def check_increasing(
 
 
 def _seconds(values: np.ndarray) -> Float[np.ndarray, "N"] | None:
-    """Dates or durations in seconds. None for anything else. Times without a zone are UTC."""
+    """Dates or durations in seconds; None for anything else. Times without a zone are UTC."""
     if values.dtype.kind == "O" and values.ndim == 1 and len(values):
         if all(isinstance(value, datetime.datetime) for value in values):
             utc = [value.astimezone(datetime.UTC) if value.tzinfo else value for value in values]
@@ -1068,7 +1068,7 @@ def observations_along(
     Args:
         part: observations of one group, with their rows `index` among the rows of the user.
         track: a label for each row, or one for all.
-        time: times (N,), which increase along each track. None for the length of the path.
+        time: times (N,), which increase along each track; None for the length of the path.
         count: the number N of rows.
 
     Raises:

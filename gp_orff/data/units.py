@@ -22,7 +22,11 @@ _PER = re.compile(r"\s+per\s+")
 
 
 def optional(name: str, extra: str) -> ModuleType:
-    """A module that an extra of this package installs."""
+    """Return a module that an extra of this package installs.
+
+    Raises:
+        ImportError: the module is not installed.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -43,7 +47,7 @@ def _registry() -> Any:
 
 @cache
 def _root(symbol: str) -> tuple[float, float, frozenset[tuple[str, float]]] | None:
-    """The factor and offset that convert values to base units, and the powers of the base units.
+    """The factor and offset that convert values to base units, and the powers of the base units;
 
     None for unknown units and for logarithmic units such as dB.
     """
@@ -76,7 +80,7 @@ class Unit:
 
     @classmethod
     def parse(cls, text: object) -> "Unit | None":
-        """The unit from a text such as "m s-1", "m/s" or "1". None if the text is not a unit."""
+        """The unit from a text such as "m s-1", "m/s" or "1"; None if the text is not a unit."""
         unit, position, text = cls(1.0, {}), 0, _PER.sub("/", str(text).strip())
         while position < len(text):
             token = _TOKEN.match(text, position)
@@ -95,7 +99,7 @@ class Unit:
     @property
     def root(self) -> tuple[float, float, dict[str, float]] | None:
         """The factor and offset that convert values in this unit to base units, and the powers of
-        these. None if a symbol is unknown. Radians are a base unit, in contrast to "1"."""
+        these; None if a symbol is unknown. Radians are a base unit, in contrast to "1"."""
         factor, offset, powers = self.scale, 0.0, {}
         for symbol, power in self.powers.items():
             base = _root(symbol)

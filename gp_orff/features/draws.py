@@ -62,7 +62,7 @@ class LeafSpectrum:
 
     @property
     def sampler(self) -> Sampler | None:
-        """The sampler of a general B that draws frequencies from another density, if any."""
+        """The function that draws frequencies instead of the spectral density, or None."""
         return None if self.variance is None else self.variance.factor.sampler
 
     def tail(self, scaled_radius: float) -> float:
@@ -432,7 +432,7 @@ def plane_weights(
 
 
 class GridWarning(UserWarning):
-    """Warns that a frequency grid is less accurate than its tolerance.
+    """A frequency grid is less accurate than its tolerance.
 
     There are two reasons. First, a lengthscale may have left the range for which the grid was
     built. In this case, call `ORFFKernel.redraw()`, constrain the lengthscale, or pass a wider
@@ -578,8 +578,8 @@ class GridDraw(FixedBuffers, Draw):
 
     Args:
         lattice: the frequencies, with their domain.
-        lengthscale_range: the shortest and the longest lengthscale, divided by the lengthscale when
-            the grid is built.
+        lengthscale_range: the shortest and the longest lengthscale for which the grid is valid,
+            divided by the lengthscale when the grid is built.
         diagonal_correction: whether inference adds the truncated variance.
     """
 

@@ -371,9 +371,12 @@ class KroneckerExpansion(_ScaledColumns):
 class GradientExpansion(_ScaledColumns):
     """Features of a curl-free kernel: column c has the direction scales_c ω_c, so p = d.
 
-    Let V (D, d) be the frequencies of the phases and Θ = scales ∘ θ. Cosines and sines satisfy
-    f(x) = Vᵀ(φ(x) ∘ Θ) and Φᵀv = scales ∘ Σ_n φ(x_n) ∘ V v_n each. Fast projections multiply by V
-    and by Vᵀ in O(D log d) operations (Brault et al. 2016, Table 1; Le et al. 2013, eq. 33).
+    The columns φ are D cosines, followed by D sines with the same frequencies V (D, d). Let a and b
+    (D,) be the first and the second half of φ(x) ∘ scales ∘ θ. Then f(x) = Vᵀ(a + b). For a vector
+    v_n at each point x_n, Φᵀv = scales ∘ Σ_n φ(x_n) ∘ [V v_n; V v_n].
+
+    Fast projections multiply by V and by Vᵀ in O(D log d) operations (Brault et al. 2016, Table 1;
+    Le et al. 2013, eq. 33).
     """
 
     phi: TrigColumns

@@ -110,11 +110,11 @@ class Grid:
 
     Args:
         domain: ((low, high), …), one pair for each input, the box of all points of prediction.
-            In an `ORFFKernel` and for sample paths, points outside raise an error. A posterior of
-            `VectorFieldGP` is computed there on a larger grid; if `spacing` is set, or if only
-            statistics are stored, it raises an error. If None, the domain is `data`, extended on
-            each side by a lengthscale, and by at least a quarter of the extent. Without `data`,
-            there is no limit.
+            Points outside the domain raise an error in an `ORFFKernel` and for sample paths. A
+            posterior of `VectorFieldGP` uses a larger grid for such points. It raises an error if
+            `spacing` is set or if only statistics are stored. If None, the domain is `data`,
+            extended on each side by a lengthscale, and by at least a quarter of the extent.
+            Without `data`, there is no limit.
         data: ((low, high), …), one pair for each input, the box of the data.
         tolerance: the largest error by truncation, and the largest error by aliasing, each as a
             fraction of the variance.
@@ -218,7 +218,7 @@ class Grid:
             lengthscale_range: the shortest and the longest lengthscale for which the grid is valid,
                 divided by the current lengthscale of the kernel.
             domain: ((low, high), …), one pair for each input, the box of all points of prediction.
-                If None, it is the box of `x` with a margin. `Grid` explains what happens outside.
+                If None, it is the box of `x` with a margin. See `Grid` for points outside.
             max_features: the largest number of features; see `Grid`.
             diagonal_correction: whether to add the truncated variance to the noise and to the
                 predictive variance.

@@ -191,7 +191,7 @@ class Trace(Measure):
     """The density ∝ tr A(ω) p(ω) with A = B Bᵀ, for which features are bounded.
 
     Here p is the spectral density of the scalar kernel, and A(ω) p(ω) is the spectral density of
-    the matrix-valued kernel. This is the default of the random rules.
+    the matrix-valued kernel. The random rules use this density by default.
 
     Source: Minh 2016, Corollary 10.
 
@@ -211,7 +211,10 @@ class Trace(Measure):
 
 @dataclass(frozen=True)
 class Base(Measure):
-    """The spectral density p of the scalar kernel, for which features of fields are unbounded.
+    """The spectral density p of the scalar kernel.
+
+    With this density, the features of kernels of derivatives, such as `CurlFreeKernel`, grow with
+    ‖ω‖ and are unbounded. Features from `Trace` are bounded.
 
     Source: Brault et al. 2016, Section 2.3.
 
@@ -447,7 +450,8 @@ class MonteCarlo(_RandomRule):
     Source: Rahimi & Recht 2007. A matrix-valued kernel has the spectral density A(ω) p(ω), where p
     is the spectral density of the scalar kernel. The matrix A(ω) is ωωᵀ for curl-free kernels,
     ‖ω‖² I − ωωᵀ for divergence-free kernels, and constant for separable and scalar kernels. The
-    argument `measure` selects the density from which ω is drawn. Importance weights correct for it:
+    argument `measure` selects the density from which ω is drawn. Importance weights make the kernel
+    unbiased for both densities:
 
     - With `measure="trace"`, the default, the density is proportional to tr A(ω) p(ω). For
       curl-free and divergence-free kernels, this is ‖ω‖² p(ω), or ‖ℓω‖² p(ω) with ARD. The features

@@ -53,7 +53,7 @@ def observed(
     Args:
         coordinates: the k coordinates of the search. The derivatives are at their present values.
         objective: a function without arguments that returns the objective, a scalar.
-        free: True for each coordinate that is free. None for all.
+        free: True for each coordinate that is free; None for all.
         steps: the steps of the differences, one for all coordinates or one for each.
     """
     chosen = np.eye(len(coordinates.get()), dtype=bool)
@@ -87,7 +87,7 @@ def average(
         likelihoods: the likelihood of every group, by label.
         coordinates: the k coordinates of kernel and likelihoods. The information is that at their
             present values.
-        mean: the values of a constant mean. None for the mean with the largest evidence.
+        mean: the values of a constant mean; None for the mean with the largest evidence.
     """
     parts = kernel, likelihoods, coordinates, mean
     if inference.is_exact:

@@ -159,7 +159,7 @@ class Stage:
         seconds: the wall time.
         nats_per_number: the log evidence plus the log priors at the end of the stage, in nats per
             observed value of the stage. −∞ for a pass over the data, which evaluates no evidence.
-        operations: the predicted floating-point operations of an evaluation. None if unknown.
+        operations: the predicted floating-point operations of an evaluation; None if unknown.
         loss: the log evidence that this stage is predicted to lose, in nats; None if unknown. It is
             a difference of log evidences of all data under the exact kernel. From the largest value
             it subtracts the value at the hyperparameters that this stage finds.

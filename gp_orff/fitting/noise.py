@@ -88,7 +88,7 @@ def search_coordinates(
         kernel: the kernel that is learned.
         likelihoods: the likelihood of every group, by label.
         survey: the survey of all data.
-        part: the survey of a subset, for a search on this subset. None for a search on all data.
+        part: the survey of a subset, for a search on this subset; None for a search on all data.
     """
     searched = survey if part is None else part
     ranges = parameter_ranges(kernel, searched.distances, survey)
@@ -217,7 +217,7 @@ def learn_scales(likelihoods: Mapping[str, Likelihood], data: Data, learn: bool)
 
 
 def note_of(likelihoods: Mapping[str, Likelihood], data: Data) -> str:
-    """A note about known noise, for the report. Empty if all noise is learned."""
+    """A note about known noise, for the report; empty if all noise is learned."""
     if not any(key.known for key in data.keys):
         return ""
     how = "unchanged" if is_kept(likelihoods, data) else "times noise_scale"
@@ -278,11 +278,14 @@ class Tail:
 
     @cached_property
     def lowest(self) -> float:
-        """The lowest coordinate of a search: that of ν = 2.5, or the starting value if lower.
+        """The lower bound of a search over ν, in the coordinate of ν.
 
-        With gross outliers, the evidence rises towards ν = 2, where the noise has an infinite
-        variance. The weights of usual observations then vary like those of outliers, and error bars
-        are too small.
+        The bound is the coordinate of ν = 2.5. If a search starts from a smaller ν, the bound is
+        the starting value.
+
+        With gross outliers, the evidence rises as ν falls towards 2, where the noise has an
+        infinite variance. The weights of ordinary observations then vary as much as the weights of
+        outliers. As a result, error bars are too small.
         """
         least = torch.full_like(self.likelihood.deg_free, _LEAST_DEG_FREE)
         allowed = self._coordinate.allows_each(least).all()
@@ -320,9 +323,10 @@ class Tail:
         )
 
     def learn(self, parts: Sequence[Distances]) -> float:
-        """Set ν and s to the maximum of Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν).
+        """Set ν and s to the maximum of Σ_n log t_ν(d_n/s) − ½ V log s + log p(ν), and return s.
 
-        V is the number of observed values. Returns s, by which later distances are divided.
+        Here d_n is an expected squared distance, and V is the number of observed values. If the
+        scale is not learned, s is one. Distances in units of the new noise are d_n/s.
         """
         present, before = self._coordinate.get().item(), self._variance
         low, high = max(present - 1, self.lowest), min(present + 1, _FARTHEST)
@@ -339,9 +343,9 @@ class Tail:
     def standard_error(self, parts: Sequence[Distances]) -> float:
         """Return the standard error of ν, from the curvature of the objective of `learn`.
 
-        It is NaN where the objective is flat or not at its maximum. It treats the posterior of the
-        field as fixed. It is therefore too small if the posterior variance of the field is nearly
-        as large as the noise.
+        The result is NaN if the objective is flat, or if ν is not at its maximum. The posterior of
+        the field is treated as fixed. The result is therefore too small if the posterior variance
+        of the field is nearly as large as the noise variance.
         """
         present = self._coordinate.get().item()
         below, here, above = (self._loss(present + d, parts)[0] for d in (-_APART, 0.0, _APART))
@@ -387,12 +391,13 @@ def best_scale(model: StudentTNoise, parts: Sequence[Distances]) -> float:
 
 @dataclass(frozen=True)
 class Tails:
-    """The Student-t noise of all groups with learned ν.
+    """The Student-t noise of all groups. Only likelihoods with a trained ν are used.
 
     Args:
         likelihoods: the likelihood of every group, by label.
-        scaled: whether to learn the scale of the noise with ν. This applies to a likelihood all of
-            whose parameters are learned, and whose noise has no prior.
+        scaled: whether to learn the scale of the noise together with ν. The scale does not change
+            if the likelihood has a parameter that is not trained, or a prior of another parameter
+            than ν.
     """
 
     likelihoods: Mapping[str, Likelihood]
@@ -412,8 +417,8 @@ class Tails:
     def learn(self, found: Sequence[Distances]) -> list[Distances]:
         """Set every ν, and the scales of noise, to the maximum of the ELBO with the best weights.
 
-        `found` has the distances d_n under the present posterior (ECME: Liu & Rubin 1995, section
-        3). Returns the distances in units of the new noise.
+        `found` contains the distances d_n under the present posterior (ECME: Liu & Rubin 1995,
+        section 3). The result contains the distances in units of the new noise.
         """
         scales: dict[str, float] = {}
         for tail in self.members:

@@ -109,7 +109,7 @@ class Plan(ABC):
 
     @abstractmethod
     def inference(self) -> Inference | None:
-        """The inference that computes the evidence. None if it cannot be built."""
+        """The inference that computes the evidence; None if it cannot be built."""
 
     @abstractmethod
     def search(self, search: Search, evaluations: int) -> None:
@@ -249,7 +249,7 @@ class OnLattice(ByFeatures):
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
-        """The inference on the present lattice. None if it would need too many features."""
+        """The inference on the present lattice; None if it would need too many features."""
         try:
             return self.representation.inference(self.level(self.representation))
         except GridBudgetError:
@@ -377,7 +377,7 @@ class Priced(NamedTuple):
 def next_plan(
     plans: Sequence[Plan], lost: float, num_values: float, budget: float, of_all: bool
 ) -> Priced | None:
-    """Return the plan of the next search. None if no plan in the budget improves on the result.
+    """Return the plan of the next search; None if no plan in the budget improves on the result.
 
     The target is the cheapest plan of all data that loses at most `aim`. If there is none, it is
     the plan of all data with the smallest loss. If the present result already loses less, the next
@@ -430,7 +430,7 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
         num_values: the number of observed values.
 
     Returns:
-        The plan of the last search. None without a search.
+        The plan of the last search; None without a search.
 
     Warns:
         SearchWarning: if the loss of the last plan, by the gradient, exceeds `aim`.

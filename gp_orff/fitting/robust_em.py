@@ -88,7 +88,7 @@ _START = "starting values, EM"  # the name of a stage
 
 @singledispatch
 def heavy_tailed_noise(likelihood: Likelihood) -> StudentTNoise | None:
-    """The model of the weights of observations under this likelihood. None for Gaussian noise.
+    """The model of the weights of observations under this likelihood; None for Gaussian noise.
 
     Other likelihoods register with `@heavy_tailed_noise.register`.
     """
@@ -269,7 +269,11 @@ class EStep:
 
 @dataclass(frozen=True)
 class RepresentationStep(EStep):
-    """The E-step for pseudo-observations, which represent any likelihood and converge in a step."""
+    """The E-step for pseudo-observations, which can represent any likelihood.
+
+    In contrast to Student-t weights, pseudo-observations are iterated until they converge in each
+    E-step of a fit.
+    """
 
     refreshes, limits, heavy_tailed = True, {}, {}
 
@@ -352,7 +356,8 @@ def has_weights(trainer: Trainer, data: Data) -> bool:
 def start_with_weights(trainer: Trainer, data: Dataset, warm_start: bool) -> Dataset:
     """Run EM on a subset, and return all data with weights.
 
-    EM starts from the present hyperparameters if `warm_start`, otherwise from several.
+    If `warm_start` is True, EM starts from the present hyperparameters. Otherwise, it tries several
+    starting values.
     """
     subset, inference = trainer.subset(SUBSET_VALUES // 2), trainer.inference
     with trainer.journal.stage(_START):

@@ -214,7 +214,7 @@ class WeakPriors:
 def _registered(
     modules: Modules, owners: Mapping[nn.Parameter, Owner]
 ) -> dict[Owner, Prior] | None:
-    """The registered priors by parameter. None if a prior is not that of one parameter's value."""
+    """The registered priors by parameter; None if a prior is not that of one parameter's value."""
     found: dict[Owner, Prior] = {}
     for module in modules.values():
         for _, owner, prior, closure, _ in module.named_priors():

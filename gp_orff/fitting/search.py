@@ -73,7 +73,7 @@ def parameter_ranges(
 def _leaf_ranges(
     term: Term, leaf: Leaf, distances: Distances | None, whole: Survey | None
 ) -> list[Range]:
-    """The ranges that the spectrum of a leaf requests. Empty for other than a `Spectrum`."""
+    """The ranges that the spectrum of a leaf requests; empty for other than a `Spectrum`."""
     density = leaf.spectrum
     if not hasattr(density, "frequency_parameters"):
         return []
@@ -165,7 +165,7 @@ class Coordinate:
 
     @property
     def stretch(self) -> float:
-        """The change of u over the change of log frequency. 0 if u changes no frequencies."""
+        """The change of u over the change of log frequency; 0 if u changes no frequencies."""
         return min((search_range.stretch for search_range in self.ranges), default=0.0)
 
     def get(self) -> Float[Tensor, "k"]:
@@ -394,7 +394,7 @@ class Coordinates:
 
     @property
     def stretch(self) -> Float[np.ndarray, "k"]:
-        """The change of each coordinate over the change of log frequency. 0 for no change."""
+        """The change of each coordinate over the change of log frequency; 0 for no change."""
         stretches = [np.full(part.parameter.numel(), part.stretch) for part in self.parts]
         return np.concatenate([np.zeros(0), *stretches])
 
@@ -583,7 +583,7 @@ class Search:
             of: an identifier of the data that `information` uses. If the last run had an equal
                 identifier, B is used again as long as the coordinates have not changed much.
             trust_factor: the largest factor by which frequencies may change in this run. The run
-                ends when a coordinate comes close to this limit. None for no limit.
+                ends when a coordinate comes close to this limit, if it is not None.
             nats: the run ends when one more step is expected to gain fewer nats.
             evaluations: the largest number of evaluations of the objective with its gradient.
             is_promising: called before every step. The run ends when it returns False.

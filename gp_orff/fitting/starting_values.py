@@ -365,9 +365,10 @@ def _rescale_all(parts: Iterable[Kernel], factor: float) -> bool:
 
 
 def with_amplitude(kernel: Kernel) -> Kernel:
-    """The kernel, with a `ScaleKernel` around every term that has no amplitude, trained or fixed.
+    """Return the kernel, with a `ScaleKernel` around every term without an amplitude.
 
-    Without an amplitude, the lengthscale would determine the variance of a field.
+    A term with a fixed amplitude does not change. Without an amplitude, the lengthscale would
+    determine the variance of a field.
     """
     if type(kernel) is AdditiveKernel:
         parts = [with_amplitude(part) for part in kernel.kernels]

@@ -426,7 +426,7 @@ def tracks_left_out(
         inference: the inference from a `Dataset` with tracks.
         kernel: the prior.
         noises: the noise covariances, by the label of the group.
-        mean: the constant mean. None for an unknown mean.
+        mean: the constant mean; None for an unknown mean.
         tested: the blocks of some tracks of these data. These complete tracks are held out
             together.
     """

@@ -175,7 +175,7 @@ class DenseRows:
         noises: Noises,
         truncated: TruncatedVariance,
     ) -> "DenseRows":
-        """Return the rows of observations. They are differentiable with respect to the expansion.
+        """Return the rows of observations, with gradients of the hyperparameters of the expansion.
 
         The noise includes the variance `truncated` that the expansion omits.
         """
@@ -281,7 +281,7 @@ class Whitened(NamedTuple):
     def of_covariance(
         cls, covariance: Float[Tensor, "*b M M"], design: Float[Tensor, "*b M 1+p"]
     ) -> "Whitened":
-        """Return the same for A = K + N and B = V, where K + N is the covariance of all values.
+        """Return L⁻¹B and the evidence for B = V and the covariance A = K + N of all values.
 
         Only the lower triangle of `covariance` is read.
         """
@@ -411,7 +411,7 @@ class Primal(WeightEquations):
 
     @cached_property
     def _products(self) -> list[Tensor] | None:
-        """C[c,c], M and P of all terms of A. None if A has other terms than C[c,c] ∘ (M P Mᵀ)."""
+        """C[c,c], M and P of all terms of A; None if A has other terms than C[c,c] ∘ (M P Mᵀ)."""
         if self.rows:
             return None
         independent = all(is_diagonal(group.noise) for group in self.groups)

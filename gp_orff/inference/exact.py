@@ -223,12 +223,15 @@ def tiled_evidence(
     design: Float[Tensor, "M 1+p"],
     noises: Sequence[GroupNoises],
 ) -> Evidence:
-    """The evidence of V, once differentiable by the kernel, the design and the noise.
+    """Return the evidence of the observed values and of every constant mean, by tiles.
+
+    The result has derivatives with respect to the kernel, the design and the noise. Only second
+    derivatives need the autograd graph of the whole covariance matrix.
 
     Args:
         kernel: a kernel without batch dimensions, whose parameters are leaves of the graph.
         tiles: the tiles of the observations.
-        design: V, with a row for each observed value.
+        design: V (M, 1+p), the observed values and the effects of a constant mean.
         noises: the noise covariance of each group.
     """
     parameters = [parameter for parameter in kernel.parameters() if parameter.requires_grad]
@@ -449,7 +452,7 @@ def _told_apart(
 
 
 def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
-    """Return the reach of the sites along each axis. None if nothing is merged.
+    """Return the reach of the sites along each axis; None if nothing is merged.
 
     A distance `merge=` of the user applies to the directions of space. Along other inputs, such as
     time, positions are merged if the prior does not distinguish them. Without `merge=`, different
@@ -518,8 +521,8 @@ def changes_within(
     weight W then has the noise variance σ² (1/W + c). If sites are halved `levels` times, their
     parts have the shares s_k and the mean positions x_k, and c = Var[f̄ − Σ_k s_k f(x_k)] / σ².
 
-    The deviation of each of n records from their mean has the variance σ² (1 + v) (n − 1)/n. Here v
-    = Σ_i Var[f_i − f̄] / ((n − 1) σ²) is that of the field.
+    The deviation of each of n records from their mean has the variance σ² (1 + v) (n − 1)/n. The
+    noise contributes the 1. The field contributes v = Σ_i Var[f_i − f̄] / ((n − 1) σ²).
 
     Args:
         kernel: the prior.
@@ -889,10 +892,10 @@ class ExactInference(Inference):
     def resolved(self) -> Sequence[LinearObservations]:
         """The observations for a posterior.
 
-        If the field changes much within a site, its mean is that of four parts of the site. Only
-        changes within the parts count as noise. With all changes as noise, the mean would have too
-        little information on the field: posterior variances at the records would be up to three
-        times too large.
+        If the field changes much within a site, the site is divided into four parts. The mean of
+        the field is then computed from its values at these parts, and only changes within the parts
+        are treated as noise. If all changes were treated as noise, posterior variances at the
+        records would be up to three times too large.
         """
         divided = self._divided
         if not any(own.any() for own in divided):
@@ -941,7 +944,7 @@ class ExactInference(Inference):
 
     @property
     def note(self) -> str:
-        """A note on merged observations, for the report. Empty if nothing is merged."""
+        """A note on merged observations, for the report; empty if nothing is merged."""
         before = sum(map(len, self.data.observations))
         after = sum(map(len, self._merged[0]))
         if after == before:

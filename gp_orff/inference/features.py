@@ -117,7 +117,7 @@ class Inference(ABC):
         return None
 
     def latent_of_sites(self, posterior: Posterior) -> Mapping[GroupKey, Residuals] | None:
-        """y − E[ℓ] and Cov[ℓ] of every group, if the field changes within sites. Otherwise None.
+        """y − E[ℓ] and Cov[ℓ] of every group, if the field changes within sites; otherwise None.
 
         ℓ is the latent vector that the records of a site share.
         """
@@ -157,7 +157,7 @@ class Inference(ABC):
     def left_out(
         self, symbol: Symbol, kernel: Kernel, space: Sequence[int]
     ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "q q"]] | None:
-        """The truncated variance of a symbol: the white part, and the part common to all points.
+        """The truncated variance of a symbol: the white part, and the part common to all points;
 
         None if nothing is truncated.
         """
@@ -203,7 +203,7 @@ class Inference(ABC):
 
     @property
     def note(self) -> str:
-        """A note on the data, for the report. Empty if there is none."""
+        """A note on the data, for the report; empty if there is none."""
         return ""
 
     @property
@@ -292,7 +292,7 @@ class FeatureInference(Inference):
 
     @torch.no_grad()
     def primal(self, kernel: Kernel, noises: Noises) -> Primal | None:
-        """The normal equations of the weights, if they follow from statistics. Otherwise None."""
+        """The normal equations of the weights, if they follow from statistics; otherwise None."""
         expansion, delta, statistics = self._expanded(kernel)
         if statistics is None or self.data.tracks:
             return None
@@ -367,7 +367,7 @@ class FeatureInference(Inference):
     def truncated(
         self, kernel: Kernel, expansion: Expansion | None = None
     ) -> Float[Tensor, "p p"] | None:
-        """δ, the variance that a grid truncates at every point. None if there is none."""
+        """δ, the variance that a grid truncates at every point; None if there is none."""
         variances = truncated_variance(Identity(), kernel, self.draws, (), expansion)
         return None if variances is None else variances[0]
 

@@ -99,7 +99,7 @@ class Products:
         draws: Sequence[tuple[LatticeDraw, int]],
         is_time: Bool[Tensor, "d"],
     ) -> "Products | None":
-        """The products of the lattice features of an expansion. None if they are not products.
+        """The products of the lattice features of an expansion; None if they are not products.
 
         Args:
             expansion: the features. Those of the lattice come first.
@@ -209,7 +209,7 @@ def _labels(
 
 
 def _canonical(k: Int[Tensor, "F d"]) -> tuple[Int[Tensor, "F d"], Int[Tensor, "F"]]:
-    """k or −k such that the first nonzero element is positive, and the sign. 0 for k = 0."""
+    """k or −k such that the first nonzero element is positive, and the sign; 0 for k = 0."""
     first = (k != 0).int().argmax(-1, keepdim=True)
     sign = k.gather(-1, first).sign()
     return k * sign, sign.squeeze(-1)
@@ -379,7 +379,7 @@ class SumsAlone(SideBySide):
 
 
 def families(phi: Columns) -> tuple[LatticeColumns, LineColumns] | None:
-    """The lattice and the lines of such columns. None for other columns."""
+    """The lattice and the lines of such columns; None for other columns."""
     match phi.families:
         case (LatticeColumns() as lattice, LineColumns() as lines):
             return lattice, lines

@@ -116,7 +116,7 @@ def converge(at: Callable[[Dataset], Iterate], data: Dataset, nats: float, steps
 def _ascended(at: Callable[[Dataset], Iterate], present: Iterate, rate: float) -> Iterate | None:
     """The iterate after the largest step of at most this rate that does not lower the ELBO.
 
-    A decrease by rounding is allowed. None if no step succeeds.
+    A decrease by rounding is allowed. The result is None if no step succeeds.
     """
     least = _ROUNDING * present.data.num_values
     while rate >= _SMALLEST:

@@ -135,7 +135,7 @@ class Evidence(NamedTuple):
     def log_density(
         self, mean: Float[Tensor, "*b p"] | None, num_values: float
     ) -> Float[Tensor, "*b"]:
-        """log p(y) under a constant mean. None: under the mean with the largest evidence."""
+        """log p(y) under a constant mean; under the mean with the largest evidence if None."""
         v = self.contrast(mean)
         quad = (v * (self.quad @ v)).sum((-1, -2))
         return -0.5 * (quad + self.logdet + num_values * math.log(2 * math.pi))

@@ -98,7 +98,7 @@ class Kept:
         return fits and not FeatureInference(data, self.draws).stale(kernel, noises)
 
     def known(self, data: Data, draws: Sequence[Draw]) -> FieldStatistics | None:
-        """The statistics of the data on a part of the lattice. None for other frequencies."""
+        """The statistics of the data on a part of the lattice; None for other frequencies."""
         phi, wide = draws[0].shared_columns(), self.statistics.field_statistics.phi
         lattices = phi.on_lattice and wide.on_lattice
         if data is not self.data or not lattices or not torch.equal(phi.spacing, wide.spacing):
@@ -130,7 +130,7 @@ def grid_for(
 
 
 def _range(factor: float) -> tuple[float, float]:
-    """Return the range of lengthscales that are at most `factor` times shorter or longer."""
+    """Return the range of lengthscales of a grid, relative to the present lengthscale."""
     return 1 / factor, factor
 
 
@@ -150,21 +150,21 @@ def exact_instead(
     3. means at sites under the exact kernel,
     4. the grid with iterations, which take thousands of products and compute every variance again.
 
-    The function chooses the first plan that loses at most the aim, otherwise the plan that loses
-    least.
+    A grid treats the truncated part of the field as white noise. This part is correlated over its
+    wavelengths, so that error bars near dense observations are too small. Means at sites treat the
+    changes of the field within each site as white noise. Either approximation loses log evidence.
+    The function chooses the first plan whose loss is at most the aim of a fit (`price.aim`). If
+    there is no such plan, it chooses the plan with the smallest loss.
 
-    A grid adds the truncated variance as white noise to each observation. The truncated part of the
-    field is correlated over its wavelengths, so that error bars near dense observations are too
-    small. Changes of the field within sites also count as noise of the means.
+    There are three exceptions if the truncated variance and the changes within sites both exceed
+    the noise variance:
 
-    If both are larger than the noise, observations are omitted instead:
-
-    - Under Student-t noise, observations of a site would look like outliers. One observation of
-      each site remains.
-    - Waves cannot represent shallow sources, whose fields would look like noise. One of every few
-      observations remains, in the given order.
-    - Evenly distributed observations use the grid: they average out the truncated part, and the
-      search on the grid has learned it as noise.
+    - Under Student-t noise, observations that differ within a site would look like outliers. One
+      observation of each site is used, and all others are omitted.
+    - The waves of a harmonic field cannot represent shallow sources, whose fields would look like
+      noise. One of every few observations is used, in the given order.
+    - If observations fill the box evenly, the grid is used. Their mean reduces the effect of the
+      truncated part, and the search on the grid has learned this part as noise.
 
     Args:
         inference: the inference on the grid.
@@ -581,13 +581,13 @@ class Representation:
     def _tolerance(self, rule: Grid, of_search: bool = False) -> float:
         """The tolerance of a grid that the noise of the data requires.
 
-        If the noise variance is a thousandth of the signal variance, it is the tolerance of the
-        rule. It is smaller for less noise. The truncated variance is at most 1 % of the posterior
-        variance, which is about F/(N·p) times the noise variance. For learned spectra, the share is
-        10 %, as their shortest waves always have some of the variance.
+        If the noise variance is a thousandth of the signal variance, the result is the tolerance of
+        the rule. With less noise, the result is smaller. The truncated variance is at most 1 % of
+        the posterior variance, which is about F/(N·p) times the noise variance. For learned
+        spectra, the limit is 10 %, because their shortest waves always have some of the variance.
 
-        The grid of a search may truncate more, if a tenth of the loss with which a fit may end
-        permits it.
+        The grid of a search may truncate more, if its loss of log evidence is at most a tenth of
+        the aim of a fit (`price.aim`).
         """
         signal = self._signal
         if not signal > 0:

@@ -145,7 +145,7 @@ def weighs(likelihoods: Mapping[str, Likelihood]) -> bool:
 
 
 class Distances(NamedTuple):
-    """The squared distances d_n of the residuals of a part of the data. Zero for Gaussian noise."""
+    """The squared distances d_n of the residuals of a part of the data; zero for Gaussian noise."""
 
     key: GroupKey
     distance: Float[Tensor, "n"]

@@ -103,10 +103,11 @@ class CholeskyBlocks(Blocks):
 
 @dataclass(frozen=True)
 class EigenBlocks(Blocks):
-    """R_j = V diag(1 + λ_j μ)^{−½} with C = V diag(μ) Vᵀ, without derivatives.
+    """R_j = V diag(1 + λ_j μ)^{−½} with C = V diag(μ) Vᵀ.
 
-    It never forms r matrices of size n. Eigenvalues μ may be equal, such as those of directions
-    without data.
+    All r blocks share the matrix V, and no other matrix of size n is stored. Gradients do not pass
+    through the eigendecomposition, so eigenvalues may be equal. For example, μ is zero in all
+    directions without data.
     """
 
     eigenvalues: Float[Tensor, "*b r"]
@@ -201,7 +202,7 @@ def blocks_of(
 
 
 class Response(NamedTuple):
-    """E[θ] given constants as data: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
+    """E[θ] for data that are constants: Σ_j a_j d_j m_jᵀ, with columns a, directions d, means m.
 
     As a dense array, it would have p·M·r entries.
     """
@@ -211,7 +212,7 @@ class Response(NamedTuple):
     means: Float[Tensor, "*b j p"]  # m_j
 
     def to(self, constants: Float[Tensor, "p k"] | None) -> Float[Tensor, "*b F k"]:
-        """E[θ] given k constants, or 1⊗I_p."""
+        """E[θ] for data that are each of k constants, or for the data 1⊗I_p."""
         means = self.means if constants is None else self.means @ constants
         parts = self.columns, self.directions, means
         return torch.einsum("...jm,...rj,...jk->...mrk", *parts).flatten(-3, -2)

@@ -241,14 +241,15 @@ class HarmonicKernel(FieldKernel):
 
     @property
     def num_sides(self) -> int:
-        """2 for sources on both sides of the points, 1 otherwise."""
+        """The number of sides of the points, 1 or 2, on which the sources lie."""
         return len(_SIDES[self.sources])
 
     @property
     def depths(self) -> Float[Tensor, "*b S*J"]:
         """The depths h_j of the sources, in units of the inputs.
 
-        The shape is (\\*b, J). For sources on both sides it is (\\*b, 2J), first the depths below.
+        The shape is (\\*b, J). For sources on both sides, it is (\\*b, 2J), and the depths of the
+        sources below come first.
         """
         return self.raw_depths_constraint.transform(self.raw_depths)
 
@@ -260,7 +261,7 @@ class HarmonicKernel(FieldKernel):
     def variances(self) -> Float[Tensor, "*b S*J"]:
         """The variances v_j, in the shape of `depths` and in units of f².
 
-        v_j is the mean variance of the three components at `mean_height` from the plane j.
+        v_j is the mean variance of the three components that the plane j causes at `mean_height`.
         """
         return self.raw_variances_constraint.transform(self.raw_variances)
 

@@ -42,9 +42,10 @@ _RATIO = math.log(2.0)
 
 
 def end_lengths(shortest: float, step: float) -> Float[np.ndarray, "M"]:
-    """Return the lengths beyond the knots, shortest first.
+    """Return the lengths that continue a curve below its shortest knot, shortest first.
 
-    Each length is the middle of an interval of log λ. The shortest one represents all that remain.
+    The lengths are the middles of neighbouring intervals of log λ, each log 2 wide. The shortest
+    length also represents all lengths below its interval.
 
     Args:
         shortest: the length at the shortest knot.
@@ -80,7 +81,7 @@ def end_of_curve(curve: Float[Tensor, "*b J"], step: float) -> Float[Tensor, "*b
 
 
 def end_steps(step: float) -> int:
-    """Return the number of steps between knots that span about 1.5 of u = log λ, for a slope."""
+    """Return the number of steps between the knots for a slope. They span about 1.5 in log λ."""
     return max(1, round(1.5 / step))
 
 
@@ -559,10 +560,13 @@ class FiniteMixture(ScaleMixture):
         return s, self.weights.detach().double().cpu().numpy().reshape(-1, len(s))
 
     def scale(self, base: Float[Tensor, "D c"], order: int) -> Float[Tensor, "*b D"]:
-        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
+        """Return the random scale of each of D frequencies, (*b, D).
+
+        It is the scale s_j of component j, which is selected with probability ∝ π_j s_j^t.
 
         Args:
-            base: (D, c), base variables. The last column is the quantile level of s.
+            base: (D, c), the base variables of the frequencies. The last column contains the
+                probability at which the quantile function of the index j is evaluated.
             order: t.
 
         Raises:

@@ -930,10 +930,13 @@ class GammaMixture(ScaleMixture):
         return gamma_nodes(self.alpha.squeeze(-1).double(), least)
 
     def scale(self, base: Float[Tensor, "D d+1"], order: int) -> Float[Tensor, "*b D"]:
-        """Return the scales s (*b, D) of D frequencies, from the density weighted by s^t.
+        """Return the random scale s of each of D frequencies, (*b, D).
+
+        The density of s is Gamma(s; α, α), multiplied by s^t and normalised.
 
         Args:
-            base: (D, d+1), base variables. The last column is the quantile level of s.
+            base: (D, d+1), the base variables of the frequencies. The last column contains the
+                probability at which the quantile function of s is evaluated.
             order: t.
         """
         s = GammaQuantile.apply(self.alpha + order, base[:, -1]) / self.alpha

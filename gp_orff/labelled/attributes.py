@@ -210,7 +210,8 @@ def unit_of_map(outputs: str, inputs: str, power: int) -> tuple[float, str] | No
 
     If the unit of f contains lengths, as that of a velocity does, all lengths become metres: ∂u/∂x
     of a velocity in m s-1 along x in km is in s-1, after multiplication by 0.001. Otherwise the
-    factor is 1 and the unit is the product, such as nT km-1. None if a unit cannot be parsed.
+    factor is 1 and the unit is the product, such as nT km-1. If a unit cannot be parsed, the result
+    is None.
     """
     if not power:
         return 1.0, outputs

@@ -66,25 +66,25 @@ def on_grid(
     last, in the order time, height, latitude or y, longitude or x. If the projection is known,
     variables have the attribute `grid_mapping`, which refers to the variable `crs`.
 
-    The attribute `history` has the version, the kernel and the hyperparameters, followed by the
-    history of the Dataset `attrs`. Its time comes from the environment variable SOURCE_DATE_EPOCH
-    if this is set. If the fit checked the coverage, it is the attribute
-    `coverage_of_95_percent_intervals`.
+    The attribute `history` has the time, the version, the kernel and the hyperparameters, followed
+    by the history of the Dataset `attrs`. If the environment variable SOURCE_DATE_EPOCH is set, it
+    replaces the present time. If the fit checked the coverage, the attribute
+    `coverage_of_95_percent_intervals` has the result.
 
     Args:
         field: a `FieldPosterior` with d inputs and p outputs.
         coordinates: d arrays or DataArrays by name, in the order of the inputs of the model. They
-            are 1-D. For a curvilinear grid they are 2-D, and arrays have the dimensions y and x.
+            are 1-D, or 2-D for a curvilinear grid. Plain 2-D arrays get the dimensions y and x.
         names: the names of the p outputs. The default is u, v, w for 2 or 3 outputs, otherwise f1,
             f2, ...
         symbols: symbols of the field by name. If a symbol has several outputs, they are numbered.
             The default is the divergence and the vorticity of a planar field, if they exist.
-        attrs: attributes by name, or a Dataset that has them. Its units, standard_name and
-            long_name are used. Standard deviations get the units and standard_name too. If all
-            outputs have one unit, and all coordinates in space have one unit, the units of symbols
-            follow. If outputs contain lengths, as velocities do, all lengths become metres: with
-            "m s-1" and "km", a vorticity is in "s-1". If you give units for a symbol, its values
-            are converted to them.
+        attrs: attributes by name, or a Dataset whose variables have them. From a Dataset, only
+            units, standard_name and long_name are used. Standard deviations get the same units and
+            standard_name as means. Symbols get units if all outputs have one unit, and if all
+            coordinates in space have one unit. If the unit of the outputs contains a length, all
+            lengths become metres. For example, with "m s-1" and "km", a vorticity is in "s-1". If
+            you give units for a symbol, its values are converted to them.
         time_unit: the unit of time of the model, for datetime64 coordinates, as for `readings`.
         epoch: the date at which the time of the model is zero, as for `readings`.
         project: the `LocalPlane` that `readings` returned, if the coordinates contain a longitude

@@ -274,7 +274,7 @@ class Calibration:
 
     @property
     def notes(self) -> list[str]:
-        """Faults of the error bars and remedies, as sentences. Empty if no test is significant."""
+        """Faults of the error bars and remedies, as sentences; empty if no test is significant."""
         every = [self.note, self.note_of_outliers, self.note_of_axes, self.note_of_lines]
         return [text for text in every if text]
 
@@ -502,7 +502,7 @@ class Oscillation(NamedTuple):
 
 @torch.no_grad()
 def oscillation_along_tracks(state: ModelState, prior_mean: Mean) -> Oscillation | None:
-    """The most significant oscillation of residuals along tracks with times. None if none is
+    """The most significant oscillation of residuals along tracks with times; None if none is
     significant."""
     tracks = [along for along in getattr(state.data, "tracks", ()) if along.timed]
     if not tracks or not math.isfinite(_rows(state)):
@@ -519,7 +519,7 @@ def _oscillation(
     noises: Noises,
     along: TrackObservations,
 ) -> tuple[float, Oscillation] | None:
-    """The most significant oscillation of a group, and its probability under the model. None if
+    """The most significant oscillation of a group, and its probability under the model; None if
     none is significant."""
     long = [number for number, track in enumerate(along.tracks) if len(track.y) >= _SHORTEST]
     if not long:
@@ -608,7 +608,7 @@ _CORRELATED = 5.0  # standard deviations above which a correlation is significan
 @torch.no_grad()
 def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | None:
     """The correlation of residuals of neighbours, if it is significant and axes of very different
-    extents have one lengthscale. Otherwise None."""
+    extents have one lengthscale; otherwise None."""
     data, space = state.data, list(space_of(state.kernel, state.data.num_inputs))
     if not data.revisitable or data.tracks:
         return None
@@ -627,7 +627,7 @@ def correlation_of_residuals(state: ModelState, prior_mean: Mean) -> float | Non
 @torch.no_grad()
 def correlation_between_lines(state: ModelState, prior_mean: Mean) -> float | None:
     """The correlation of residuals of neighbours, if it is significant and all kernels of an axis
-    are periodic. Otherwise None."""
+    are periodic; otherwise None."""
     data = state.data
     if not data.revisitable or data.tracks:
         return None

@@ -810,7 +810,7 @@ class Sample:
     """Posteriors for draws of the hyperparameters. It is empty if no hyperparameter is trained.
 
     Attributes:
-        draws: draws of the hyperparameters, in the coordinates of a search. None if empty.
+        draws: draws of the hyperparameters, in the coordinates of a search; None if empty.
         longer: the probability that the lengthscale of a field exceeds the extent of the data.
         compute: a function that returns the posteriors for some of the draws, with their weights.
     """
@@ -1059,7 +1059,7 @@ def _parts(model: Model, u: Float[np.ndarray, "S k"]) -> Iterator[tuple[Kernel, 
 def _member(
     model: Model, u: Float[np.ndarray, "k"], generator: np.random.Generator
 ) -> tuple[Kernel, Posterior] | None:
-    """The kernel and the posterior at u, with drawn weights for Student-t noise. None if they
+    """The kernel and the posterior at u, with drawn weights for Student-t noise; None if they
     cannot be computed."""
     kernel, likelihoods = model.at(u)
     try:

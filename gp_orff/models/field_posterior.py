@@ -75,7 +75,7 @@ class FieldPosterior:
         units: the units of the columns of the points, if known. Arguments of methods with other
             units, from `gp_orff.labelled` or pint, are converted to these. An argument whose unit
             cannot be converted raises an error.
-        coverage: the coverage of 95 % intervals for observations that were held out after the fit.
+        coverage: the coverage of 95 % intervals for observations that were held out after the fit;
             None if it was not computed. The Datasets of `to_xarray` have it as an attribute.
         units_of_outputs: the units of the components, if known. Noise and values with units are
             converted to these.

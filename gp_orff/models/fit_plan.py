@@ -31,7 +31,7 @@ class PlannedSearch:
         name: the name of the search, as in the stages of a report.
         rows: the number of values from which the evidence is computed. They are observed values, or
             averages of values at positions that are merged.
-        features: the number of features. None for the exact kernel.
+        features: the number of features; None for the exact kernel.
         operations: the floating-point operations of one evaluation of the evidence and its
             gradient.
         seconds: the time of six evaluations on this machine.
@@ -95,7 +95,7 @@ class FitPlan:
 
     @property
     def rows(self) -> float:
-        """The number of values in the last search. Close positions may be merged before."""
+        """The number of values in the last search, after close positions may have been merged."""
         return self.searches[-1].rows
 
     @property

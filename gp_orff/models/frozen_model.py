@@ -212,7 +212,7 @@ class Snapshot(KernelOfField, ABC):
         return PartSnapshot(self, kernel, tuple(indices))
 
     def feature_inference(self, points: Float[Tensor, "n d"]) -> Inference | None:
-        """Inference by features, for symbols whose covariance has no closed form. None if it is not
+        """Inference by features, for symbols whose covariance has no closed form; None if it is not
         available."""
         return None
 

@@ -442,15 +442,15 @@ class FitReport:
         method: the representation of the kernel: "exact", "grid" (features on a frequency grid),
             "quadrature" or "random" (features of a quadrature or random rule). It is "none" for a
             model without data.
-        features: the number F of features. None for the exact kernel.
+        features: the number F of features; None for the exact kernel.
         tolerance_reached: the tolerance of the grid. It exceeds the requested one if `max_features`
-            is the limit. None without a grid.
-        aliasing: the aliasing error of the grid, divided by the prior variance. None without a
+            is the limit. It is None without a grid.
+        aliasing: the aliasing error of the grid, divided by the prior variance; None without a
             grid.
-        share_cut: the truncated variance of the grid, divided by the prior variance. None without
+        share_cut: the truncated variance of the grid, divided by the prior variance; None without
             a grid.
         cut_over_noise: the truncated variance of the grid, divided by the noise variance of the
-            group with the least noise. None without a grid.
+            group with the least noise; None without a grid.
         points: the number N of points.
         numbers: the number of observed values. It is N·p, less missing components, plus
             observations of symbols.
@@ -458,9 +458,9 @@ class FitReport:
         observed: the number of observed values of each symbol, by the name of its class.
         skipped: the number of chunks, files and updates without a valid observation.
         evidence: the log marginal likelihood log p(y) in nats, without hyperparameter priors. Under
-            Student-t noise it is a lower bound (ELBO). NaN without data.
+            Student-t noise it is a lower bound (ELBO). It is NaN without data.
         evidence_error: the standard error of `evidence` if the evidence is an estimate, because
-            there are too many features for a factorisation. Otherwise 0.
+            there are too many features for a factorisation; otherwise 0.
         noise: the noise variance of each group in squared units of y: a float for all components,
             or an array (p,). The key "default" is for observations without a group name. If
             `noise=` was given with the observations, the value is the factor of that noise.
@@ -472,16 +472,16 @@ class FitReport:
         stages: the stages of the last fit. Each has `name`, `evaluations`, `seconds` and
             `nats_per_number` (the log evidence per value). It also has `operations` (per
             evaluation) and `loss` (in nats), which `plan` predicts.
-        seconds: the wall time of the last fit. None without a fit.
-        threads: the number of threads of the last fit. None without a fit.
+        seconds: the wall time of the last fit; None without a fit.
+        threads: the number of threads of the last fit; None without a fit.
         weak_priors: whether the last fit used weak priors, as it does for few data. The constant
             mean is then integrated out.
         coverage: the coverage of 95 % intervals for observations that were held out after the last
-            fit. None if it was not computed.
+            fit; None if it was not computed.
         effective_draws: the effective number of draws, if the posterior integrates over the
-            hyperparameters by draws. Otherwise None.
-        pareto_k: the shape of the tail of the weights of these draws (Vehtari et al. 2024). Above
-            0.7, error bars may be too small. None without draws, and for learned spectra.
+            hyperparameters by draws; otherwise None.
+        pareto_k: the shape of the tail of the weights of these draws (Vehtari et al. 2024); None
+            without draws, and for learned spectra. Above 0.7, error bars may be too small.
         notes: decisions and warnings, as sentences.
 
     Example:

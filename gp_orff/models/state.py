@@ -112,8 +112,8 @@ class ModelState:
 
     @property
     def prepared(self) -> "ModelState":
-        """This state with prepared inference and its notes. This is the only pass over large data,
-        and raises an error if inference fails."""
+        """This state with prepared inference and its notes. The preparation is the only pass over
+        large data. It raises an error if inference fails."""
         representation = self.representation
         noises = noises_of(representation.kernel, representation.likelihoods)
         for key in representation.data.keys:
@@ -128,8 +128,10 @@ class ModelState:
 
     @property
     def converged(self) -> "ModelState":
-        """This state with Student-t weights or pseudo-observations that follow from its posterior.
-        If it has statistics only, they do not change."""
+        """This state with Student-t weights or pseudo-observations that agree with its posterior.
+
+        If the state stores only statistics of the data, it is returned unchanged.
+        """
         e_step = self.e_step
         if not e_step.refreshes or not self.data.revisitable:
             return self
@@ -490,7 +492,7 @@ def default_mean(num_outputs: int) -> Mean:
 
 
 def trend_of(mean: Mean) -> tuple[Mean, ...]:
-    """A copy of a mean that is not constant, which is subtracted from data. Empty for a constant
+    """A copy of a mean that is not constant, which is subtracted from data; empty for a constant
     mean."""
     return () if is_constant(mean) else (deepcopy(mean),)
 

@@ -262,7 +262,7 @@ def describe(module: Module) -> dict:
 
 
 def recipe_of(module: Module) -> dict | None:
-    """The recipe of a module as plain values, without its state. None if it has no recipe."""
+    """The recipe of a module as plain values, without its state; None if it has no recipe."""
     return describe(module)["recipe"]
 
 

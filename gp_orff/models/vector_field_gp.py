@@ -719,9 +719,9 @@ class VectorFieldGP(GP):
         model does not change. Statistics from copies of one model add exactly, for example if
         several workers each read a part of the data.
 
-        Under Student-t noise, observations that the model stores have their weights from the fit,
-        so that subtraction removes them exactly. All other observations get weights from the
-        present posterior.
+        Under Student-t noise, each observation has a weight. If the model stores an observation, it
+        gets its weight from the fit, so that subtraction removes it exactly. All other observations
+        get weights from the present posterior.
 
         Args:
             x, y: points (N, d) and vectors (N, p), or chunks, as for `fit`.
@@ -1144,8 +1144,8 @@ class VectorFieldGP(GP):
     def _keeping_units(
         self, x: object, y: object, options: Options, anew: bool = False
     ) -> Iterator[None]:
-        """Store the units to which data are converted, unless the block raises. With `anew`, they
-        are the units of the data, and no longer those of the model."""
+        """Store the units to which data are converted, unless the block raises an error. If `anew`
+        is True, the units of the data replace the units of the model."""
         before = self._units
         self._units = ColumnUnits() if anew else before
         self._units = self._units_of(x, y, options)
@@ -1188,8 +1188,8 @@ class VectorFieldGP(GP):
     def _along_tracks(
         self, x: object, y: object, options: Options, data: Dataset
     ) -> list[TrackReadings]:
-        """All single observations along tracks, with the durations of the blocks in `data`. Empty
-        without tracks."""
+        """All single observations along tracks, with the durations of the blocks in `data`. The
+        list is empty without tracks."""
         if not data.tracks:
             return []
         x, y, options = self.converted(x, y, options)
@@ -1210,7 +1210,8 @@ class VectorFieldGP(GP):
 
     @property
     def _held(self) -> ModelState:
-        """The state that was assigned last. A mean that is not constant is that of the present."""
+        """The state that was assigned last. If a mean that is not constant has changed since, the
+        data are corrected for the change."""
         if self._assigned is None:
             raise RuntimeError("the model has no data yet: call fit(x, y) or condition(x, y) first")
         if not is_trend(self._trend, self.mean):
@@ -1226,8 +1227,8 @@ class VectorFieldGP(GP):
 
     @property
     def _fixed_mean(self) -> Float[Tensor, "p"] | None:
-        """The constant mean (p,) if it is not trained, and None if it is. Zero for a mean that is
-        not constant, which is subtracted from the data."""
+        """The constant mean (p,) if it is not trained, and None if it is trained. If the mean is
+        not constant, it is subtracted from the data, and the result is zero."""
         if is_trained(self.mean):
             return None
         means = base_means(self.mean)

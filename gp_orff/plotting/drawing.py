@@ -122,8 +122,8 @@ def places_on_grid(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
 
 
 def check(caller: str, x: np.ndarray, **arrays: tuple[np.ndarray | None, tuple[int, ...]]) -> None:
-    """Raise a ValueError unless positions have the shape (n, 2) and each array has the shape (n,)
-    plus its shape at a point."""
+    """Raise a ValueError unless positions have the shape (n, 2), and each array the shape
+    (n, *shape). Each argument in `arrays` is a pair of an array and its shape at one point."""
     if x.ndim != 2 or x.shape[1] != 2:
         raise ValueError(f"{caller} expects positions of shape (n, 2), got {x.shape}")
     if not len(x) or not np.isfinite(x).all():
@@ -156,7 +156,8 @@ def check_level(caller: str, level: float) -> None:
 
 
 def shown(x: np.ndarray, *arrays: np.ndarray | None) -> tuple[np.ndarray | None, ...]:
-    """Positions that are finite, which are those on a map, and the same rows of arrays."""
+    """Return the positions that are finite, and the same rows of arrays. Projected positions that
+    are not on the map are not finite."""
     rows = np.isfinite(x).all(-1)
     return tuple(values if values is None else values[rows] for values in (x, *arrays))
 
@@ -283,10 +284,11 @@ def round_up(value: float) -> float:
 
 
 def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
-    """The rows of the points with arrows, and the units of the field per unit of the axes.
+    """Return the rows of the points that get an arrow, and the scale of the arrows.
 
-    The points have no NaN. The scale is such that 95 % of the arrows are at most 1.2 times as long
-    as the distance between arrows.
+    The scale is in units of the field per unit of the axes. It makes 95 % of the arrows at most 1.2
+    times as long as the distance between arrows. Vectors that contain NaN get no arrow. The points
+    must not contain NaN.
     """
     given = np.flatnonzero(np.isfinite(vectors).all(-1))
     chosen, cell = thinned(x[given], arrows)
@@ -298,8 +300,8 @@ def arrows_of(x: np.ndarray, vectors: np.ndarray, arrows: int) -> tuple[np.ndarr
 def thinned(x: np.ndarray, arrows: int) -> tuple[np.ndarray, float]:
     """The rows of about `arrows` points along the longer side, and the distance between them.
 
-    For a regular grid, they are equidistant rows and columns, not at its edges. Otherwise, they are
-    the most central point in each cell of a lattice.
+    From a regular grid, the function chooses equidistant rows and columns away from its edges.
+    Otherwise, it chooses the most central point in each cell of a lattice.
     """
     if arrows < 1:
         raise ValueError(

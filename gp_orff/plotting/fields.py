@@ -93,7 +93,7 @@ def plot_field(
             along the coordinates of the system.
 
     Returns:
-        The shaded collection, which `plot_colorbar` accepts. None without `shade`.
+        The shaded collection, which `plot_colorbar` accepts; None without `shade`.
 
     Raises:
         ValueError: The lengths of arrays differ, points are not planar, points to be shaded are all

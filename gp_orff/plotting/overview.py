@@ -167,14 +167,16 @@ def overview(
 
     The panels depend on the field:
 
-    - A planar field has arrows over their lengths, and a map of the standard deviation √(Σ sd²). If
-      vorticity and divergence exist and are not zero, it has maps of them with one scale, and
-      hatches where 95 % intervals contain zero.
-    - Other fields of two or more inputs have maps of mean and standard deviation for each output.
-    - A field of one input has a curve for each output, with 95 % intervals.
+    - For a planar field, arrows show the mean, and colours show the lengths of the arrows. A second
+      map shows the standard deviation √(Σ sd²). Further maps show vorticity and divergence, with a
+      common colour scale, if they exist and are not zero. Hatches mark areas where the 95 %
+      interval contains zero.
+    - For other fields of two or more inputs, maps show the mean and the standard deviation of each
+      output.
+    - For a field of one input, a curve shows the mean of each output, with 95 % intervals.
 
-    Standard deviations have the colour scale of `plot_deviation`, with dots at the positions of the
-    data.
+    Maps of standard deviations use the colour scale of `plot_deviation`. Dots on these maps mark
+    the positions of the data.
 
     Args:
         field: a posterior, such as `model.posterior()`, with d inputs and p outputs.

@@ -183,13 +183,14 @@ def refuse_loss(name: str, options: Options) -> None:
 
 @dataclass(frozen=True)
 class Design:
-    """The matrix Ψ and the scales σ of an expansion, for targets y (N, q).
+    """The k scalar problems of least squares for targets y (N, q).
 
-    `design` creates it.
+    Problem j is to fit σ_j Ψ t_j to targets y_j. All problems share the matrix Ψ. The function
+    `design` makes a `Design` or a `SeparableDesign`.
 
     Attributes:
-        expansion: the features.
-        scales: σ, (k,).
+        expansion: the features, from which Ψ follows.
+        scales: σ, (k,), the factor of Ψ in each problem.
     """
 
     expansion: Expansion
@@ -244,10 +245,10 @@ class Design:
 
 @dataclass(frozen=True)
 class SeparableDesign(Design):
-    """The design of a separable kernel with several outputs.
+    """The scalar problems of a separable kernel k·L Lᵀ, with L = P diag(σ) Uᵀ.
 
     Attributes:
-        left: P, (p, k).
+        left: P, (p, k). The targets y_j are the columns of Y P.
         rotation: U, (r, k).
     """
 
@@ -309,7 +310,7 @@ class Equations:
     In the primal form, A = ΨᵀΨ and t_j = s_j. In the dual form, A = ΨΨᵀ and t_j = Ψᵀ s_j.
 
     Attributes:
-        matrix: a, (n, n).
+        matrix: A, (n, n).
         right: r, (n, k).
         scales: σ, (k,).
         rows: Ψ, (n, m), in the dual form; None in the primal form.
@@ -595,19 +596,19 @@ class Descent:
 
     The descent minimises Σ loss + α‖v‖², divided by the number of values in the sum. A step is
     u ← u − η g, with the gradient g for up to 64 points and η = max_t ‖u_t − u_0‖ / (Σ_t ‖g_t‖²)^½.
-    This step length is suitable for losses of any scale and smoothness. The average of u has
-    weights ∝ (t/T)^8.
+    This step length is suitable for losses of any scale and smoothness. In the average of u after T
+    steps, step t has a weight ∝ (t/T)^8.
 
     Source: Ivgi, Hinder & Carmon 2023, Equation 1 (DoG); Shamir & Zhang 2013 (polynomial-decay
     averaging).
 
     Attributes:
         expansion: the features Φ.
-        whitening: the coordinates u.
+        whitening: the map from u to v and to the weights θ.
         seed: the seed of the order of the points.
         u: the last iterate, (F, k).
         average: the average of the iterates, (F, k).
-        reach: max_t ‖u_t‖.
+        reach: max_t ‖u_t − u_0‖ with u_0 = 0, but at least the length of the first step.
         squares: Σ_t ‖g_t‖².
         steps: the number of steps.
         passes: the number of passes.
@@ -639,8 +640,8 @@ class Descent:
     ) -> "Descent":
         """Return the state of a descent at θ = 0, before its first step.
 
-        A sample of at most 1024 points determines the coordinates u of the weights (`Whitening`)
-        and the length of the first step (`reaching`).
+        A sample of at most 1024 points determines the map from u to θ (`Whitening`) and the length
+        of the first step (`reaching`).
 
         Args:
             expansion: the features Φ of q outputs, or of one output if the q columns of y have
@@ -651,7 +652,7 @@ class Descent:
             penalty: α divided by the number of values, as in `pass_over`.
             seed: the seed of the sample, and of the order of the points in all passes.
             factor: L (F, F), the Cholesky factor for the penalty with a Laplacian (see
-                `Whitening`). None without a Laplacian.
+                `Whitening`); None without a Laplacian.
 
         Raises:
             ValueError: the loss at zero is not a finite number.
@@ -860,8 +861,8 @@ class Sgd(Solver):
 
     `solve` compares the predictions after 1, 2, 4, 8, … passes. It stops if they change by less
     than `tol`, relative to their size. `partial` makes one pass. The sum is then over all points so
-    far, and includes a point as often as it was passed. The coordinates come from the first chunk,
-    which needs about a thousand points from the whole domain.
+    far, and includes a point as often as it was passed. The first chunk determines the map from u
+    to θ (`Whitening`), and needs about a thousand points from the whole domain.
 
     Source: Brault et al. 2016, Appendix D.1.1 i.
     """

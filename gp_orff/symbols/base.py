@@ -181,15 +181,15 @@ class Symbol(ABC):
         return self(torch.zeros(1, num_dims, dtype=torch.float64), p)[0].real
 
     def check(self, num_dims: int, p: int) -> None:
-        """Raise an error if the map is not defined for fields with these numbers d and p.
+        """Raise an error if the map is not defined for fields with d inputs and p components.
 
         Args:
             num_dims: d, the number of inputs in space.
             p: the number of components of the field.
 
         Raises:
-            ValueError: the map is not defined for d and p, or `reference` does not have d
-                coordinates.
+            ValueError: the map is not defined for d and p, or the attribute `reference` of the
+                symbol does not have d coordinates.
         """
         if self.reference is not None and tuple(self.reference.shape) != (num_dims,):
             raise ValueError(
