@@ -264,7 +264,16 @@ class OnLattice(ByFeatures):
 
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
-        self._follow(search, evaluations, self.level)
+        evaluations = self._follow(search, evaluations, self.level)
+        # A lattice that serves fewer lengthscales truncates less with the same number of features.
+        if evaluations > 1 and not self.given and not self._fits():
+            self.factor = math.sqrt(self.factor)
+            self.level = partial(self.level, trust_factor=self.factor)
+            self._follow(search, evaluations, self.level)
+
+    def _fits(self) -> bool:
+        """Whether the lattice reaches its tolerance with the permitted number of features."""
+        return self.representation.fits(self.level(self.representation))
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
         if self.given or not representation.on_lattice:

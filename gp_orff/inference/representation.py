@@ -442,10 +442,10 @@ class Representation:
         """Inference for evidence and predictions."""
         return self.inference(self.conditioning_rule())
 
-    def coarse(self) -> Grid:
+    def coarse(self, trust_factor: float = COARSE_FACTOR) -> Grid:
         """A grid for the start of a search, far from the optimum."""
         budget = min(self.rule.max_features or COARSE_FEATURES, COARSE_FEATURES)
-        return replace(self.fine(COARSE_FACTOR), tolerance=COARSE_TOLERANCE, max_features=budget)
+        return replace(self.fine(trust_factor), tolerance=COARSE_TOLERANCE, max_features=budget)
 
     def fine(
         self,
