@@ -12,9 +12,8 @@ uses. Its columns are the form of the prior: the exact kernel, or the features o
    a. A plan with m of M values and k hyperparameters is expected to lose 10 k/2 (M/m − 1) nats.
       The factor 10 is a margin: k/2 (M/m − 1) is the loss if data are alike at all positions. The
       optimum of the plan then has M/m − 1 times the covariance of the posterior from all data.
-   b. A lattice with F features that truncates the variance δ loses about r²/4 M (M/m − 1) nats for
-      the ratio r = δ/σ² to the noise variance, and m = min(F, M/2). The search treats the
-      truncated part of the field as white noise (`price.loss_of_noise`).
+   b. A lattice that truncates the variance δ loses about M/4 (δ/(σ² + δ))² nats for noise of the
+      variance σ², since the search treats the truncated part of the field as noise.
    c. If the search on a lattice would be the last, and if its loss is between a tenth of `aim` and
       `aim`, the loss is computed again as ½ gᵀH⁻¹g. Here g is the gradient of the evidence of all
       data under the exact kernel, at the optimum of the lattice, and H is the average information.
@@ -63,6 +62,7 @@ from gp_orff.inference.price import (
     SUBSET_VALUES,
     aim,
     cubic,
+    loss_of_share,
 )
 from gp_orff.inference.representation import (
     COARSE_FACTOR,
@@ -259,21 +259,22 @@ class OnLattice(ByFeatures):
     def loss(self) -> float:
         """The loss by the columns plus the loss by the rows, in nats."""
         numbers = self.representation.data.num_values
-        columns = self.representation.loss_of_truncation(self.level, self.of)
+        columns = loss_of_share(self.representation.misread_share(self.level), self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
     def search(self, search: Search, evaluations: int) -> None:
         self._keep()
         evaluations = self._follow(search, evaluations, self.level)
         # A lattice that serves fewer lengthscales truncates less with the same number of features.
-        if evaluations > 1 and not self.given and not self._fits():
+        if evaluations > 1 and not self.given and self.loss > aim(self.of) and not self._fits():
             self.factor = math.sqrt(self.factor)
             self.level = partial(self.level, trust_factor=self.factor)
             self._follow(search, evaluations, self.level)
 
     def _fits(self) -> bool:
         """Whether the lattice reaches its tolerance with the permitted number of features."""
-        return self.representation.fits(self.level(self.representation))
+        representation = self.representation
+        return not representation.on_lattice or representation.fits(self.level(representation))
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
         if self.given or not representation.on_lattice:

@@ -43,6 +43,7 @@ from gp_orff.inference.price import (
     aim,
     cubic,
     loss_of_noise,
+    loss_of_share,
     ratio_of_loss,
 )
 from gp_orff.inference.robust import weighs
@@ -337,7 +338,7 @@ class Representation:
             return False
         draws = self._draw(replace(self.fine(), max_features=self.rule.max_features or MOST_DENSE))
         numbers, affordable = self.data.num_values, max(size, COARSE_FEATURES)
-        lost = self._loss_of_truncation(draws, numbers)
+        lost = loss_of_share(self._misread_share(draws), numbers)
         return num_features(self.kernel, draws) <= affordable and lost <= aim(numbers)
 
     @property
@@ -549,33 +550,28 @@ class Representation:
         return inference.truncation_ratios(self.kernel, self._noises)
 
     @torch.no_grad()
-    def loss_of_truncation(
-        self, level: Callable[["Representation"], Grid], num_values: float
-    ) -> float:
-        """Return the loss of a search that learns the truncated variance of a grid as noise.
+    def misread_share(self, level: Callable[["Representation"], Grid]) -> float:
+        """Return the fraction δ/(σ² + δ) of the noise variance of a search that is truncated
+        variance.
 
-        It is in nats, and ∞ if no lattice can be built.
+        A search learns the truncated variance δ of its grid as part of the noise. The result is the
+        root mean square over the observations, and 1 if no lattice can be built. δ is the tolerance
+        of the lattice times the variance of the field. Aliasing by the period of the lattice has
+        the same size.
         """
         try:
-            return self._loss_of_truncation(self._draw(level(self)), num_values)
+            return self._misread_share(self._draw(level(self)))
         except GridBudgetError:
-            return math.inf
+            return 1.0
 
-    def _loss_of_truncation(self, draws: Sequence[Draw], num_values: float) -> float:
-        """Return the loss in nats for `num_values` values, distributed over groups like the sample.
-
-        δ is the tolerance of the lattice times the variance of the field. Aliasing by the period of
-        the lattice has the same size.
-        """
+    def _misread_share(self, draws: Sequence[Draw]) -> float:
         delta = draws[0].shared.tolerance.item() * self._signal
         counts = dict.fromkeys(self.data.keys, 0)
         for part in self.data.survey.sample:
             counts[part.key] = counts.get(part.key, 0) + part.y.numel()
         noises = self.data.local_noises(self._noises)
         shares = [counts[key] * (delta / (noise + delta)) ** 2 for key, noise in noises.items()]
-        share = math.sqrt(sum(shares) / max(sum(counts.values()), 1))
-        ratio = share / (1 - share) if share < 1 else math.inf
-        return loss_of_noise(ratio, num_values, num_features(self.kernel, draws))
+        return math.sqrt(sum(shares) / max(sum(counts.values()), 1))
 
     @torch.no_grad()
     def _tolerance(self, rule: Grid, of_search: bool = False) -> float:
