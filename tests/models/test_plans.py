@@ -120,6 +120,24 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     assert missing / 3 < plans.loss_by_gradient(plan) < 3 * missing
 
 
+@pytest.mark.slow
+def test_a_grid_with_too_few_features_is_made_again_for_fewer_lengthscales(monkeypatch, exact_fit):
+    def evidence(most_lost):
+        monkeypatch.setattr(plans, "aim", lambda number: most_lost)
+        model = copy.deepcopy(exact_fit)
+        state = model.state
+        parts = model.kernel, state.likelihoods, None, state.data.survey, Journal(Progress())
+        rule = gp_orff.Grid(domain=state.data.box)
+        grid = Representation(model.kernel, state.likelihoods, rule, state.data, rule)
+        own, level = Trainer(*parts), partial(Representation.fine, most=120)
+        plan = plans.OnLattice(own, "grid", grid, level, 1.2, state.data.num_values)
+        plan.search(own.new_search(), 60)
+        return model.log_marginal_likelihood().item(), plan.factor
+
+    (once, wide), (again, narrow) = evidence(1e9), evidence(1.0)
+    assert (wide, narrow) == (1.2, pytest.approx(1.2**0.5))
+    assert again > once + 1
+
 class OnGrid(Fixed):
     """A plan whose loss under the kernel itself can be measured, and which a search can visit."""
 
