@@ -39,13 +39,12 @@ from gp_orff.fitting.plans import OnLattice, loss_by_gradient
 from gp_orff.fitting.robust_em import has_weights, start_with_weights
 from gp_orff.fitting.strategy import best_start
 from gp_orff.fitting.trainer import Trainer
-from gp_orff.inference.price import FINE_FACTOR
+from gp_orff.inference.price import BUDGET, FINE_FACTOR
 from gp_orff.inference.representation import Representation
 
 FEATURES = (100, 200, 400, 800, 1600)
 EDGES = (1.0, 3.0, 10.0)  # nats
 LOSSES = "foreseen", "by gradient"
-EVALUATIONS = 60  # of a search
 NOTHING = 1e-2  # nats: further grids lose no less
 SMALL, FACTOR = 0.1, 5  # true losses in nats; how near is near
 
@@ -88,7 +87,7 @@ def rows_of(name: str, case: cases.Case, sizes: Sequence[int]) -> Iterator[dict[
         plan = OnLattice(trainer, "grid", grids, level, FINE_FACTOR, data.num_values)
         (search := trainer.new_search()).go_to(start)
         before = search.evaluations
-        plan.search(search, EVALUATIONS)
+        plan.search(search, BUDGET)
         if search.evaluations == before:  # no grid of so few features
             continue
         reached, _ = evidence.reached(case, model)

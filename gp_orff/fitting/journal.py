@@ -241,12 +241,16 @@ class Journal:
         """Add a sentence; `History.with_notes` drops empty ones and repetitions."""
         self.notes.append(text)
 
-    def price(self, first: int, operations: float, loss: float) -> None:
-        """Add the operations and loss that a plan predicts to all stages from number `first` on."""
-        for number in range(first, len(self.stages)):
+    @property
+    def count(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    def price(self, first: int, **predicted: float) -> None:
+        """Add predicted `operations` or `loss` to the searches from stage number `first` on."""
+        for number in range(first, self.count):
             if self.stages[number].evaluations:
-                stage = replace(self.stages[number], operations=operations, loss=loss)
-                self.stages[number] = stage
+                self.stages[number] = replace(self.stages[number], **predicted)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[OpenStage]:

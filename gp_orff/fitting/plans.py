@@ -111,9 +111,19 @@ class Plan(ABC):
     def inference(self) -> Inference | None:
         """The inference that computes the evidence; None if it cannot be built."""
 
-    @abstractmethod
-    def search(self, search: Search, evaluations: int) -> None:
+    def search(self, search: Search, budget: float) -> float:
+        """Continue a search on this plan, for about `budget` operations.
+
+        Returns the operations that remain.
+        """
+        operations, before, first = self.operations, search.evaluations, self.trainer.journal.count
+        self._search(search, affordable(budget, operations))
+        self.trainer.journal.price(first, operations=operations)
+        return budget - (search.evaluations - before) * operations
+
+    def _search(self, search: Search, evaluations: int) -> None:
         """Continue a search on this plan, for at most `evaluations` evaluations."""
+        raise NotImplementedError
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
         """Return the fraction of the learned noise variance that is truncated variance of the
@@ -160,7 +170,7 @@ class OfSubset(ByKernel):
         """The subset. It has weights after a search with Student-t noise."""
         return self.trainer.subset(self.numbers)
 
-    def search(self, search: Search, evaluations: int) -> None:
+    def _search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
         label = f"{self.name}, {self.data.survey.num_points} points"
         parts = self.trainer, search, self.data, self.trainer.exact_inference, label
@@ -182,7 +192,7 @@ class OfAll(ByKernel):
     def shape(self) -> tuple[float, int | None]:
         return self.size, None
 
-    def search(self, search: Search, evaluations: int) -> None:
+    def _search(self, search: Search, evaluations: int) -> None:
         self.trainer.curves.end()
         parts = self.trainer, search, self.data, self.trainer.exact_inference, self.name
         self.data = maximise(*parts, evaluations=evaluations)
@@ -217,7 +227,7 @@ class OnFeatures(ByFeatures):
     def inference(self) -> Inference:
         return self.features
 
-    def search(self, search: Search, evaluations: int) -> None:
+    def _search(self, search: Search, evaluations: int) -> None:
         parts = self.trainer, search, self.features.data, self.features.of, self.name
         self.features = self.features.of(maximise(*parts, evaluations=evaluations))
 
@@ -244,8 +254,8 @@ class OnLattice(ByFeatures):
     def reference(self) -> "OfAll | None":
         data = self.data
         every = data.revisitable and data.num_values == self.of
-        affordable = every and data.survey.num_points <= MANY
-        exact = affordable and has_covariance(self.trainer.kernel, data)
+        mergeable = every and data.survey.num_points <= MANY
+        exact = mergeable and has_covariance(self.trainer.kernel, data)
         return OfAll(self.trainer, "exact kernel", data) if exact else None
 
     def inference(self) -> FeatureInference | None:
@@ -262,14 +272,16 @@ class OnLattice(ByFeatures):
         columns = loss_of_share(self.representation.misread_share(self.level), self.of)
         return columns + loss_of_rows(self.trainer, numbers, self.of)
 
-    def search(self, search: Search, evaluations: int) -> None:
+    def search(self, search: Search, budget: float) -> float:
         self._keep()
-        evaluations = self._follow(search, evaluations, self.level)
+        budget = self._follow(search, budget, self.level)
         # A lattice that serves fewer lengthscales truncates less with the same number of features.
-        if evaluations > 1 and not self.given and self.loss > aim(self.of) and not self._fits():
+        lossy = self.loss > aim(self.of) and not (self.given or self._fits())
+        if lossy and 2 * self.operations <= budget:
             self.factor = math.sqrt(self.factor)
             self.level = partial(self.level, trust_factor=self.factor)
-            self._follow(search, evaluations, self.level)
+            budget = self._follow(search, budget, self.level)
+        return budget
 
     def _fits(self) -> bool:
         """Whether the lattice reaches its tolerance with the permitted number of features."""
@@ -294,32 +306,37 @@ class OnLattice(ByFeatures):
     def _follow(
         self,
         search: Search,
-        evaluations: int,
+        budget: float,
         level: Callable[[Representation], Grid],
         rounds: int = MOST_EVALUATIONS,
-    ) -> int:
+    ) -> float:
         """Search on one lattice after another until all lengthscales stay in the range of one.
 
-        Returns the number of evaluations that remain.
+        Returns the operations that remain.
         """
-        trainer = self.trainer
+        trainer, start = self.trainer, search.evaluations
         for _ in range(rounds):
             try:
                 inference = self.representation.inference(level(self.representation))
             except GridBudgetError as error:
                 trainer.journal.note(f"no {self.name} was built: {error}")
-                return 0
+                return budget
+            operations = operations_on(inference, trainer)
+            if search.evaluations > start and 2 * operations > budget:
+                return budget
             label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
+            evaluations = affordable(budget, operations)
             options = {"trust_factor": self.factor, "evaluations": evaluations}
-            before = search.evaluations
+            before, first = search.evaluations, trainer.journal.count
             with warnings.catch_warnings():  # the next round makes a new grid
                 warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
                 data = maximise(trainer, search, inference.data, inference.of, label, **options)
             self.representation = replace(self.representation, data=data)
-            evaluations -= search.evaluations - before
-            if search.settled or evaluations < 1:
+            trainer.journal.price(first, operations=operations)
+            budget -= (search.evaluations - before) * operations
+            if search.settled:
                 break
-        return evaluations
+        return budget
 
 
 @dataclass(eq=False)
@@ -331,14 +348,15 @@ class OfCurves(OnLattice):
     Before, such a continuation could replace a shift of the curve, since a power law has no scale.
     """
 
-    def search(self, search: Search, evaluations: int) -> None:
+    def search(self, search: Search, budget: float) -> float:
         self._keep()
         few = partial(Representation.fine, most=COARSE_FEATURES)
-        evaluations = self._follow(search, evaluations, few)
+        budget = self._follow(search, budget, few)
         self._extrapolate(few)
         self.trainer.curves.end(continued=True)
-        self._follow(search, max(evaluations, 2), self.level, rounds=2)
+        budget = self._follow(search, budget, self.level, rounds=2)
         self._extrapolate(self.level)
+        return budget
 
     def _extrapolate(self, level: Callable[[Representation], Grid]) -> None:
         """Continue the curves in a straight line beyond the edge of the lattice."""
@@ -362,6 +380,11 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     blocks = sum(len(part.y) for part in inference.data.tracks)
     columns = expansion.num_columns
     return 6.0 * (points + blocks) * columns**2 + 2.0 * expansion.cholesky_cost
+
+
+def affordable(budget: float, operations: float) -> int:
+    """The number of evaluations of a search for a budget of operations: at least two."""
+    return min(max(2, int(max(budget, 0.0) / operations)), MOST_EVALUATIONS)
 
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:
@@ -456,18 +479,16 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             break
         plan, before = chosen.plan, search.evaluations
         _go_to_best(search, plan, visited)
-        stages = len(trainer.journal.stages)
-        affordable = max(2, int(max(budget, 0.0) / chosen.operations))
-        plan.search(search, min(affordable, MOST_EVALUATIONS))
+        first = trainer.journal.count
+        budget = plan.search(search, budget)
         left.remove(plan)
         if search.evaluations == before:  # no lattice could be built
             continue
         visited.append(search.coordinates.get())
-        budget -= (search.evaluations - before) * chosen.operations
         last, measured, lost = measured_loss(plan, num_values, budget)
         budget -= measured
         of_all = of_all or plan.of_all
-        trainer.journal.price(stages, chosen.operations, lost)
+        trainer.journal.price(first, loss=lost)
     if not of_all and lost > aim(num_values):
         trainer.journal.note(
             "the hyperparameters are those of a subset: within the budget of operations, no search "
