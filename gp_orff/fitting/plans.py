@@ -87,7 +87,7 @@ class Plan(ABC):
     name: str
 
     of_all = True  # whether the rows are all data, or represent them
-    given = False  # whether the user has chosen the columns, whatever their loss
+    given = False  # whether the columns are searched once, whatever their price and loss
     reference = None  # the plan of the same data under the exact kernel, for other columns
     keeps = False  # whether one pass over the data serves all lattices, and the posterior
     loss = 0.0  # nats
@@ -215,10 +215,10 @@ class ByFeatures(Plan):
 
 @dataclass(eq=False)
 class OnFeatures(ByFeatures):
-    """All observed values on the features of a rule that the user has chosen, with loss 0."""
+    """All observed values on the features of a rule without hyperparameters, with loss 0."""
 
     features: FeatureInference
-    given = True
+    given: bool
 
     @property
     def data(self) -> Data:
@@ -424,7 +424,7 @@ def next_plan(
         of_all: whether a search on all data has been made.
     """
     priced = [Priced(plan, plan.operations, plan.loss) for plan in plans]
-    # columns that the user has chosen get one search, whatever its price and its loss
+    # columns that the user has chosen, or that have no alternative, are searched once
     chosen = [each for each in priced if each.plan.given and not of_all]
     priced = [each for each in priced if 2 * each.operations <= budget or each in chosen]
     better = [each for each in priced if 2 * each.loss < lost and not of_all]
@@ -584,7 +584,8 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
         return [*plans, OfAll(trainer, "exact kernel", data)]
     if not representation.follows:
         name = "given grid" if representation.grid else repr(rule)
-        return [*plans, OnFeatures(trainer, name, representation.inference(rule))]
+        given = representation.auto is None or not exact  # without another plan, any price is paid
+        return [*plans, OnFeatures(trainer, name, representation.inference(rule), given)]
     if exact and representation.auto and not data.tracks:
         most = max(representation.auto.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)

@@ -378,9 +378,9 @@ class SumsAlone(SideBySide):
         return [x.new_zeros(())] * weights.shape[-1], cross, sums.unbind(-1)
 
 
-def families(phi: Columns) -> tuple[LatticeColumns, LineColumns] | None:
-    """The lattice and the lines of such columns; None for other columns."""
-    match phi.families:
+def families(phi: Columns | None) -> tuple[LatticeColumns, LineColumns] | None:
+    """The lattice and the lines of such columns; None for other columns, and without columns."""
+    match phi and phi.families:
         case (LatticeColumns() as lattice, LineColumns() as lines):
             return lattice, lines
     return None

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RQKernel
 
 import gp_orff
 from gp_orff.data.dataset import Dataset
@@ -188,3 +188,11 @@ def test_more_functions_than_memory_serves_are_counted(monkeypatch):
     message = r"at most 5 functions of space, functions of time and features of lines, got \d+"
     with torch.no_grad(), pytest.raises(ValueError, match=message):
         inference.posterior(kernel, {"": NOISE}, torch.zeros(2).double())
+
+
+def test_random_features_in_large_number_are_no_product():
+    """12 288 of them, which a fit of 10 000 vectors with a Bessel kernel uses."""
+    x, y = torch.rand(20, 3).double(), torch.rand(20, 3).double()
+    kernel = MultitaskKernel(RBFKernel(), num_tasks=3, rank=1)
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.QuasiMonteCarlo(2048))
+    assert model.condition(x, y).posterior().mean(x).shape == (20, 3)

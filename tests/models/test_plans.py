@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.reading import Options
@@ -277,6 +277,19 @@ def test_subsets_on_the_way_cost_about_a_ratio_more_each():
     model = model_of(frequencies=gp_orff.Auto(exact_values=10**6))
     searches = model.plan(*readings(2000)).searches
     assert [search.rows for search in searches] == [1200, 2000, 4000]
+
+
+def test_random_features_of_many_data_are_left_if_they_are_not_affordable():
+    """A fit that chooses them has subsets of the exact kernel; a rule of the user is searched."""
+    x, y = readings(4000)
+    for rule in (None, gp_orff.QuasiMonteCarlo(2048)):
+        kernel = MultitaskKernel(gp_orff.BesselKernel(2, num_dims=2), num_tasks=2)
+        options = {} if rule is None else {"frequencies": rule}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(plans, "BUDGET", 1e11)
+            searches = gp_orff.VectorFieldGP(kernel, **options).plan(x, y).searches
+        assert searches[0].features is None
+        assert (searches[-1].features is None) == (rule is None)
 
 
 def test_starting_values_on_random_features_have_an_unknown_loss():
