@@ -414,7 +414,8 @@ def next_plan(
 
     The target is the cheapest plan of all data that loses at most `aim`. If there is none, it is
     the plan of all data with the smallest loss. If the present result already loses less, the next
-    plan is a subset under the exact kernel. Plans that cost far less precede the target.
+    plan is a subset under the exact kernel, also after a search on all data with a lattice that
+    truncates much. Plans that cost far less precede the target.
 
     Args:
         plans: the plans without a search so far.
@@ -427,7 +428,7 @@ def next_plan(
     # columns that the user has chosen, or that have no alternative, are searched once
     chosen = [each for each in priced if each.plan.given and not of_all]
     priced = [each for each in priced if 2 * each.operations <= budget or each in chosen]
-    better = [each for each in priced if 2 * each.loss < lost and not of_all]
+    better = [each for each in priced if 2 * each.loss < lost]
     most = 0.5 * lost if of_all else max(lost, aim(num_values))
     targets = [each for each in priced if each.plan.of_all]
     targets = [each for each in targets if each.loss <= most or each in chosen]
@@ -436,6 +437,8 @@ def next_plan(
         return min(subsets, key=price, default=None)
     good = [each for each in targets if each.loss <= aim(num_values)]
     target = min(good, key=price, default=min(targets, key=lambda each: each.loss))
+    if of_all:
+        return target
     on_the_way = [each for each in better if RATIO * each.operations <= target.operations]
     return min(on_the_way, key=price, default=target)
 

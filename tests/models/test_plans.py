@@ -83,6 +83,7 @@ def test_cheap_plans_are_on_the_way_to_dear_ones():
 def test_what_all_data_have_reached_is_halved_or_kept():
     assert chosen(Fixed("next", 1e6, 30.0), whole=True) is None
     assert chosen(Fixed("next", 1e6, 20.0), whole=True) == "next"
+    assert chosen(Fixed("next", 1e6, 30.0), Subset("some", 1e9, 20.0), whole=True) == "some"
 
 
 @pytest.mark.parametrize("numbers", [100, 300])
