@@ -116,13 +116,22 @@ class Plan(ABC):
 
         Returns the operations that remain.
         """
-        operations, before, first = self.operations, search.evaluations, self.trainer.journal.count
-        self._search(search, affordable(budget, operations))
+        return self._paid(search, budget, self.operations, partial(self._search, search))
+
+    def _paid(
+        self, search: Search, budget: float, operations: float, run: Callable[[int], None]
+    ) -> float:
+        """Run a search with the evaluations that a budget affords; return the budget that remains.
+
+        `operations` is the price of an evaluation. The journal gets it for the stages of the run.
+        """
+        before, first = search.evaluations, self.trainer.journal.count
+        run(min(max(2, int(max(budget, 0.0) / operations)), MOST_EVALUATIONS))
         self.trainer.journal.price(first, operations=operations)
         return budget - (search.evaluations - before) * operations
 
     def _search(self, search: Search, evaluations: int) -> None:
-        """Continue a search on this plan, for at most `evaluations` evaluations."""
+        """Continue a search for at most `evaluations`, for plans with one price."""
         raise NotImplementedError
 
     def truncated(self, representation: Representation) -> dict[GroupKey, float]:
@@ -324,19 +333,20 @@ class OnLattice(ByFeatures):
             operations = operations_on(inference, trainer)
             if search.evaluations > start and 2 * operations > budget:
                 return budget
-            label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
-            evaluations = affordable(budget, operations)
-            options = {"trust_factor": self.factor, "evaluations": evaluations}
-            before, first = search.evaluations, trainer.journal.count
-            with warnings.catch_warnings():  # the next round makes a new grid
-                warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
-                data = maximise(trainer, search, inference.data, inference.of, label, **options)
-            self.representation = replace(self.representation, data=data)
-            trainer.journal.price(first, operations=operations)
-            budget -= (search.evaluations - before) * operations
+            budget = self._paid(search, budget, operations, partial(self._on, inference, search))
             if search.settled:
                 break
         return budget
+
+    def _on(self, inference: FeatureInference, search: Search, evaluations: int) -> None:
+        """Search on one lattice."""
+        trainer = self.trainer
+        label = f"{self.name}, {inference.num_features(trainer.kernel)} features"
+        options = {"trust_factor": self.factor, "evaluations": evaluations}
+        with warnings.catch_warnings():  # the next round makes a new grid
+            warnings.filterwarnings("ignore", ".*call redraw", GridWarning)
+            data = maximise(trainer, search, inference.data, inference.of, label, **options)
+        self.representation = replace(self.representation, data=data)
 
 
 @dataclass(eq=False)
@@ -380,11 +390,6 @@ def operations_on(inference: FeatureInference, trainer: Trainer) -> float:
     blocks = sum(len(part.y) for part in inference.data.tracks)
     columns = expansion.num_columns
     return 6.0 * (points + blocks) * columns**2 + 2.0 * expansion.cholesky_cost
-
-
-def affordable(budget: float, operations: float) -> int:
-    """The number of evaluations of a search for a budget of operations: at least two."""
-    return min(max(2, int(max(budget, 0.0) / operations)), MOST_EVALUATIONS)
 
 
 def loss_of_rows(trainer: Trainer, numbers: float, of: float) -> float:

@@ -121,6 +121,26 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     assert missing / 3 < plans.loss_by_gradient(plan) < 3 * missing
 
 
+def test_each_lattice_of_a_search_is_paid_for():
+    """From a lengthscale far above the best one: lattices with more and more features."""
+    x, y = readings(300)
+    model = model_of().condition(x, y)
+    (rbf,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
+    rbf.lengthscale = 5.0
+    kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
+    rule, journal = gp_orff.Grid(domain=data.box), Journal(Progress())
+    grid = Representation(kernel, likelihoods, rule, data, rule)
+    own = Trainer(kernel, likelihoods, None, data.survey, journal)
+    level = partial(Representation.fine, most=2000)
+    plan = plans.OnLattice(own, "grid", grid, level, 1.2, data.num_values)
+    left = plan.search(own.new_search(), 1e12)
+    prices = [stage.operations for stage in journal.stages]
+    assert len(set(prices)) > 2
+    assert sorted(prices)[-1] > 2 * sorted(prices)[0]
+    paid = sum(stage.evaluations * stage.operations for stage in journal.stages)
+    assert left == pytest.approx(1e12 - paid, rel=1e-12)
+
+
 @pytest.mark.slow
 def test_a_grid_with_too_few_features_is_made_again_for_fewer_lengthscales(monkeypatch, exact_fit):
     def evidence(most_lost):
