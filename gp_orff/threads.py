@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 from gp_orff.settings import num_threads
 
@@ -77,9 +79,11 @@ def chosen_threads(measure: bool = False) -> Iterator[Threads]:
         True
     """
     most = torch.get_num_threads()
-    with fixed_threads(most):
+    try:
         number = num_threads.value() or _fastest(most, measure)
-        torch.set_num_threads(number)
+    finally:
+        torch.set_num_threads(most)
+    with fixed_threads(number):
         yield Threads(number, most)
 
 
@@ -127,14 +131,21 @@ def _workload() -> None:
 
 @contextmanager
 def fixed_threads(number: int | None) -> Iterator[None]:
-    """Use `number` threads inside the block, and restore the old number after it. None changes
-    nothing."""
+    """Use `number` threads of PyTorch, NumPy and SciPy inside the block, and restore the old
+    numbers after it. None changes nothing."""
     if number is None:
         yield
         return
     outside = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        yield
+        with _blas().limit(limits=number):
+            yield
     finally:
         torch.set_num_threads(outside)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """The libraries of linear algebra of NumPy and SciPy."""
+    return ThreadpoolController().select(user_api="blas")

@@ -243,6 +243,10 @@ class LinearObservations(ABC):
         It includes the covariance `truncated` of the part of H f that the features omit.
         """
 
+    def noise_times(self, noises: Noises, a: Float[Tensor, "M"]) -> Float[Tensor, "M"]:
+        """The covariance of ε times a vector."""
+        return self.noise_covariance(noises) @ a
+
     def design(self, num_outputs: int) -> Float[Tensor, "M 1+p"]:
         """V = [y, H(1⊗I_p)]: the values, and the effect of the constant mean of each output."""
         eye = torch.eye(num_outputs).to(self.points)
@@ -279,6 +283,15 @@ class PointObservations(LinearObservations):
             for group in self.observations
         ]
         return block_diagonal(blocks)
+
+    def noise_times(self, noises: Noises, a: Float[Tensor, "M"]) -> Float[Tensor, "M"]:
+        products = []
+        pieces = a.split([group.y.numel() for group in self.observations])
+        for group, piece in zip(self.observations, pieces, strict=True):
+            blocks = group.noise(GroupNoise(group_noise(group.key, noises)))  # (n, v, v)
+            at_points = piece.unflatten(0, (len(group), -1)).unsqueeze(-1)
+            products.append((blocks @ at_points).flatten())
+        return torch.cat(products)
 
 
 def block_diagonal(blocks: Sequence[Float[Tensor, "m m"]]) -> Float[Tensor, "M M"]:

@@ -113,6 +113,18 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
     return numbered(labels[inverse.ravel()])
 
 
+def least_sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> int:
+    """A lower bound of the number of sites, by counts of occupied cells.
+
+    A site extends over at most 1/w + 1 cells along an axis, for cells of w times the reach.
+    """
+    bounds = []
+    for width in (1.0, 0.5):
+        cells = cell_keys(x.T, [width * length for length in reach])
+        bounds.append(len(np.unique(cells)) / (1 / width + 1) ** np.count_nonzero(reach))
+    return math.ceil(max(bounds))
+
+
 def numbered(labels: Shaped[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """The index of each label. Labels are in the order of their first positions."""
     _, first, which = np.unique(labels, return_index=True, return_inverse=True)

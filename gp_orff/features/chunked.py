@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.features.phases import Phases
-from gp_orff.kernels.base import is_traced
+from gp_orff.kernels.base import BLOCK, is_traced, mirror
 from gp_orff.symbols.base import refuse_units
 
 # Products with the N×2D matrix φ(x) = [cos θ(x) ; sin θ(x)], without storing it.
@@ -130,24 +130,16 @@ class _Moments(Function):
     def forward(ctx, x, y, gram, weights, rebuild, *tensors):
         ctx.save_for_backward(x, y, weights, *tensors)
         ctx.rebuild, phases = rebuild, rebuild(*tensors)
-        d, columns = phases.num_frequencies, 2 * phases.num_frequencies
+        columns = 2 * phases.num_frequencies
         num_grams = () if weights is None else (weights.shape[-1],)
         c = x.new_zeros(*num_grams, *x.shape[:-2], columns, columns) if gram else None
         z = x.new_zeros(*x.shape[:-2], columns, y.shape[-1])
         for rows in chunks(x, columns):
-            phase = phases(x[..., rows, :])
-            cos, sin = phase.cos(), phase.sin()
-            if gram:  # C is symmetric, so three of its four blocks suffice
-                for block, a in _with_weights(c, weights, rows):
-                    left, right = (cos, sin) if a is None else (a * cos, a * sin)
-                    block[..., :d, :d] += left.mT @ cos
-                    block[..., :d, d:] += left.mT @ sin
-                    block[..., d:, d:] += right.mT @ sin
-            z[..., :d, :] += cos.mT @ y[..., rows, :]
-            z[..., d:, :] += sin.mT @ y[..., rows, :]
-        if gram:
-            c[..., d:, :d] = c[..., :d, d:].mT
-        return c, z
+            phi = trig(x[..., rows, :], phases)
+            for matrix, a in _with_weights(c, weights, rows) if gram else ():
+                _add_gram(matrix, phi if a is None else a * phi, phi)
+            z += phi.mT @ y[..., rows, :]
+        return mirror(c) if gram else c, z
 
     @staticmethod
     def backward(ctx, grad_c, grad_z):
@@ -167,6 +159,21 @@ class _Moments(Function):
                         grad_phi += phi @ matrix if a is None else a * (phi @ matrix)
                 gradients.add(rows, phi, grad_phi)
         return gradients.x, grad_y, None, None, None, *gradients.tensors
+
+
+def _add_gram(
+    total: Float[Tensor, "*b k k"], left: Float[Tensor, "*b n k"], right: Float[Tensor, "*b n k"]
+) -> None:
+    """Add the symmetric matrix leftᵀ right to a total, in blocks of rows up to the diagonal.
+
+    Each block is added by the matrix product itself, without an intermediate result.
+    """
+    size = total.shape[-1]
+    flat = [part.reshape(-1, *part.shape[-2:]) for part in (left, right)]
+    for matrix, one, other in zip(total.view(-1, size, size), *flat, strict=True):
+        for start in range(0, size, BLOCK):
+            rows = slice(start, min(start + BLOCK, size))
+            matrix[rows, : rows.stop].addmm_(one[:, rows].mT, other[:, : rows.stop])
 
 
 def _with_weights(

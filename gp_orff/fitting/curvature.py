@@ -11,6 +11,7 @@ information REML*).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.equations import Primal, Whitened, information
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference
+from gp_orff.kernels.base import cholesky_inverse
 from gp_orff.kernels.spectra import learned_spectra
 
 STEP = 2e-4
@@ -128,7 +130,8 @@ def _moved(coordinates: Coordinates, steps: Float[np.ndarray, "m k"]) -> Iterato
 #     A_ij = ½ w_iᵀ P w_j ,    w_i = ∂_iK a ,    a = K⁻¹(y − H c) .
 #
 # P is K⁻¹ for a given mean c, and K⁻¹ − K⁻¹H(HᵀK⁻¹H)⁻¹HᵀK⁻¹ for the c with the largest evidence. A
-# takes one factorisation, and one covariance matrix at each of k moved hyperparameters.
+# takes one factorisation, and one covariance matrix at each of k moved hyperparameters, of which
+# only the product with a is stored.
 #
 # Observations at equal positions also have r values of scatter about their means, with variances
 # ∝ σ². These values add r log σ² to the logarithm of the determinant. Their information is
@@ -143,26 +146,27 @@ def _under_exact_kernel(
     mean: Float[Tensor, "p"] | None,
 ) -> Float[np.ndarray, "k k"]:
     noises = noises_of(kernel, likelihoods)
-    prior, noise = inference.prior(kernel), inference.noise(noises)
-    factor, half, evidence = data = Whitened.of_covariance(prior + noise, inference.design(noises))
-    a = data.solved(mean)[:, :1]
-    scatter, of_kernel = inference.scatter_logdet(noises), set(kernel.parameters())
-    owners = [p.parameter in of_kernel for p in coordinates.parts for _ in p.parameter.flatten()]
-    moved, w, slopes = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners))), [], []
-    for _, is_of_kernel in zip(moved, owners, strict=True):
-        if is_of_kernel:
-            change, of_scatter = inference.prior(kernel) - prior, torch.zeros_like(scatter)
+    covariance = inference.covariance(kernel, noises)
+    factor, half, evidence = data = Whitened.of_covariance(covariance, inference.design(noises))
+    a = data.solved(mean)[:, 0]
+    of_kernel, parts = set(kernel.parameters()), coordinates.parts
+    owners = [part.parameter in of_kernel for part in parts for _ in part.parameter.flatten()]
+    owners = torch.tensor(owners, dtype=torch.bool, device=a.device)
+    w, slopes = a.new_zeros(len(a), len(owners)), a.new_zeros(len(owners))
+    scatter, kernels, others = inference.scatter_logdet(noises), [], []
+    moved = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners)))
+    for number, _ in enumerate(moved):
+        if owners[number]:
+            kernels.append(deepcopy(kernel))
         else:
-            noises = noises_of(kernel, likelihoods)
-            change = inference.noise(noises) - noise
-            of_scatter = inference.scatter_logdet(noises) - scatter
-        w.append(change.tril() @ a + change.tril(-1).mT @ a)
-        slopes.append(of_scatter)
-    w = torch.linalg.solve_triangular(factor, torch.cat(w, -1), upper=False)
+            others.append(noises_of(kernel, likelihoods))
+            slopes[number] = inference.scatter_logdet(others[-1]) - scatter
+    w[:, owners] = inference.differences_of_priors(kernel, kernels, a)
+    w[:, ~owners] = inference.differences_of_noises(noises, others, a)
+    w = torch.linalg.solve_triangular(factor, w, upper=False)
     if mean is None:
         left = half[:, 1:] @ evidence.mean_root()
         w = w - left @ (left.mT @ w)
-    slopes = torch.stack(slopes).to(w)
     count = max(inference.num_values - len(half), 1.0)
     total = w.mT @ w + slopes[:, None] * slopes / count
     return (0.5 * total / _STEP_OF_COVARIANCES**2).cpu().numpy()
@@ -208,7 +212,7 @@ def _under_features(
         [len(start) - len(groups), len(groups)]
     )
     posterior, _ = present.posterior(mean)
-    inverse = torch.cholesky_inverse(posterior.factor)
+    inverse = cholesky_inverse(posterior.factor)
     explained = -inverse  # M = I − A⁻¹; for a single group, M = A⁻¹G
     explained.diagonal().add_(1)
     solved = [explained]

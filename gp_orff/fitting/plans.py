@@ -462,8 +462,8 @@ def lost_at_first(plan: Plan, num_values: float) -> float:
 def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | None:
     """Search on plans of rising price, until a plan of all data loses at most `aim`.
 
-    Each plan begins at the best of all earlier results, by the evidence of this plan: a search on
-    few values or coarse columns may have moved in a wrong direction.
+    Each plan begins at the start or at the end of the last search, whichever has more evidence on
+    this plan: a search on few values or coarse columns may have moved in a wrong direction.
 
     Args:
         search: the search on a subset for starting values, which continues.
@@ -487,12 +487,13 @@ def climb(search: Search, plans: Sequence[Plan], num_values: float) -> Plan | No
             break
         plan, before = chosen.plan, search.evaluations
         _go_to_best(search, plan, visited)
+        start = search.coordinates.get()
         first = trainer.journal.count
         budget = plan.search(search, budget)
         left.remove(plan)
         if search.evaluations == before:  # no lattice could be built
             continue
-        visited.append(search.coordinates.get())
+        visited = [start, search.coordinates.get()]
         last, measured, lost = measured_loss(plan, num_values, budget)
         budget -= measured
         of_all = of_all or plan.of_all
@@ -597,7 +598,7 @@ def plans_of(trainer: Trainer, representation: Representation) -> list[Plan]:
     if exact and representation.auto and not data.tracks:
         most = max(representation.auto.exact_values, rule.max_features or MOST_EXACT)
         under_kernel = OfAll(trainer, "exact kernel", data)
-        if data.survey.num_points <= MANY and under_kernel.size <= most:
+        if representation.may_be_exact(most) and under_kernel.size <= most:
             plans.append(under_kernel)
     return plans + lattices_of(trainer, representation)
 

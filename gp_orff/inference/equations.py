@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
@@ -405,7 +404,7 @@ class Primal(WeightEquations):
         return self.evidence_of(*MaskedInvQuadLogdet.apply(self.b, *self._products))
 
     def posterior(self, mean):
-        weights = Whitened.of(psd_safe_cholesky(self._a), self.b, self.evidence_of)
+        weights = Whitened.of(cholesky(self._a, unit=1.0), self.b, self.evidence_of)
         theta = mean_and_response(weights.solved(mean))
         return PrimalPosterior(self.general, *theta, weights.factor), weights.evidence
 
@@ -820,7 +819,7 @@ class NoiseOfEach(NormalEquations):
 
     def posterior(self, mean):
         a, b, _ = self._sums
-        weights = Whitened.of(psd_safe_cholesky(a), b, self._evidence)
+        weights = Whitened.of(cholesky(a, unit=1.0), b, self._evidence)
         theta = mean_and_response(weights.solved(mean))
         return PrimalPosterior(self.expansion, *theta, weights.factor), weights.evidence
 

@@ -26,7 +26,15 @@ from gp_orff.data.observations import (
     block_diagonal,
 )
 from gp_orff.data.patterns import GroupKey, Pattern
-from gp_orff.data.sites import Nodes, Scatter, SiteMeans, across_sites, merged_at, site_labels
+from gp_orff.data.sites import (
+    Nodes,
+    Scatter,
+    SiteMeans,
+    across_sites,
+    least_sites,
+    merged_at,
+    site_labels,
+)
 from gp_orff.features.chunked import by_chunks
 from gp_orff.inference.equations import Whitened, dense_evidence, mean_and_response
 from gp_orff.inference.features import Inference, Posterior, Residuals
@@ -39,7 +47,7 @@ from gp_orff.inference.quadratic import (
     seen_by,
     solve,
 )
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import cholesky, cholesky_inverse
 from gp_orff.kernels.derivatives import SymbolCovariance
 from gp_orff.kernels.pairs import (
     Geometry,
@@ -160,6 +168,22 @@ class Tiles:
         return matrix
 
     @torch.no_grad()
+    def differences(
+        self, kernel: Kernel, others: Sequence[Kernel], a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M k"]:
+        """(K_i − K) a for the covariances K_i under k other kernels, without storing them."""
+        first, between = row_covariance(kernel), [row_covariance(other) for other in others]
+        result = a.new_zeros(len(others), self.num_rows)
+        for left, right, geometry in self.lower():
+            tile = first(left.rows, right.rows, geometry)
+            for row, other in zip(result, between, strict=True):
+                change = other(left.rows, right.rows, geometry) - tile
+                row[left.span] += change @ a[right.span]
+                if left is not right:
+                    row[right.span] += change.mT @ a[left.span]
+        return result.mT
+
+    @torch.no_grad()
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"], p: int) -> Float[Tensor, "*b M n*p"]:
         """The covariance with vectors of p components at points x."""
         between = row_covariance(kernel)
@@ -264,7 +288,7 @@ class TiledInvQuadLogdet(Function):
             gradients = grad_quad, grad_logdet
             return None, None, None, *gradients_with_graph(values, (design, *tensors), gradients)
         weights = u @ (0.5 * (grad_quad + grad_quad.mT))
-        inverse = torch.cholesky_inverse(factor)
+        inverse = cholesky_inverse(factor)
         noise_gradients = [torch.zeros_like(noise) for noise in noises]
         derivatives = _Derivatives(ctx.kernel, parameters)
         for left, right, geometry in ctx.tiles.lower():
@@ -374,13 +398,16 @@ def _with_graph(
 #    longest lag up to which the covariance changes by less than 10⁻⁶ of the variance, or by less
 #    than a hundredth of the noise variance of a site mean.
 # 2. The noise variance of a mean depends on the number of records at a site, and this number
-#    depends on the reach. `reach_of_sites` computes the reach for one record per site, counts the
+#    depends on the reach. `sites_of` computes the reach for one record per site, counts the
 #    records, and computes the reach again.
 # 3. Different positions are merged only if this saves at least a fifth of the rows of the matrix.
 # 4. If there are too many data for the exact kernel, `with_few_sites` widens the sites until their
 #    means are few enough. The field then changes within sites, and `changes_within` computes these
 #    changes.
 
+
+Sites = Sequence[Int[np.ndarray, "n"]]
+"""The site of every record of every group."""
 
 _SHARE = 1e-6  # largest change of the field within a site, over its variance
 _OF_NOISE = 0.01  # the same over the noise variance of the site's mean
@@ -451,8 +478,11 @@ def _told_apart(
     return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
 
 
-def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float, ...] | None:
-    """Return the reach of the sites along each axis; None if nothing is merged.
+def sites_of(
+    kernel: Kernel, noises: Noises, data: Dataset
+) -> tuple[tuple[float, ...] | None, Sites | None]:
+    """Return the reach of the sites along each axis, and the site of every record; None if nothing
+    is merged.
 
     A distance `merge=` of the user applies to the directions of space. Along other inputs, such as
     time, positions are merged if the prior does not distinguish them. Without `merge=`, different
@@ -461,23 +491,29 @@ def reach_of_sites(kernel: Kernel, noises: Noises, data: Dataset) -> tuple[float
     """
     given = data.repeats.distance
     if given == 0 or not all(is_regular(noises[key.label]) for key in data.keys):
-        return None
-    equal = (0.0,) * data.num_inputs
+        return None, None
     reach = merge_distance(kernel, noises, data)
     if data.repeats.width > 1:
-        return tuple(data.repeats.width * length for length in reach)
+        reach = tuple(data.repeats.width * length for length in reach)
+        return reach, _labels(data, reach)
     # The mean of many records has less noise, and permits only smaller changes within a site. The
     # number of records depends on the reach in turn: it is counted once, at the reach for single
     # records. It is Σ r² / Σ r over sites with r records, the number at the site of an average
     # record: many single records must not hide a few crowded sites.
-    counts = np.concatenate([np.bincount(labels) for labels in _labels(data, reach)])
-    count = float((counts**2).sum() / counts.sum())
-    reach = merge_distance(kernel, noises, data, count) if count > 1 else reach
+    sites = _labels(data, reach)
+    counts = np.concatenate([np.bincount(labels) for labels in sites])
+    count, before = float((counts**2).sum() / counts.sum()), reach
+    if count > 1:
+        reach = merge_distance(kernel, noises, data, count)
     if given is not None:
         space = space_of(kernel, data.num_inputs)
-        return tuple(given if axis in space else length for axis, length in enumerate(reach))
-    merged = sum(map(len, map(np.unique, _labels(data, reach))))
-    return reach if merged <= _SAVING * sum(map(len, data.observations)) else equal
+        reach = tuple(given if axis in space else length for axis, length in enumerate(reach))
+    if reach != before:
+        sites = _labels(data, reach)
+    if given is None and sum(own.max() + 1 for own in sites) > _SAVING * sum(map(len, sites)):
+        reach = (0.0,) * data.num_inputs
+        sites = _labels(data, reach)
+    return reach, sites
 
 
 def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> Dataset:
@@ -487,21 +523,37 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
     """
     reach = merge_distance(kernel, noises, data)
 
-    def size(width: float) -> int:
-        labels = _labels(data, [width * length for length in reach])
-        pairs = zip(data.observations, labels, strict=True)
-        return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs)
+    def fits(width: float) -> bool:
+        wide = [width * length for length in reach]
+        if least_size(data, wide) > most:
+            return False
+        pairs = zip(data.observations, _labels(data, wide), strict=True)
+        return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs) <= most
 
     # The width doubles until the means are few enough. Two bisections of its logarithm then reduce
     # it to at most 2^¼ times the smallest width. `high` always satisfies the limit, unless the
     # doubling ended at `_WIDEST`.
     low, high = 1.0, 2.0
-    while size(high) > most and high < _WIDEST:
+    while not fits(high) and high < _WIDEST:
         low, high = high, 2 * high
     for _ in range(_BISECTIONS):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if size(middle) > most else (low, middle)
+        low, high = (low, middle) if fits(middle) else (middle, high)
     return replace(data, repeats=replace(data.repeats, width=high))
+
+
+def least_size(data: Dataset, reach: Sequence[float]) -> int:
+    """A lower bound of the number of values after a merge at sites, in one pass over the data."""
+    every = ((part.x.cpu().numpy(), part.y.shape[-1]) for part in data.observations)
+    return sum(least_sites(x, reach) * width for x, width in every)
+
+
+def may_suffice(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> bool:
+    """Whether a merge at sites may leave at most `most` values. A lower bound decides it."""
+    if data.num_values <= most or data.repeats.distance is not None:
+        return True
+    longest = [data.repeats.width * length for length in merge_distance(kernel, noises, data)]
+    return least_size(data, longest) <= most
 
 
 @torch.no_grad()
@@ -510,6 +562,7 @@ def changes_within(
     noises: Noises,
     reach: Sequence[float],
     data: Dataset,
+    sites: Sites | None = None,
     levels: int = 0,
     of_records: bool = False,
 ) -> tuple[Float[Tensor, "m"], ...]:
@@ -529,11 +582,14 @@ def changes_within(
         noises: the noise covariances Σ, by the label of the group.
         reach: the size of a site along each of d axes.
         data: the observations.
+        sites: the site of every record, if known.
         levels: how many times the sites are halved, as in `Nodes.of`.
         of_records: whether to return v instead of c.
     """
+    sites = sites or _labels(data, reach)
     return tuple(
-        _changes(kernel, noises, part, reach, levels, of_records) for part in data.observations
+        _changes(kernel, noises, part, reach, labels, levels, of_records)
+        for part, labels in zip(data.observations, sites, strict=True)
     )
 
 
@@ -542,10 +598,10 @@ def _changes(
     noises: Noises,
     part: Observations,
     reach: Sequence[float],
+    labels: Int[np.ndarray, "n"],
     levels: int,
     of_records: bool,
 ) -> Float[Tensor, "m"]:
-    labels = site_labels(part, reach)
     site = torch.from_numpy(labels).to(part.x.device)
     counts = site.bincount()
     changes = torch.zeros_like(counts, dtype=part.x.dtype)
@@ -600,7 +656,7 @@ def exceeds(reach: Sequence[float], permitted: Sequence[float]) -> bool:
     return any(length > 2 * most for length, most in zip(reach, permitted, strict=True))
 
 
-def _labels(data: Dataset, reach: Sequence[float]) -> list[Int[np.ndarray, "n"]]:
+def _labels(data: Dataset, reach: Sequence[float]) -> Sites:
     return [site_labels(part, reach) for part in data.observations]
 
 
@@ -813,7 +869,7 @@ def _closed_form(symbol: Symbol) -> Iterator[None]:
 
 
 Changes = Callable[..., Sequence[Float[Tensor, "m"]]]
-"""A function of data, `levels` and `of_records` like `changes_within`: the changes of the field."""
+"""A function like `changes_within` of data, sites, `levels` and `of_records`."""
 
 _LEVELS = 2  # a site is halved so many times
 _MUCH_CHANGE = 0.01  # large changes of the field exceed this share of the noise of the mean
@@ -829,25 +885,26 @@ class ExactInference(Inference):
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site along each axis; None if nothing is merged
     changes: Changes | None = None  # of the field within sites; None if they are negligible
+    known: Sites | None = None  # the sites of `data`, if known
     is_exact = True
 
     @classmethod
     def merging(cls, kernel: Kernel, noises: Noises, data: Dataset) -> "ExactInference":
         """Return inference in which positions are merged that the prior cannot distinguish. An
         argument `merge=` of the user replaces this rule."""
-        reach = None if data.tracks else reach_of_sites(kernel, noises, data)
+        reach, sites = (None, None) if data.tracks else sites_of(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
-            return cls(data, reach)
+            return cls(data, reach, known=sites)
         detached = {label: noise.detach() for label, noise in noises.items()}
-        return cls(data, reach, partial(changes_within, kernel, detached, reach))
+        return cls(data, reach, partial(changes_within, kernel, detached, reach), sites)
 
     @cached_property
-    def _sites(self) -> list[Int[np.ndarray, "n"]]:
-        """The site of every record of every group."""
-        parts = self.data.observations
+    def _sites(self) -> Sites:
+        if self.known is not None:
+            return self.known
         if self.reach is None:
-            return [np.arange(len(part)) for part in parts]
-        return [site_labels(part, self.reach) for part in parts]
+            return [np.arange(len(part)) for part in self.data.observations]
+        return _labels(self.data, self.reach)
 
     @cached_property
     def _means(self) -> tuple[list[Observations], list[Scatter]]:
@@ -866,7 +923,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
-        return [torch.zeros(1)] if self.changes is None else self.changes(self.data)
+        return [torch.zeros(1)] if self.changes is None else self.changes(self.data, self._sites)
 
     @cached_property
     def _scatter_factors(self) -> Mapping[GroupKey, Float[Tensor, ""]]:
@@ -877,7 +934,7 @@ class ExactInference(Inference):
         if self.changes is None:
             return {}
         factors = {}
-        changes = self.changes(self.data, of_records=True)
+        changes = self.changes(self.data, self._sites, of_records=True)
         for part, labels, change in zip(self.data.observations, self._sites, changes, strict=True):
             repeats = torch.from_numpy(np.bincount(labels)).to(change) - 1
             factors[part.key] = 1 + repeats @ change / repeats.sum().clamp_min(1)
@@ -900,7 +957,7 @@ class ExactInference(Inference):
         divided = self._divided
         if not any(own.any() for own in divided):
             return self.observed
-        halved = self.changes(self.data, levels=_LEVELS)
+        halved = self.changes(self.data, self._sites, levels=_LEVELS)
         changes = [
             torch.where(own, less, change)
             for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
@@ -967,7 +1024,7 @@ class ExactInference(Inference):
         return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
 
     def of(self, data):
-        return self if data is self.data else replace(self, data=data)
+        return self if data is self.data else replace(self, data=data, known=None)
 
     def prepare(self) -> None:
         _ = self.observed
@@ -1062,8 +1119,8 @@ class ExactInference(Inference):
 
     def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         """Cov[H f] plus the covariance of the noise, on and below the diagonal."""
-        if self.resolved is self.observed and self._in_tiles(kernel):
-            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        if self.resolved is self.observed:
+            return self.covariance(kernel, noises)
         return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
 
     @torch.no_grad()
@@ -1086,7 +1143,7 @@ class ExactInference(Inference):
         covariance N₀ − N₀ S⁻¹ N₀. The residual of a record y is larger than this mean by y − ȳ.
         """
         field: ExactPosterior = posterior.distribution
-        inverse, start = torch.cholesky_inverse(field.factor), 0
+        inverse, start = cholesky_inverse(field.factor), 0
         for part, labels, means in zip(
             self.data.observations, self._sites, self._means[0], strict=True
         ):
@@ -1122,9 +1179,35 @@ class ExactInference(Inference):
         return observed_covariance(kernel, self.observed)
 
     @torch.no_grad()
-    def noise(self, noises: Noises) -> Float[Tensor, "M M"]:
-        """The covariance of the noise of the evidence."""
-        return _noise(self.observed, noises)
+    def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
+        """Cov[H f] plus the covariance of the noise, of the evidence. Only the lower triangle is
+        defined."""
+        if self._in_tiles(kernel):
+            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
+        return observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
+
+    @torch.no_grad()
+    def differences_of_priors(
+        self, kernel: Kernel, others: Sequence[Kernel], a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M k"]:
+        """(K_i − K) a for K = Cov[H f] under this kernel, and K_i under k other kernels."""
+        if self._in_tiles(kernel):
+            return self._tiles.differences(kernel, others, a)
+        prior = self.prior(kernel)
+        columns = [(self.prior(other) - prior) @ a for other in others]
+        return torch.stack([a.new_zeros(len(a)), *columns], -1)[:, 1:]
+
+    @torch.no_grad()
+    def differences_of_noises(
+        self, noises: Noises, others: Sequence[Noises], a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M k"]:
+        """(N_i − N) a for the covariance N of this noise, and N_i of k others."""
+        pieces, result = a.split([len(part.values) for part in self.observed]), []
+        for part, piece in zip(self.observed, pieces, strict=True):
+            product = part.noise_times(noises, piece)
+            changes = [part.noise_times(other, piece) - product for other in others]
+            result.append(torch.stack(changes, -1) if changes else piece.new_zeros(len(piece), 0))
+        return torch.cat(result)
 
     @torch.no_grad()
     def scatter_logdet(self, noises: Noises) -> Float[Tensor, ""]:

@@ -25,7 +25,7 @@ from gp_orff.inference.features import FeatureInference, Inference, Posterior, R
 from gp_orff.inference.posteriors import FieldDistribution
 from gp_orff.inference.quadratic import Evidence, seen_by
 from gp_orff.inference.robust import StudentTNoise, residuals
-from gp_orff.kernels.base import cholesky
+from gp_orff.kernels.base import cholesky, cholesky_inverse
 from gp_orff.settings import check_features
 
 # Blocks of held-out observations: the posterior given all other observations, the rest.
@@ -239,7 +239,7 @@ def left_out_of_rows(
         unit[b, torch.arange(len(b), device=b.device)] = 1.0
         # halfᵀ half = [K⁻¹]_bb, from columns of the identity, without the whole K⁻¹.
         half = torch.linalg.solve_triangular(factor, unit, upper=False)
-        conditional = torch.cholesky_inverse(cholesky(half.mT @ half))
+        conditional = cholesky_inverse(cholesky(half.mT @ half))
         residual = conditional @ solved[b]
         rest = torch.ones_like(design[:, 0], dtype=torch.bool).index_fill(0, b, False)
         evidence = Evidence(

@@ -16,14 +16,13 @@ from functools import cached_property, partial
 import torch
 from gpytorch.kernels import Kernel
 from jaxtyping import Float, Int
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from gp_orff.data.noise import independent
 from gp_orff.data.observations import Affine, Observations, affine_image, less_reference, of_affine
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion, FeatureExpansion, apply_symbol
-from gp_orff.kernels.base import cholesky, map_tensors
+from gp_orff.kernels.base import cholesky, cholesky_inverse, map_tensors
 from gp_orff.settings import check_features
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -491,7 +490,7 @@ class PrimalPosterior(GeneralPosterior):
 
     @cached_property
     def _inverse(self) -> Float[Tensor, "F F"]:
-        return torch.cholesky_inverse(self.factor)
+        return cholesky_inverse(self.factor)
 
     def weight_covariance(self, v: Tensor) -> Tensor:
         return torch.cholesky_solve(v, self.factor)
@@ -529,7 +528,7 @@ class DualPosterior(GeneralPosterior):
         """The Cholesky factor of Cov[θ]."""
         gram = self.whitened.mT @ self.whitened
         eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-        return psd_safe_cholesky(eye - gram)
+        return cholesky(eye - gram, unit=1.0)
 
     def root_of(self, features: Tensor) -> Tensor:
         if features.shape[-2] <= features.shape[-1]:

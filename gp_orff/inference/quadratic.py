@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn.functional import pad
+
+from gp_orff.kernels.base import cholesky, cholesky_inverse
 
 # The treatment of the constant mean. The data may determine all, some or none of its p components.
 # A component that is never observed is not determined, nor is a mean whose symbol is zero.
@@ -236,7 +237,7 @@ class InvQuadLogdet(Function):
 
     @staticmethod
     def forward(ctx, a: Float[Tensor, "*b F F"], b: Float[Tensor, "*b F k"]):
-        factor = psd_safe_cholesky(a)
+        factor = cholesky(a, unit=1.0)
         half, u = solve(factor, b)
         ctx.save_for_backward(a, b, factor, u)
         return half.mT @ half, log_determinant(factor)
@@ -245,9 +246,9 @@ class InvQuadLogdet(Function):
     def backward(ctx, grad_quad, grad_logdet):
         a, b, factor, u = ctx.saved_tensors
         if torch.is_grad_enabled():  # with the graph of A and B
-            factor = psd_safe_cholesky(a)
+            factor = cholesky(a, unit=1.0)
             u = torch.cholesky_solve(b, factor)
-        inverse = torch.cholesky_inverse(factor)
+        inverse = cholesky_inverse(factor)
         grad_a = grad_logdet[..., None, None] * inverse - u @ grad_quad @ u.mT
         return grad_a, u @ (grad_quad + grad_quad.mT)
 
@@ -260,7 +261,7 @@ class MaskedInvQuadLogdet(Function):
 
     @staticmethod
     def forward(ctx, b: Float[Tensor, "*b F k"], *parts: Tensor):
-        factor = psd_safe_cholesky(_masked_sum_in_place(parts))
+        factor = cholesky(_masked_sum_in_place(parts), unit=1.0)
         half, u = solve(factor, b)
         ctx.save_for_backward(b, factor, u, *parts)
         return half.mT @ half, log_determinant(factor)
@@ -272,7 +273,7 @@ class MaskedInvQuadLogdet(Function):
             values = InvQuadLogdet.apply(masked_sum(parts), b)
             return gradients_with_graph(values, (b, *parts), (grad_quad, grad_logdet))
         symmetric = 0.5 * (grad_quad + grad_quad.mT)
-        inverse = torch.cholesky_inverse(factor)
+        inverse = cholesky_inverse(factor)
         scale = grad_logdet[..., None, None]
         weights = u @ symmetric
         gradients = []

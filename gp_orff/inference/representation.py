@@ -25,7 +25,7 @@ from gp_orff.features.chunked import Box, box_of, contains, corners, far_message
 from gp_orff.features.draws import Draw, Rule
 from gp_orff.features.grid import MOST_DENSE, Auto, Grid
 from gp_orff.features.grid_design import GridBudgetError, lengthscales
-from gp_orff.inference.exact import ExactInference, has_covariance, with_few_sites
+from gp_orff.inference.exact import ExactInference, has_covariance, may_suffice, with_few_sites
 from gp_orff.inference.features import (
     FeatureInference,
     Inference,
@@ -182,7 +182,7 @@ def exact_instead(
     if enough or not has_covariance(kernel, data):
         return None
     once = most_factorised(next(kernel.parameters()).device)
-    if iterative and numbers <= MOST_ON_SITES:
+    if iterative and numbers <= MOST_ON_SITES and may_suffice(kernel, noises, data, once):
         exact = ExactInference.merging(kernel, noises, data)
         if exact.size <= once:
             features = num_features(kernel, inference.draws)
@@ -312,7 +312,7 @@ class Representation:
             grid = Grid(domain=data.domain, tolerance=auto.tolerance)
             return replace(self, rule=replace(grid, max_features=auto.max_features))
         most = max(auto.exact_values, auto.max_features or MOST_EXACT)
-        few = data.survey.num_points <= MANY and has_covariance(self.kernel, data)
+        few = has_covariance(self.kernel, data) and self.may_be_exact(most)
         size = self.inference(None).size if few else data.num_values
         exact = few and size <= most
         if exact and size <= auto.exact_values:
@@ -330,6 +330,11 @@ class Representation:
             reason = f"exact kernel: it is cheaper than the required features; {reason}"
             return replace(self, rule=None, reason=reason)
         return chosen
+
+    def may_be_exact(self, most: float) -> bool:
+        """Whether the exact kernel may need at most `most` values, with merged positions."""
+        few = self.data.survey.num_points <= MANY
+        return few and may_suffice(self.kernel, self._noises, self.data, most)
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid with few features, or with fewer than `size`, truncates little."""

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 from torch.autograd import Function
 
 from gp_orff.inference.posteriors import WeightPosterior, no_part
 from gp_orff.inference.quadratic import InvQuadLogdet, gradients_with_graph
+from gp_orff.kernels.base import cholesky, cholesky_inverse
 
 # The blocks P_j = (I + λ_j C)⁻¹ of (I + C⊗G)⁻¹, for the eigenvalues λ_j of G.
 #
@@ -80,7 +80,7 @@ class CholeskyBlocks(Blocks):
     def of(cls, c: Float[Tensor, "*b n n"], eigenvalues: Float[Tensor, "*b r"]) -> "CholeskyBlocks":
         identity = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device)
         blocks = identity + eigenvalues[..., None, None] * c.unsqueeze(-3)
-        return cls(eigenvalues, psd_safe_cholesky(blocks))
+        return cls(eigenvalues, cholesky(blocks, unit=1.0))
 
     def half(self, v: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(self.factor.mT, v, upper=True, left=False)
@@ -96,7 +96,7 @@ class CholeskyBlocks(Blocks):
         return 2 * self.factor.diagonal(dim1=-1, dim2=-2).log().sum((-1, -2))
 
     def logdet_gradients(self, c: Tensor) -> tuple[Tensor, Tensor]:
-        inverses = torch.cholesky_inverse(self.factor)
+        inverses = cholesky_inverse(self.factor)
         weighted = (self.eigenvalues[..., None, None] * inverses).sum(-3)
         return weighted, (inverses * c.unsqueeze(-3)).sum((-1, -2))
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 import torch
 from gpytorch import Module
 from gpytorch.kernels import CosineKernel, Kernel, PeriodicKernel
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
+from scipy.linalg import lapack
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -450,11 +451,12 @@ def positive_root(variances: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return positive(variances).sqrt()
 
 
-def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+def cholesky(a: Float[Tensor, "*b n n"], unit: float | None = None) -> Float[Tensor, "*b n n"]:
     """Return the Cholesky factor L of a covariance matrix a = L Lᵀ.
 
-    If a is singular to rounding, a nugget of 10⁻⁸ to 10⁻⁶ of its largest variance is added to the
-    diagonal. The nugget thus has the units of a, unlike that of `psd_safe_cholesky`.
+    If a is singular to rounding, a nugget of 10⁻⁸ to 10⁻⁶ units is added to the diagonal. By
+    default, the unit is the largest variance of a. The nugget thus has the units of a, unlike that
+    of `psd_safe_cholesky`.
 
     Example:
         >>> import torch
@@ -464,11 +466,80 @@ def cholesky(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
         tensor([[2., 0.],
                 [1., 1.]], dtype=torch.float64)
     """
-    factor, info = torch.linalg.cholesky_ex(a)
-    if not info.any():
+    factor, failed = _cholesky_in_lapack(a) if _suits_lapack(a) else torch.linalg.cholesky_ex(a)
+    if not failed.any():
         return factor
-    size = size_of(a)
-    return size.sqrt() * psd_safe_cholesky(a / size)
+    size = size_of(a) if unit is None else unit
+    return size**0.5 * psd_safe_cholesky(a / size)
+
+
+def cholesky_inverse(factor: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """Return (L Lᵀ)⁻¹ for a Cholesky factor L.
+
+    Example:
+        >>> import torch
+        >>> from gp_orff.kernels.base import cholesky_inverse
+        >>> cholesky_inverse(torch.tensor([[2.0, 0.0], [1.0, 1.0]]).double())
+        tensor([[ 0.5000, -0.5000],
+                [-0.5000,  1.0000]], dtype=torch.float64)
+    """
+    if not _suits_lapack(factor):
+        return torch.cholesky_inverse(factor)
+    return _of_each(_inverse_in_lapack, factor)
+
+
+# On CPUs, the LAPACK of SciPy (OpenBLAS) is faster than that of PyTorch: on an AMD EPYC with one
+# thread, 1.1 to 1.9 times for factors and 1.2 to 2.5 times for inverses of 20 to 4800 rows. A
+# transposed array has the order of Fortran, so the upper triangle there is the lower one here.
+
+
+BLOCK = 256  # rows of a block of a symmetric matrix
+
+
+def _suits_lapack(a: Tensor) -> bool:
+    """Whether a is a matrix, or a few matrices, on a CPU, and the result needs no derivatives."""
+    few = 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
+    on_cpu = a.dtype == torch.float64 and a.device.type == "cpu"
+    return few and on_cpu and not (a.requires_grad and torch.is_grad_enabled()) and not is_traced()
+
+
+def _of_each(function: Callable[[Tensor], Tensor], matrices: Float[Tensor, "*b n n"]) -> Tensor:
+    if matrices.dim() == 2:
+        return function(matrices)
+    results = [function(matrix) for matrix in matrices.flatten(0, -3)]
+    return torch.stack(results).unflatten(0, matrices.shape[:-2])
+
+
+def _cholesky_in_lapack(
+    a: Float[Tensor, "*b n n"],
+) -> tuple[Float[Tensor, "*b n n"], Bool[Tensor, "*b"]]:
+    """The Cholesky factors, and whether a matrix is not positive definite."""
+    infos = []
+
+    def factor(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+        upper, info = lapack.dpotrf(matrix.detach().numpy().T)
+        infos.append(info)
+        return torch.from_numpy(upper.T)
+
+    factors = _of_each(factor, a)
+    # OpenBLAS does not report NaN.
+    failed = torch.tensor(infos).view(a.shape[:-2]) != 0
+    return factors, failed | factors.diagonal(dim1=-2, dim2=-1).isnan().any(-1)
+
+
+def _inverse_in_lapack(factor: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    upper, _ = lapack.dpotri(factor.detach().numpy().T)
+    return mirror(torch.from_numpy(upper.T))
+
+
+def mirror(lower: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]:
+    """Copy the triangle below the diagonal to the one above it, in place."""
+    for start in range(0, lower.shape[-1], BLOCK):
+        rows = slice(start, start + BLOCK)
+        square = lower[..., rows, rows]
+        square.copy_(square.tril() + square.tril(-1).mT)
+        lower[..., :start, rows] = lower[..., rows, :start].mT
+    return lower
 
 
 def size_of(a: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b 1 1"]:

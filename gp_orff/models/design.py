@@ -44,7 +44,7 @@ from gp_orff.inference.posteriors import (
     WeightPosterior,
     WithMean,
 )
-from gp_orff.kernels.base import as_real_tensor, check_positive_integer, cholesky
+from gp_orff.kernels.base import as_real_tensor, check_positive_integer, cholesky, cholesky_inverse
 from gp_orff.models.frozen_model import FieldOnDomain, Snapshot
 from gp_orff.symbols.base import Identity, Symbol
 
@@ -370,7 +370,7 @@ def _greedy(
 
 def _decrease(covariance: Float[Tensor, "C v v"], cross: Float[Tensor, "C v k"]) -> Tensor:
     """tr(A⁻¹ W Wᵀ) of each, (C,)."""
-    inverse = torch.cholesky_inverse(cholesky(covariance))
+    inverse = cholesky_inverse(cholesky(covariance))
     return (inverse * (cross @ cross.mT)).sum((-1, -2))
 
 

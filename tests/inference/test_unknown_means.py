@@ -108,7 +108,8 @@ def test_under_student_t_noise(tmp_path):
     model.save(tmp_path / "model.pt")
     for own in (model, gp_orff.VectorFieldGP.load(tmp_path / "model.pt")):
         field = own.posterior()
-        torch.testing.assert_close(field.mean(xs).flatten(), mean, rtol=0, atol=1e-6)
+        # With a condition number of 1e6, weights of 2e4 in the mean have rounding errors of 1e-6.
+        torch.testing.assert_close(field.mean(xs).flatten(), mean, rtol=0, atol=5e-6)
         torch.testing.assert_close(field(xs).covariance_matrix, covariance, **ROUNDING)
 
 

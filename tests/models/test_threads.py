@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 import gp_orff
 from gp_orff import threads
@@ -129,6 +130,20 @@ def test_other_calls_use_the_number_of_the_last_fit(machine):
     with chosen_threads() as other:
         assert torch.get_num_threads() == other.number == 3
     assert not machine.measured
+
+
+def test_numpy_and_scipy_use_as_many_threads(machine):
+    def numbers():
+        return [library["num_threads"] for library in threadpool_info() if is_blas(library)]
+
+    def is_blas(library):
+        return library["user_api"] == "blas"
+
+    before = numbers()
+    for number in (1, 2):
+        with num_threads(number), chosen_threads():
+            assert numbers() == [number] * len(before)
+    assert numbers() == before
 
 
 def test_a_single_thread_is_not_measured(machine):
