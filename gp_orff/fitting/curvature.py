@@ -11,7 +11,6 @@ information REML*).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 
 import numpy as np
 import torch
@@ -146,27 +145,26 @@ def _under_exact_kernel(
     mean: Float[Tensor, "p"] | None,
 ) -> Float[np.ndarray, "k k"]:
     noises = noises_of(kernel, likelihoods)
-    covariance = inference.covariance(kernel, noises)
-    factor, half, evidence = data = Whitened.of_covariance(covariance, inference.design(noises))
+    prior, design = inference.prior(kernel), inference.design(noises)
+    factor, half, evidence = data = Whitened.of_covariance(prior + inference.noise(noises), design)
     a = data.solved(mean)[:, 0]
-    of_kernel, parts = set(kernel.parameters()), coordinates.parts
-    owners = [part.parameter in of_kernel for part in parts for _ in part.parameter.flatten()]
-    owners = torch.tensor(owners, dtype=torch.bool, device=a.device)
-    w, slopes = a.new_zeros(len(a), len(owners)), a.new_zeros(len(owners))
-    scatter, kernels, others = inference.scatter_logdet(noises), [], []
-    moved = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners)))
-    for number, _ in enumerate(moved):
-        if owners[number]:
-            kernels.append(deepcopy(kernel))
+    scatter, of_kernel = inference.scatter_logdet(noises), set(kernel.parameters())
+    owners = [p.parameter in of_kernel for p in coordinates.parts for _ in p.parameter.flatten()]
+    moved, w, slopes = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners))), [], []
+    for _, is_of_kernel in zip(moved, owners, strict=True):
+        if is_of_kernel:
+            w.append(inference.change_of_prior(kernel, prior, a))
+            slopes.append(torch.zeros_like(scatter))
         else:
-            others.append(noises_of(kernel, likelihoods))
-            slopes[number] = inference.scatter_logdet(others[-1]) - scatter
-    w[:, owners] = inference.differences_of_priors(kernel, kernels, a)
-    w[:, ~owners] = inference.differences_of_noises(noises, others, a)
+            now = noises_of(kernel, likelihoods)
+            w.append(inference.change_of_noise(now, noises, a))
+            slopes.append(inference.scatter_logdet(now) - scatter)
+    w = torch.stack(w, -1)
     w = torch.linalg.solve_triangular(factor, w, upper=False)
     if mean is None:
         left = half[:, 1:] @ evidence.mean_root()
         w = w - left @ (left.mT @ w)
+    slopes = torch.stack(slopes).to(w)
     count = max(inference.num_values - len(half), 1.0)
     total = w.mT @ w + slopes[:, None] * slopes / count
     return (0.5 * total / _STEP_OF_COVARIANCES**2).cpu().numpy()

@@ -168,20 +168,17 @@ class Tiles:
         return matrix
 
     @torch.no_grad()
-    def differences(
-        self, kernel: Kernel, others: Sequence[Kernel], a: Float[Tensor, "M"]
-    ) -> Float[Tensor, "M k"]:
-        """(K_i − K) a for the covariances K_i under k other kernels, without storing them."""
-        first, between = row_covariance(kernel), [row_covariance(other) for other in others]
-        result = a.new_zeros(len(others), self.num_rows)
+    def change(
+        self, kernel: Kernel, before: Float[Tensor, "M M"], a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M"]:
+        """(K − K₀) a for the covariance K, without storing it, and an earlier one K₀ = `before`."""
+        between, result = row_covariance(kernel), torch.zeros_like(a)
         for left, right, geometry in self.lower():
-            tile = first(left.rows, right.rows, geometry)
-            for row, other in zip(result, between, strict=True):
-                change = other(left.rows, right.rows, geometry) - tile
-                row[left.span] += change @ a[right.span]
-                if left is not right:
-                    row[right.span] += change.mT @ a[left.span]
-        return result.mT
+            tile = between(left.rows, right.rows, geometry) - before[left.span, right.span]
+            result[left.span] += tile @ a[right.span]
+            if left is not right:
+                result[right.span] += tile.mT @ a[left.span]
+        return result
 
     @torch.no_grad()
     def cross(self, kernel: Kernel, x: Float[Tensor, "n d"], p: int) -> Float[Tensor, "*b M n*p"]:
@@ -1119,8 +1116,8 @@ class ExactInference(Inference):
 
     def _lower(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
         """Cov[H f] plus the covariance of the noise, on and below the diagonal."""
-        if self.resolved is self.observed:
-            return self.covariance(kernel, noises)
+        if self.resolved is self.observed and self._in_tiles(kernel):
+            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
         return observed_covariance(kernel, self.resolved) + _noise(self.resolved, noises)
 
     @torch.no_grad()
@@ -1179,35 +1176,27 @@ class ExactInference(Inference):
         return observed_covariance(kernel, self.observed)
 
     @torch.no_grad()
-    def covariance(self, kernel: Kernel, noises: Noises) -> Float[Tensor, "M M"]:
-        """Cov[H f] plus the covariance of the noise, of the evidence. Only the lower triangle is
-        defined."""
-        if self._in_tiles(kernel):
-            return covariance_of_tiles(kernel, self._tiles, self._noise_by_group(noises))
-        return observed_covariance(kernel, self.observed) + _noise(self.observed, noises)
+    def noise(self, noises: Noises) -> Float[Tensor, "M M"]:
+        """The covariance of the noise of the evidence."""
+        return _noise(self.observed, noises)
 
     @torch.no_grad()
-    def differences_of_priors(
-        self, kernel: Kernel, others: Sequence[Kernel], a: Float[Tensor, "M"]
-    ) -> Float[Tensor, "M k"]:
-        """(K_i − K) a for K = Cov[H f] under this kernel, and K_i under k other kernels."""
+    def change_of_prior(
+        self, kernel: Kernel, before: Float[Tensor, "M M"], a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M"]:
+        """(K − K₀) a for K = Cov[H f], and an earlier K₀ = `before`, the result of `prior`."""
         if self._in_tiles(kernel):
-            return self._tiles.differences(kernel, others, a)
-        prior = self.prior(kernel)
-        columns = [(self.prior(other) - prior) @ a for other in others]
-        return torch.stack([a.new_zeros(len(a)), *columns], -1)[:, 1:]
+            return self._tiles.change(kernel, before, a)
+        return (self.prior(kernel) - before) @ a
 
     @torch.no_grad()
-    def differences_of_noises(
-        self, noises: Noises, others: Sequence[Noises], a: Float[Tensor, "M"]
-    ) -> Float[Tensor, "M k"]:
-        """(N_i − N) a for the covariance N of this noise, and N_i of k others."""
-        pieces, result = a.split([len(part.values) for part in self.observed]), []
-        for part, piece in zip(self.observed, pieces, strict=True):
-            product = part.noise_times(noises, piece)
-            changes = [part.noise_times(other, piece) - product for other in others]
-            result.append(torch.stack(changes, -1) if changes else piece.new_zeros(len(piece), 0))
-        return torch.cat(result)
+    def change_of_noise(
+        self, noises: Noises, before: Noises, a: Float[Tensor, "M"]
+    ) -> Float[Tensor, "M"]:
+        """(N − N₀) a for the covariance N of the noise, and that of earlier noise."""
+        pieces = a.split([len(part.values) for part in self.observed])
+        pairs = zip(self.observed, pieces, strict=True)
+        return torch.cat([p.noise_times(noises, a) - p.noise_times(before, a) for p, a in pairs])
 
     @torch.no_grad()
     def scatter_logdet(self, noises: Noises) -> Float[Tensor, ""]:
