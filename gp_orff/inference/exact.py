@@ -460,18 +460,22 @@ def _told_apart(
 ) -> Bool[Tensor, "B d L"]:
     """Return whether the prior distinguishes positions z from x, which is if K(0) − K(x − z) >
     `permitted`."""
-
+    pairs = [(x, x), (z, z), (x.expand_as(z), z)]
+    left, right = (
+        torch.cat([p.reshape(-1, 1, p.shape[-1]) for p in side])
+        for side in zip(*pairs, strict=True)
+    )
+    # One call of the kernel for all pairs, unless there are very many: a call has much overhead.
     together = max(1, _NUMBERS // kernel.num_outputs_per_input(x, x) ** 2)
-
-    def variances(a: Tensor, b: Tensor) -> Float[Tensor, "*s p"]:
-        pairs = [points.reshape(-1, 1, points.shape[-1]).split(together) for points in (a, b)]
-        blocks = [to_dense(kernel(*some)) for some in zip(*pairs, strict=True)]
-        diagonals = torch.cat([block.diagonal(dim1=-1, dim2=-2) for block in blocks])
-        return diagonals.unflatten(0, a.shape[:-1])
-
-    at_x, at_z = variances(x, x), variances(z, z)
+    parts = zip(left.split(together), right.split(together), strict=True)
+    blocks = torch.cat([to_dense(kernel(*some)) for some in parts]).diagonal(dim1=-1, dim2=-2)
+    counts = [a.shape[:-1].numel() for a, _ in pairs]
+    at_x, at_z, between = (
+        own.unflatten(0, a.shape[:-1])
+        for own, (a, _) in zip(blocks.split(counts), pairs, strict=True)
+    )
     # Half the variance of the difference, which is K(0) − K(r) for a stationary kernel.
-    change = 0.5 * (at_x + at_z) - variances(x.expand_as(z), z)
+    change = 0.5 * (at_x + at_z) - between
     return (change > (_SHARE * at_x).clamp_min(permitted)).any(-1)
 
 
