@@ -13,8 +13,8 @@ import gp_orff
 from gp_orff.data.dataset import Dataset
 from gp_orff.data.noise import Noise
 from gp_orff.data.reading import Options, read
-from gp_orff.data.sites import Repeats, merged, sites
-from gp_orff.inference.exact import merge_distance
+from gp_orff.data.sites import Repeats, least_sites, merged, sites
+from gp_orff.inference.exact import ExactInference, may_suffice, merge_distance
 from tests.support.fields import curl_free, directions, draw, uniform
 
 PLACES, RECORDS = 12, 40
@@ -124,6 +124,34 @@ def test_sites_are_small_and_never_chains(count):
         inside = x[labels == site] / reach
         assert np.linalg.norm(inside[:, None] - inside, axis=-1).max() <= 1 + 1e-12
     assert len(firsts) < 1 + count / 2 or count < 3
+
+
+@pytest.mark.parametrize("reach", [(0.3, 3.0), (0.03, 0.3), (0.3, 0.0), (1e-9, 1e-9)])
+@pytest.mark.parametrize("count", [1, 2, 400])
+def test_a_lower_bound_of_the_number_of_sites(count, reach):
+    x = np.random.default_rng(0).random((count, 2)) * [3, 30] - [1, 10]
+    number = sites(x, reach).max() + 1
+    assert number / 8 < least_sites(x, reach) <= number
+    assert least_sites(np.repeat(x, 5, axis=0), reach) == least_sites(x, reach)
+
+
+def test_positions_are_not_merged_if_too_many_would_remain(monkeypatch):
+    """The search for sites takes seconds for many points."""
+    x, noise = uniform(4000, 2), {"": 0.01 * torch.eye(2).double()}
+    data = in_memory(x, draw(4000, 2))
+    kernel = gp_orff.CurlFreeKernel(RBFKernel(), num_dims=2).double()
+    kernel.base_kernel.lengthscale = 0.01
+    size = ExactInference.merging(kernel, noise, data).size
+    assert may_suffice(kernel, noise, data, size)
+    assert not may_suffice(kernel, noise, data, size / 8)
+    kernel.base_kernel.lengthscale = 10.0
+    size = ExactInference.merging(kernel, noise, data).size
+    assert size < 4000
+    assert may_suffice(kernel, noise, data, size)
+    monkeypatch.setattr("gp_orff.data.sites._clusters", None)
+    kernel.base_kernel.lengthscale = 0.01
+    model = gp_orff.VectorFieldGP(kernel, frequencies=gp_orff.Auto(exact_values=0))
+    model.condition(x, draw(4000, 2))
 
 
 def test_sites_that_lie_apart_are_found_whole():

@@ -8,6 +8,7 @@ from gp_orff.data.statistics import Statistics
 from gp_orff.features import chunked
 from gp_orff.features.columns import TrigColumns
 from gp_orff.features.phases import LinearPhases, Phases
+from tests.support.fields import draw
 
 
 def inputs(batch=(), points=7, dims=2, frequencies=3, outputs=2):
@@ -37,6 +38,20 @@ def test_products_equal_dense_algebra(batch):
     torch.testing.assert_close(cross, phi.mT @ y)
     torch.testing.assert_close(chunked.adjoint(x, phases, y), phi.mT @ y)
     torch.testing.assert_close(chunked.apply(x, phases, w), phi @ w)
+
+
+@pytest.mark.usefixtures("chunks_of")
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gram_matrices_of_several_blocks_of_rows(batch):
+    """400 columns, with and without weights of the points."""
+    x, omega, y, _ = inputs(batch, frequencies=200)
+    phases, weights = LinearPhases(omega), draw(7, 3).square()
+    phi = chunked.trig(x, phases)
+    gram, _ = chunked.moments(x, phases, y)
+    torch.testing.assert_close(gram, phi.mT @ phi)
+    grams, _ = chunked.moments(x, phases, y, weights)
+    for own, weight in zip(grams, weights.unbind(-1), strict=True):
+        torch.testing.assert_close(own, phi.mT @ (weight.unsqueeze(-1) * phi))
 
 
 def of_frequencies(product):
