@@ -183,7 +183,9 @@ class OfSubset(ByKernel):
         self.trainer.curves.end()
         label = f"{self.name}, {self.data.survey.num_points} points"
         parts = self.trainer, search, self.data, self.trainer.exact_inference, label
-        self.data = maximise(*parts, nats=NEGLIGIBLE * NATS, evaluations=evaluations)
+        # At the optimum of a subset, k hyperparameters have a sampling error of k/2 nats.
+        nats = NEGLIGIBLE * 0.5 * self.trainer.num_learned
+        self.data = maximise(*parts, nats=nats, evaluations=evaluations)
 
 
 @dataclass(eq=False)
