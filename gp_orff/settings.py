@@ -49,6 +49,9 @@ class check_features(_feature_flag):
 class num_threads(_value_context):
     """The number of threads for `VectorFieldGP` and `FieldPosterior`.
 
+    NumPy and SciPy use at most this number in the calls. If several calls run at the same time, the
+    first one sets their number.
+
     By default (None), a fit measures the fastest number in 0.03 s, and later calls use this number.
     If other programs have become active since the fit, choose a smaller number. The number of
     threads changes results by rounding errors. Choose 1 if results must be equal in every run.

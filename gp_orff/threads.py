@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -131,21 +132,52 @@ def _workload() -> None:
 
 @contextmanager
 def fixed_threads(number: int | None) -> Iterator[None]:
-    """Use `number` threads of PyTorch, NumPy and SciPy inside the block, and restore the old
-    numbers after it. None changes nothing."""
+    """Use `number` threads of PyTorch inside the block, and at most as many of NumPy and SciPy.
+    Restore the old numbers after it. None changes nothing."""
     if number is None:
         yield
         return
     outside = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
-        with _blas().limit(limits=number):
+        with blas.limited(number):
             yield
     finally:
         torch.set_num_threads(outside)
 
 
+class Blas:
+    """The libraries of linear algebra of NumPy and SciPy.
+
+    Their numbers of threads are those of the process, while that of PyTorch belongs to a thread of
+    Python. Of several calls at the same time, the first one sets the limit, and the last one
+    restores the numbers.
+    """
+
+    def __init__(self):
+        self._lock, self._calls, self._limit = Lock(), 0, None
+
+    @contextmanager
+    def limited(self, number: int) -> Iterator[None]:
+        """Use at most `number` threads inside the block."""
+        with self._lock:
+            self._calls += 1
+            if self._calls == 1:
+                libraries = _libraries()
+                present = [own.num_threads for own in libraries.lib_controllers]
+                self._limit = libraries.limit(limits=min([number, *present]))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._calls == 0:
+                    self._limit.restore_original_limits()
+
+
+blas = Blas()
+
+
 @cache
-def _blas() -> ThreadpoolController:
-    """The libraries of linear algebra of NumPy and SciPy."""
+def _libraries() -> ThreadpoolController:
     return ThreadpoolController().select(user_api="blas")

@@ -116,11 +116,14 @@ def sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> Int[np.ndarray
 def least_sites(x: Float[np.ndarray, "n d"], reach: Sequence[float]) -> int:
     """A lower bound of the number of sites, by counts of occupied cells.
 
-    A site extends over at most 1/w + 1 cells along an axis, for cells of w times the reach.
+    Along each axis, a site is at most as long as the reach. It therefore extends over at most
+    1/w + 1 cells of w times the reach.
     """
-    bounds = []
+    if not len(x):
+        return 0
+    bounds, columns = [], (x - x.mean(0)).T  # as in `sites`, with equal rounding
     for width in (1.0, 0.5):
-        cells = cell_keys(x.T, [width * length for length in reach])
+        cells = cell_keys(columns, [width * length for length in reach])
         bounds.append(len(np.unique(cells)) / (1 / width + 1) ** np.count_nonzero(reach))
     return math.ceil(max(bounds))
 

@@ -169,11 +169,11 @@ def _add_gram(
     Each block is added by the matrix product itself, without an intermediate result.
     """
     size = total.shape[-1]
-    flat = [part.reshape(-1, *part.shape[-2:]) for part in (left, right)]
-    for matrix, one, other in zip(total.view(-1, size, size), *flat, strict=True):
-        for start in range(0, size, BLOCK):
-            rows = slice(start, min(start + BLOCK, size))
-            matrix[rows, : rows.stop].addmm_(one[:, rows].mT, other[:, : rows.stop])
+    total = total.view(-1, size, size)
+    left, right = (part.reshape(-1, *part.shape[-2:]) for part in (left, right))
+    for start in range(0, size, BLOCK):
+        rows = slice(start, min(start + BLOCK, size))
+        total[:, rows, : rows.stop].baddbmm_(left[..., rows].mT, right[..., : rows.stop])
 
 
 def _with_weights(

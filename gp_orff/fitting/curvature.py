@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from gp_orff.data.noise import noises_of
-from gp_orff.fitting.search import Coordinates
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.inference.equations import Primal, Whitened, information
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference
@@ -150,6 +150,7 @@ def _under_exact_kernel(
     a = data.solved(mean)[:, 0]
     scatter, of_kernel = inference.scatter_logdet(noises), set(kernel.parameters())
     owners = [p.parameter in of_kernel for p in coordinates.parts for _ in p.parameter.flatten()]
+    noise_times_a = inference.noise_times(noises, a)
     moved, w, slopes = _moved(coordinates, _STEP_OF_COVARIANCES * np.eye(len(owners))), [], []
     for _, is_of_kernel in zip(moved, owners, strict=True):
         if is_of_kernel:
@@ -157,7 +158,7 @@ def _under_exact_kernel(
             slopes.append(torch.zeros_like(scatter))
         else:
             now = noises_of(kernel, likelihoods)
-            w.append(inference.change_of_noise(now, noises, a))
+            w.append(inference.noise_times(now, a) - noise_times_a)
             slopes.append(inference.scatter_logdet(now) - scatter)
     w = torch.stack(w, -1)
     w = torch.linalg.solve_triangular(factor, w, upper=False)

@@ -29,14 +29,14 @@ from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import Pointwise
 from gp_orff.data.survey import Survey
 from gp_orff.data.tracks import TrackObservations
-from gp_orff.fitting.search import (
+from gp_orff.fitting.coordinates import (
     AT_BOUND,
     Coordinate,
     Coordinates,
-    Search,
     parameter_ranges,
     set_trained,
 )
+from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import mean_weight, moments, scale_noise, start_noise
 from gp_orff.inference.along_tracks import slow_variance
 from gp_orff.inference.posteriors import FieldDistribution

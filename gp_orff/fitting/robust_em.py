@@ -17,8 +17,9 @@ from gp_orff.data.likelihoods import HeavyTails
 from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.data.survey import warn_of_far_points
+from gp_orff.fitting.coordinates import set_trained
 from gp_orff.fitting.noise import Tails
-from gp_orff.fitting.search import Search, set_trained
+from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import start, starts
 from gp_orff.fitting.trainer import SCREENED_VALUES, Trainer
 from gp_orff.inference.features import Inference, Posterior

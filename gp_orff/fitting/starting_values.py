@@ -26,8 +26,8 @@ from torch.nn.functional import normalize
 
 from gp_orff.data.observations import Observations
 from gp_orff.data.survey import Distances
+from gp_orff.fitting.coordinates import Coordinates, set_trained
 from gp_orff.fitting.delays import Delay, starting_delays
-from gp_orff.fitting.search import Coordinates, set_trained
 from gp_orff.inference.price import NEGLIGIBLE
 from gp_orff.kernels.base import FieldKernel, parts_of
 from gp_orff.kernels.derivatives import at_zero

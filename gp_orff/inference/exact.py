@@ -171,7 +171,10 @@ class Tiles:
     def change(
         self, kernel: Kernel, before: Float[Tensor, "M M"], a: Float[Tensor, "M"]
     ) -> Float[Tensor, "M"]:
-        """(K − K₀) a for the covariance K, without storing it, and an earlier one K₀ = `before`."""
+        """(K − K₀) a for the covariance K, without storing it, and an earlier one K₀ = `before`.
+
+        The tiles of K₀ on and below the diagonal are read.
+        """
         between, result = row_covariance(kernel), torch.zeros_like(a)
         for left, right, geometry in self.lower():
             tile = between(left.rows, right.rows, geometry) - before[left.span, right.span]
@@ -550,8 +553,8 @@ def least_size(data: Dataset, reach: Sequence[float]) -> int:
 
 
 def may_suffice(kernel: Kernel, noises: Noises, data: Dataset, most: float) -> bool:
-    """Whether a merge at sites may leave at most `most` values. A lower bound decides it."""
-    if data.num_values <= most or data.repeats.distance is not None:
+    """Whether a merge at sites may leave at most `most` values, according to a lower bound."""
+    if data.num_values <= most or data.repeats.distance is not None or data.tracks:
         return True
     longest = [data.repeats.width * length for length in merge_distance(kernel, noises, data)]
     return least_size(data, longest) <= most
@@ -886,7 +889,7 @@ class ExactInference(Inference):
     data: Dataset
     reach: tuple[float, ...] | None = None  # of a site along each axis; None if nothing is merged
     changes: Changes | None = None  # of the field within sites; None if they are negligible
-    known: Sites | None = None  # the sites of `data`, if known
+    labels: Sites | None = None  # the site of every record of `data`, if known
     is_exact = True
 
     @classmethod
@@ -895,14 +898,14 @@ class ExactInference(Inference):
         argument `merge=` of the user replaces this rule."""
         reach, sites = (None, None) if data.tracks else sites_of(kernel, noises, data)
         if not (data.repeats.changes and reach is not None and any(reach)):
-            return cls(data, reach, known=sites)
+            return cls(data, reach, labels=sites)
         detached = {label: noise.detach() for label, noise in noises.items()}
         return cls(data, reach, partial(changes_within, kernel, detached, reach), sites)
 
     @cached_property
     def _sites(self) -> Sites:
-        if self.known is not None:
-            return self.known
+        if self.labels is not None:
+            return self.labels
         if self.reach is None:
             return [np.arange(len(part)) for part in self.data.observations]
         return _labels(self.data, self.reach)
@@ -1025,7 +1028,7 @@ class ExactInference(Inference):
         return Tiles.of([*self._merged[0], *(part.means for part in self.data.tracks)])
 
     def of(self, data):
-        return self if data is self.data else replace(self, data=data, known=None)
+        return self if data is self.data else replace(self, data=data, labels=None)
 
     def prepare(self) -> None:
         _ = self.observed
@@ -1174,7 +1177,7 @@ class ExactInference(Inference):
 
     @torch.no_grad()
     def prior(self, kernel: Kernel) -> Float[Tensor, "M M"]:
-        """Cov[H f] of the evidence. Only the lower triangle is defined."""
+        """Cov[H f] of the evidence. Tiles above the diagonal may be zero."""
         if self._in_tiles(kernel):
             return self._tiles.covariance(kernel)
         return observed_covariance(kernel, self.observed)
@@ -1194,13 +1197,11 @@ class ExactInference(Inference):
         return (self.prior(kernel) - before) @ a
 
     @torch.no_grad()
-    def change_of_noise(
-        self, noises: Noises, before: Noises, a: Float[Tensor, "M"]
-    ) -> Float[Tensor, "M"]:
-        """(N − N₀) a for the covariance N of the noise, and that of earlier noise."""
+    def noise_times(self, noises: Noises, a: Float[Tensor, "M"]) -> Float[Tensor, "M"]:
+        """The covariance of the noise times a vector."""
         pieces = a.split([len(part.values) for part in self.observed])
         pairs = zip(self.observed, pieces, strict=True)
-        return torch.cat([p.noise_times(noises, a) - p.noise_times(before, a) for p, a in pairs])
+        return torch.cat([part.noise_times(noises, piece) for part, piece in pairs])
 
     @torch.no_grad()
     def scatter_logdet(self, noises: Noises) -> Float[Tensor, ""]:

@@ -14,7 +14,6 @@ NATS = 1.0  # loss with which a fit may end: a factor of e in the marginal likel
 NATS_OF_A_NUMBER = 1e-4  # the same for each of many observed values
 NEGLIGIBLE = 0.1  # relative to a standard deviation or to a nat; hence a hundredth of a variance
 BUDGET = 2e12  # operations of all searches of a fit: about a minute of one core
-RATIO = 8.0  # price of a plan over the price of an earlier one: half of the values, for a Cholesky
 SUBSET_VALUES = 600  # values of the subset for starting values: 4·10⁸ operations per evaluation
 FINALISTS = 3  # starting values for a search on more data: a single one may be misleading
 SHORT = 6  # evaluations of a search, after which its maximum can be predicted
@@ -42,6 +41,8 @@ def cubic(size: float) -> float:
     """The operations of a Cholesky factor, an inverse and products of square matrices."""
     return 2.0 * size**3
 
+
+RATIO = cubic(2) / cubic(1)  # least price of a plan over that of an earlier one: twice the values
 
 # A search treats a part of the field as white noise: the waves that a lattice truncates, or the
 # changes of the field between merged positions. Let r be the variance of this part over the noise

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from scipy.linalg import lapack
 from torch import Tensor, nn
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 
 from gp_orff.symbols.base import Value, refuse_units, required
@@ -488,19 +488,27 @@ def cholesky_inverse(factor: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]
     return _of_each(_inverse_in_lapack, factor)
 
 
-# On CPUs, the LAPACK of SciPy (OpenBLAS) is faster than that of PyTorch: on an AMD EPYC with one
-# thread, 1.1 to 1.9 times for factors and 1.2 to 2.5 times for inverses of 20 to 4800 rows. A
-# transposed array has the order of Fortran, so the upper triangle there is the lower one here.
-
-
 BLOCK = 256  # rows of a block of a symmetric matrix
 
 
+# On CPUs, SciPy's LAPACK (OpenBLAS) is faster than that of PyTorch: on an AMD EPYC with one thread,
+# 1.1 to 1.9 times for factors and 1.2 to 2.5 times for inverses of 20 to 4800 rows. A transposed
+# array has the order of Fortran, so the upper triangle there is the lower one here.
+
+
 def _suits_lapack(a: Tensor) -> bool:
-    """Whether a is a matrix, or a few matrices, on a CPU, and the result needs no derivatives."""
-    few = 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
-    on_cpu = a.dtype == torch.float64 and a.device.type == "cpu"
-    return few and on_cpu and not (a.requires_grad and torch.is_grad_enabled()) and not is_traced()
+    """Whether a is a matrix, or a few matrices, on a CPU, and no operations need to be recorded."""
+    if _is_recorded(a) or a.dtype != torch.float64 or a.device.type != "cpu":
+        return False
+    return 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
+
+
+def _is_recorded(a: Tensor) -> bool:
+    """Whether operations on a are recorded, for derivatives or in a graph."""
+    traced = is_traced() or torch.jit.is_tracing() or torch.compiler.is_compiling()
+    if traced or (a.requires_grad and torch.is_grad_enabled()):
+        return True
+    return forward_ad.unpack_dual(a).tangent is not None
 
 
 def _of_each(function: Callable[[Tensor], Tensor], matrices: Float[Tensor, "*b n n"]) -> Tensor:
@@ -522,13 +530,15 @@ def _cholesky_in_lapack(
         return torch.from_numpy(upper.T)
 
     factors = _of_each(factor, a)
-    # OpenBLAS does not report NaN.
-    failed = torch.tensor(infos).view(a.shape[:-2]) != 0
+    failed = torch.tensor(infos, device=a.device).view(a.shape[:-2]) != 0
+    # OpenBLAS reports success for NaN.
     return factors, failed | factors.diagonal(dim1=-2, dim2=-1).isnan().any(-1)
 
 
 def _inverse_in_lapack(factor: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    upper, _ = lapack.dpotri(factor.detach().numpy().T)
+    upper, info = lapack.dpotri(factor.detach().numpy().T)
+    if info:
+        return torch.cholesky_inverse(factor)  # raises
     return mirror(torch.from_numpy(upper.T))
 
 

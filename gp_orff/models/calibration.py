@@ -400,10 +400,10 @@ def _left_out_blocks(state: ModelState, prior_mean: Mean, count: int) -> Iterato
         parts.append(replace(part, index=index))
         first += len(part)
     data = replace(inference.data, sources=(InMemory(parts),))
-    of_data = {"data": data}
+    indexed = inference.of(data)
     if not inference.is_exact and inference.draws[0].shared_columns() is not None:
-        of_data["known"] = inference.statistics
-    predictor = Predictor(replace(inference, **of_data), state.e_step, prior_mean)
+        indexed = replace(indexed, known=inference.statistics)
+    predictor = Predictor(indexed, state.e_step, prior_mean)
     x = torch.cat([part.x for part in data.visit()]).cpu()
     usual = torch.cat(list(data.all_weights())).cpu() > _OUTLIER
     for parts in predictor.left_out(

@@ -23,6 +23,7 @@ from gp_orff.data.observations import PointObservations
 from gp_orff.data.survey import DataWarning
 from gp_orff.features.chunked import by_chunks
 from gp_orff.features.expansion import Expansion
+from gp_orff.fitting.coordinates import Coordinate, Coordinates, log_density
 from gp_orff.fitting.curvature import average, prior_scales
 from gp_orff.fitting.names import parameter_names
 from gp_orff.fitting.noise import search_coordinates
@@ -35,7 +36,6 @@ from gp_orff.fitting.scoring import (
     log_prior_of_noise,
     owners_of,
 )
-from gp_orff.fitting.search import Coordinate, Coordinates, log_density
 from gp_orff.fitting.starting_values import all_summands
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import Inference, Posterior, log_marginal_likelihood

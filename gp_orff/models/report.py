@@ -22,13 +22,13 @@ from gp_orff.data.noise import Noises, noises_of
 from gp_orff.data.patterns import DEFAULT
 from gp_orff.data.pointwise import any_pointwise
 from gp_orff.features.truncation import accuracy
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.fitting.curvature import observed, prior_scales
 from gp_orff.fitting.journal import History, Stage
 from gp_orff.fitting.names import parameter_names, readable_names
 from gp_orff.fitting.noise import Tails, search_coordinates
 from gp_orff.fitting.robust_em import EStep, heavy_tailed_noise
 from gp_orff.fitting.scoring import WeakPriors
-from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import log_marginal_likelihood
 from gp_orff.inference.price import MOST_TRAINING
 from gp_orff.kernels.base import children_of

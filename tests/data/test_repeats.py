@@ -1,6 +1,7 @@
 """Repeated positions: sites, exact merging, copies, and points that a prior cannot distinguish."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,6 +134,20 @@ def test_a_lower_bound_of_the_number_of_sites(count, reach):
     number = sites(x, reach).max() + 1
     assert number / 8 < least_sites(x, reach) <= number
     assert least_sites(np.repeat(x, 5, axis=0), reach) == least_sites(x, reach)
+
+
+@pytest.mark.parametrize("repeats", [{}, {"distance": 0.1}, {"width": 30.0}, {"distance": 0}])
+@pytest.mark.parametrize("spread", [1e-9, 1e-3, 1.0])
+def test_inference_knows_the_sites_of_its_data(repeats, spread):
+    """Six places with ten records within the spread of each."""
+    x = uniform(6, 2).repeat(10, 1) + spread * uniform(60, 2, seed=5)
+    data = replace(in_memory(x, draw(60, 2)), repeats=Repeats(**repeats))
+    noise = {"": 0.1 * torch.eye(2).double()}
+    inference = ExactInference.merging(curl_free(0.7), noise, data)
+    again = replace(inference, labels=None)
+    for known, found in zip(inference._sites, again._sites, strict=True):
+        assert np.array_equal(known, found)
+    assert inference.of(in_memory(x[:9], draw(9, 2))).labels is None
 
 
 def test_positions_are_not_merged_if_too_many_would_remain(monkeypatch):

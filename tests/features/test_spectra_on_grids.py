@@ -12,9 +12,9 @@ import gp_orff
 from gp_orff.data.noise import noises_of
 from gp_orff.features.assemble import draw as drawn
 from gp_orff.features.assemble import expand
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.fitting.curvature import average
 from gp_orff.fitting.curves import Curves
-from gp_orff.fitting.search import Coordinates
 from gp_orff.inference.features import FeatureInference
 from tests.support.fields import draw, flow, uniform
 

@@ -15,8 +15,8 @@ from tests.support.random_models import Question, Twin, exact, on_grid, on_large
 
 
 def exact_tolerance(own: Twin, question: Question | None) -> float:
-    """Rounding, at condition numbers up to 1e4 and levels of 1e4 sd; but where
-    kernels have a kink at lag zero."""
+    """Rounding, at condition numbers up to 1e4 and levels of 1e4 sd. Kernels with a kink at lag
+    zero have larger errors."""
     names = set(own.prior.names)
     integral = own.integrals or (question is not None and question.integral)
     if integral and names & {"matern32", "matern52"}:

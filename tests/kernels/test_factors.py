@@ -1,9 +1,10 @@
-"""Cholesky factors and inverses in the LAPACK of SciPy, compared with those of PyTorch."""
+"""Cholesky factors and inverses by SciPy's LAPACK, compared with those of PyTorch."""
 
 import pytest
 import torch
 from linear_operator.utils.errors import NanError
 from linear_operator.utils.warnings import NumericalWarning
+from torch.autograd import forward_ad
 
 from gp_orff.kernels.base import BLOCK, cholesky, cholesky_inverse, mirror
 from tests.support.fields import draw
@@ -38,6 +39,28 @@ def test_single_precision_and_derivatives_stay_with_torch():
     assert cholesky(a.float()).dtype == torch.float32
     a.requires_grad_()
     assert torch.autograd.gradcheck(lambda a: cholesky(a @ a.mT), (a,))
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_operations_that_are_recorded_stay_with_torch():
+    a, tangent = covariance(6, 6), covariance(6, 6)
+    for function, expected in (
+        (cholesky, torch.linalg.cholesky),
+        (cholesky_inverse, torch.cholesky_inverse),
+    ):
+        matrix = a if function is cholesky else torch.linalg.cholesky(a)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(matrix, tangent)
+            found, wanted = (forward_ad.unpack_dual(f(dual)).tangent for f in (function, expected))
+        torch.testing.assert_close(found, wanted)
+        traced = torch.jit.trace(function, (matrix,), check_trace=False)
+        torch.testing.assert_close(traced(4 * matrix), expected(4 * matrix))
+
+
+def test_an_inverse_of_a_singular_factor_is_an_error():
+    with pytest.raises(torch.linalg.LinAlgError):
+        cholesky_inverse(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double())
 
 
 @pytest.mark.parametrize("place", [(3, 3), (5, 2)])

@@ -7,9 +7,10 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 
 import gp_orff
 from gp_orff.data.noise import noises_of
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.fitting.curvature import average, observed
 from gp_orff.fitting.scoring import log_prior_of_noise
-from gp_orff.fitting.search import Coordinates, Search
+from gp_orff.fitting.search import Search
 from tests.support.fields import draw, uniform
 
 

@@ -18,11 +18,12 @@ from gp_orff.data.observations import Observations
 from gp_orff.data.patterns import Components, GroupKey
 from gp_orff.data.reading import Options, read
 from gp_orff.data.survey import DataWarning, Distances, Survey, windows
+from gp_orff.fitting import coordinates as ranges
 from gp_orff.fitting import plans
-from gp_orff.fitting import search as ranges
+from gp_orff.fitting.coordinates import Coordinates, parameter_ranges
 from gp_orff.fitting.journal import Journal
 from gp_orff.fitting.names import parameter_names
-from gp_orff.fitting.search import Coordinates, Search, parameter_ranges
+from gp_orff.fitting.search import Search
 from gp_orff.fitting.starting_values import Start, start_noise, starts
 from gp_orff.fitting.trainer import Trainer
 from gp_orff.inference.exact import ExactInference

@@ -13,9 +13,10 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, ScaleKern
 import gp_orff
 from gp_orff.data.reading import Options
 from gp_orff.fitting import plans, trainer
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.fitting.journal import Journal, Progress
 from gp_orff.fitting.robust_em import start_with_weights
-from gp_orff.fitting.search import Coordinates, SearchWarning
+from gp_orff.fitting.search import SearchWarning
 from gp_orff.fitting.starting_values import with_common_lengths
 from gp_orff.fitting.strategy import trainer_of
 from gp_orff.fitting.trainer import Trainer

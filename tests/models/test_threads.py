@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import gp_orff
 from gp_orff import threads
 from gp_orff.settings import num_threads
-from gp_orff.threads import Measurement, chosen_threads
+from gp_orff.threads import Measurement, chosen_threads, fixed_threads
 
 
 class Machine:
@@ -132,18 +132,33 @@ def test_other_calls_use_the_number_of_the_last_fit(machine):
     assert not machine.measured
 
 
-def test_numpy_and_scipy_use_as_many_threads(machine):
-    def numbers():
-        return [library["num_threads"] for library in threadpool_info() if is_blas(library)]
+def threads_of_blas():
+    """The numbers of threads of the libraries of NumPy and SciPy."""
+    libraries = [own for own in threadpool_info() if own["user_api"] == "blas"]
+    assert libraries
+    return {own["num_threads"] for own in libraries}
 
-    def is_blas(library):
-        return library["user_api"] == "blas"
 
-    before = numbers()
-    for number in (1, 2):
-        with num_threads(number), chosen_threads():
-            assert numbers() == [number] * len(before)
-    assert numbers() == before
+def test_numpy_and_scipy_use_at_most_as_many_threads(machine):
+    with threadpool_limits(3, user_api="blas"):
+        for number, limited in ((2, {2}), (1, {1}), (8, {3})):
+            with num_threads(number), chosen_threads():
+                assert threads_of_blas() == limited
+                with num_threads(4), chosen_threads():  # a call inside another
+                    assert threads_of_blas() == limited
+            assert threads_of_blas() == {3}
+
+
+def test_calls_at_the_same_time_restore_the_threads_of_numpy():
+    """The first call ends while the second one runs."""
+    with threadpool_limits(3, user_api="blas"):
+        first, second = fixed_threads(1), fixed_threads(2)
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert threads_of_blas() == {1}
+        second.__exit__(None, None, None)
+        assert threads_of_blas() == {3}
 
 
 def test_a_single_thread_is_not_measured(machine):

@@ -13,7 +13,7 @@ from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 import gp_orff
 from gp_orff.data.noise import noise_of
 from gp_orff.data.survey import subset
-from gp_orff.fitting.search import Coordinates
+from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.inference.exact import ExactInference
 from gp_orff.inference.features import FeatureInference
 from tests.support import oracles
