@@ -1,12 +1,15 @@
 """Base classes of kernels, checks of their arguments and inputs, and Cholesky factors."""
 
+import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
+from functools import cache
 from inspect import Parameter, signature
 from itertools import chain
 from numbers import Integral, Real
+from pathlib import Path
 from types import FunctionType
 from typing import TypeVar
 
@@ -491,16 +494,31 @@ def cholesky_inverse(factor: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b n n"]
 BLOCK = 256  # rows of a block of a symmetric matrix
 
 
-# On CPUs, SciPy's LAPACK (OpenBLAS) is faster than that of PyTorch: on an AMD EPYC with one thread,
-# 1.1 to 1.9 times for factors and 1.2 to 2.5 times for inverses of 20 to 4800 rows. A transposed
-# array has the order of Fortran, so the upper triangle there is the lower one here.
+# PyTorch calls MKL, which is slow on processors that are not from Intel. SciPy's LAPACK (OpenBLAS)
+# replaces it there. On an AMD EPYC with one thread, it is 1.1 to 1.9 times faster for factors and
+# 1.2 to 2.5 times for inverses of 20 to 4800 rows. On an Intel Xeon, MKL is 1.1 to 2 times faster.
+#
+# A transposed array has the order of Fortran, so the upper triangle there is the lower one here.
 
 
 def _suits_lapack(a: Tensor) -> bool:
-    """Whether a is a matrix, or a few matrices, on a CPU, and no operations need to be recorded."""
+    """Whether SciPy should factorise a, which is one matrix or a few, without derivatives."""
     if _is_recorded(a) or a.dtype != torch.float64 or a.device.type != "cpu":
         return False
-    return 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
+    few = 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
+    return few and mkl_is_slow()
+
+
+@cache
+def mkl_is_slow() -> bool:
+    """Whether PyTorch calls MKL on a processor that is not from Intel."""
+    if not torch.backends.mkl.is_available():
+        return False
+    try:
+        processor = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not on Linux
+        processor = platform.processor()
+    return "GenuineIntel" not in processor
 
 
 def _is_recorded(a: Tensor) -> bool:

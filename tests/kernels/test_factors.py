@@ -6,8 +6,16 @@ from linear_operator.utils.errors import NanError
 from linear_operator.utils.warnings import NumericalWarning
 from torch.autograd import forward_ad
 
+from gp_orff.kernels import base
 from gp_orff.kernels.base import BLOCK, cholesky, cholesky_inverse, mirror
 from tests.support.fields import draw
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["SciPy", "PyTorch"])
+def library(request, monkeypatch):
+    """SciPy replaces MKL on processors on which that is slow."""
+    monkeypatch.setattr(base, "mkl_is_slow", lambda: request.param)
+    return request.param
 
 
 def covariance(*shape):
@@ -16,14 +24,18 @@ def covariance(*shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (7, 7), (BLOCK + 5, BLOCK + 5), (3, 40, 40), (90, 4, 4)])
-def test_factors_and_inverses(shape):
-    a = covariance(*shape)
+def test_factors_and_inverses(shape, library, monkeypatch):
+    a, calls = covariance(*shape), []
+    dpotri = base.lapack.dpotri
+    monkeypatch.setattr(base.lapack, "dpotri", lambda f: calls.append(1) or dpotri(f))
     factor, expected = cholesky(a.tril()), torch.linalg.cholesky(a)  # one triangle is read
     torch.testing.assert_close(factor, expected)
     assert not factor.triu(1).any()
     inverse = cholesky_inverse(factor)
     torch.testing.assert_close(inverse, torch.cholesky_inverse(expected))
-    torch.testing.assert_close(inverse, inverse.mT, rtol=0, atol=0)
+    torch.testing.assert_close(inverse, inverse.mT)
+    few = a.shape[:-2].numel() < 90
+    assert len(calls) == (a.shape[:-2].numel() if library and few else 0)
 
 
 def test_a_matrix_with_any_strides():
@@ -87,3 +99,20 @@ def test_the_triangle_below_the_diagonal_is_copied():
     lower = draw(2, BLOCK + 3, BLOCK + 3)
     expected = lower.tril() + lower.tril(-1).mT
     torch.testing.assert_close(mirror(lower), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mkl", [True, False])
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD"])
+@pytest.mark.parametrize("linux", [True, False])
+def test_the_processor_decides(monkeypatch, mkl, vendor, linux):
+    def read_text(path):
+        assert str(path) == "/proc/cpuinfo"
+        if not linux:
+            raise FileNotFoundError
+        return f"vendor_id : {vendor}"
+
+    monkeypatch.undo()  # of the fixture
+    monkeypatch.setattr("pathlib.Path.read_text", read_text)
+    monkeypatch.setattr("platform.processor", lambda: f"Family 6, {vendor}")
+    monkeypatch.setattr("torch.backends.mkl.is_available", lambda: mkl)
+    assert base.mkl_is_slow.__wrapped__() == (mkl and vendor == "AuthenticAMD")
