@@ -95,6 +95,53 @@ def test_the_loss_of_a_subset_is_that_of_fewer_numbers(numbers):
     assert plan.loss == pytest.approx(15 * (600 / numbers - 1))
 
 
+def test_a_search_on_a_subset_ends_at_a_tenth_of_its_sampling_error(monkeypatch):
+    """k/2 nats for k hyperparameters, so that a search for many of them ends earlier."""
+    x, y = readings(300)
+    model = model_of().condition(x, y)
+    parts = model.kernel, model.state.likelihoods, None, model.state.data.survey
+    (rbf,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
+    evaluations = []
+    for learned in (2e-5, 3, 2e5):
+        rbf.lengthscale = 1.0
+        own = Trainer(*parts, Journal(Progress()))
+        monkeypatch.setitem(vars(own), "num_learned", learned)
+        search = own.new_search()
+        plans.OfSubset(own, "some", 150, 600).search(search, 1e12)
+        assert search.expected_gain <= 0.05 * learned
+        evaluations.append(search.evaluations)
+    assert evaluations[0] > evaluations[1] > evaluations[2] == 1
+
+
+def test_each_plan_begins_at_the_better_end_of_the_last_search(monkeypatch):
+    """Not at a result of earlier searches."""
+    rated = []
+
+    def rate(search, plan, visited):
+        rated.append([float(u[0]) for u in visited])
+
+    class Moving(Fixed):
+        def search(self, search, budget):
+            search.evaluations += 1
+            search.coordinates.set(search.coordinates.get() + 0.01)
+            return budget
+
+    x, y = readings(60)
+    model = model_of().condition(x, y)
+    parts = model.kernel, model.state.likelihoods, None, model.state.data.survey
+    own = Trainer(*parts, Journal(Progress()))
+    steps = [Moving("a", 1.0, 500.0), Moving("b", 10.0, 100.0), Moving("c", 100.0, 5.0)]
+    for step in steps:
+        step.trainer, step.of_all, step.data = own, step is steps[-1], model.state.data
+    monkeypatch.setattr(plans, "_go_to_best", rate)
+    search = own.new_search()
+    start = float(search.coordinates.get()[0])
+    plans.climb(search, steps, 1e5)
+    assert len(rated) == 3
+    for number, each in enumerate(rated[1:]):
+        assert each == pytest.approx([start + 0.01 * number, start + 0.01 * (number + 1)], abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def exact_fit():
     """Tests must not change it."""
