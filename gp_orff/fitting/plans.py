@@ -326,6 +326,7 @@ class OnLattice(ByFeatures):
         Returns the operations that remain.
         """
         trainer, start = self.trainer, search.evaluations
+        lossy, origin = self.loss > aim(self.of), search.coordinates.get()
         for _ in range(rounds):
             try:
                 inference = self.representation.inference(level(self.representation))
@@ -336,9 +337,33 @@ class OnLattice(ByFeatures):
             if search.evaluations > start and 2 * operations > budget:
                 return budget
             budget = self._paid(search, budget, operations, partial(self._on, inference, search))
-            if search.settled:
+            if search.settled or (lossy and self._misleads(search, origin)):
                 break
         return budget
+
+    def _misleads(self, search: Search, origin: Float[np.ndarray, "k"]) -> bool:
+        """Return whether the search should not have left its origin, and go back there if so.
+
+        If a lattice truncates much at the origin, the evidence on it may grow towards
+        hyperparameters that need fewer features, even if the evidence under the exact kernel falls.
+        The latter is compared for a subset, in which k hyperparameters gain about k/2 nats by
+        chance.
+        """
+        trainer, end = self.trainer, search.coordinates.get()
+        if self.given or self.refreshes or trainer.tracks:
+            return False
+        subset = trainer.inference(trainer.subset(SUBSETS[1]))
+        gain = trainer.value(subset)
+        search.coordinates.set(origin)
+        gain -= trainer.value(subset)
+        if gain >= -len(end):
+            search.coordinates.set(end)
+            return False
+        trainer.journal.note(
+            f"the search on a {self.name} is not used: the lattice truncates much, and a subset "
+            f"lost {-gain:.2g} nats of log evidence"
+        )
+        return True
 
     def _on(self, inference: FeatureInference, search: Search, evaluations: int) -> None:
         """Search on one lattice."""

@@ -189,6 +189,31 @@ def test_each_lattice_of_a_search_is_paid_for():
     assert left == pytest.approx(1e12 - paid, rel=1e-12)
 
 
+def test_a_lattice_that_truncates_much_may_not_lead_away_from_better_evidence(exact_fit):
+    """A subset judges under the exact kernel, and changes of few nats are chance."""
+    model = copy.deepcopy(exact_fit)
+    kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
+    rule, journal = gp_orff.Grid(domain=data.box), Journal(Progress())
+    grid = Representation(kernel, likelihoods, rule, data, rule)
+    own = Trainer(kernel, likelihoods, None, data.survey, journal)
+    level = partial(Representation.fine, most=60)
+    plan = plans.OnLattice(own, "grid", grid, level, 1.2, data.num_values)
+    search = own.new_search()
+    origin = search.coordinates.get()
+    search.coordinates.set(origin + 0.01)
+    assert not plan._misleads(search, origin)
+    assert search.coordinates.get() == pytest.approx(origin + 0.01)
+    search.coordinates.set(origin + 1.0)
+    assert plan._misleads(search, origin)
+    assert search.coordinates.get() == pytest.approx(origin)
+    assert "subset lost" in journal.notes[-1]
+    plan.search(search, 1e12)  # 60 features: the lattice prefers longer lengthscales
+    exact = own.inference(data)
+    after = own.value(exact)
+    search.coordinates.set(origin)
+    assert after > own.value(exact) - 2 * len(origin)
+
+
 @pytest.mark.slow
 def test_a_grid_with_too_few_features_is_made_again_for_fewer_lengthscales(monkeypatch, exact_fit):
     def evidence(most_lost):
