@@ -164,7 +164,7 @@ class Blas:
             self._calls += 1
             if self._calls == 1:
                 libraries = _libraries()
-                present = [own.num_threads for own in libraries.lib_controllers]
+                present = [library.num_threads for library in libraries.lib_controllers]
                 self._limit = libraries.limit(limits=min([number, *present]))
         try:
             yield

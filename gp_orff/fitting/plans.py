@@ -337,11 +337,11 @@ class OnLattice(ByFeatures):
             if search.evaluations > start and 2 * operations > budget:
                 return budget
             budget = self._paid(search, budget, operations, partial(self._on, inference, search))
-            if search.settled or (lossy and self._misleads(search, origin)):
+            if search.settled or (lossy and self.misleads(search, origin)):
                 break
         return budget
 
-    def _misleads(self, search: Search, origin: Float[np.ndarray, "k"]) -> bool:
+    def misleads(self, search: Search, origin: Float[np.ndarray, "k"]) -> bool:
         """Return whether the search should not have left its origin, and go back there if so.
 
         If a lattice truncates much at the origin, the evidence on it may grow towards

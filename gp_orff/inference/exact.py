@@ -474,8 +474,8 @@ def _told_apart(
     blocks = torch.cat([to_dense(kernel(*some)) for some in parts]).diagonal(dim1=-1, dim2=-2)
     counts = [a.shape[:-1].numel() for a, _ in pairs]
     at_x, at_z, between = (
-        own.unflatten(0, a.shape[:-1])
-        for own, (a, _) in zip(blocks.split(counts), pairs, strict=True)
+        block.unflatten(0, a.shape[:-1])
+        for block, (a, _) in zip(blocks.split(counts), pairs, strict=True)
     )
     # Half the variance of the difference, which is K(0) − K(r) for a stationary kernel.
     change = 0.5 * (at_x + at_z) - between
@@ -514,7 +514,7 @@ def sites_of(
         reach = tuple(given if axis in space else length for axis, length in enumerate(reach))
     if reach != before:
         sites = _labels(data, reach)
-    if given is None and sum(own.max() + 1 for own in sites) > _SAVING * sum(map(len, sites)):
+    if given is None and sum(labels.max() + 1 for labels in sites) > _SAVING * sum(map(len, sites)):
         reach = (0.0,) * data.num_inputs
         sites = _labels(data, reach)
     return reach, sites
@@ -532,7 +532,7 @@ def with_few_sites(kernel: Kernel, noises: Noises, data: Dataset, most: float) -
         if least_size(data, wide) > most:
             return False
         pairs = zip(data.observations, _labels(data, wide), strict=True)
-        return sum((own.max() + 1) * part.y.shape[-1] for part, own in pairs) <= most
+        return sum((labels.max() + 1) * part.y.shape[-1] for part, labels in pairs) <= most
 
     # The width doubles until the means are few enough. Two bisections of its logarithm then reduce
     # it to at most 2^¼ times the smallest width. `high` always satisfies the limit, unless the
@@ -903,7 +903,8 @@ class ExactInference(Inference):
         return cls(data, reach, partial(changes_within, kernel, detached, reach), sites)
 
     @cached_property
-    def _sites(self) -> Sites:
+    def sites(self) -> Sites:
+        """The site of every record of every group."""
         if self.labels is not None:
             return self.labels
         if self.reach is None:
@@ -915,7 +916,7 @@ class ExactInference(Inference):
         """The means at the sites of every group, with the noise of the records only."""
         if self.reach is None:
             return self.data.observations, []
-        return merged_at(self.data.observations, self._sites)
+        return merged_at(self.data.observations, self.sites)
 
     @cached_property
     def _merged(self) -> tuple[list[Observations], list[Scatter]]:
@@ -927,7 +928,7 @@ class ExactInference(Inference):
 
     @cached_property
     def _changes_of_sites(self) -> Sequence[Float[Tensor, "m"]]:
-        return [torch.zeros(1)] if self.changes is None else self.changes(self.data, self._sites)
+        return [torch.zeros(1)] if self.changes is None else self.changes(self.data, self.sites)
 
     @cached_property
     def _scatter_factors(self) -> Mapping[GroupKey, Float[Tensor, ""]]:
@@ -938,8 +939,8 @@ class ExactInference(Inference):
         if self.changes is None:
             return {}
         factors = {}
-        changes = self.changes(self.data, self._sites, of_records=True)
-        for part, labels, change in zip(self.data.observations, self._sites, changes, strict=True):
+        changes = self.changes(self.data, self.sites, of_records=True)
+        for part, labels, change in zip(self.data.observations, self.sites, changes, strict=True):
             repeats = torch.from_numpy(np.bincount(labels)).to(change) - 1
             factors[part.key] = 1 + repeats @ change / repeats.sum().clamp_min(1)
         return factors
@@ -961,7 +962,7 @@ class ExactInference(Inference):
         divided = self._divided
         if not any(own.any() for own in divided):
             return self.observed
-        halved = self.changes(self.data, self._sites, levels=_LEVELS)
+        halved = self.changes(self.data, self.sites, levels=_LEVELS)
         changes = [
             torch.where(own, less, change)
             for own, less, change in zip(divided, halved, self._changes_of_sites, strict=True)
@@ -984,7 +985,7 @@ class ExactInference(Inference):
     def _nodes(self, divided: Sequence[Bool[Tensor, "m"]]) -> list[Nodes]:
         """The parts of all sites. Only the sites in `divided` have several parts."""
         nodes = []
-        for part, labels, own in zip(self.data.observations, self._sites, divided, strict=True):
+        for part, labels, own in zip(self.data.observations, self.sites, divided, strict=True):
             weight = torch.ones_like(part.y[:, 0]) if part.weight is None else part.weight
             site = torch.from_numpy(labels).to(part.x.device)
             nodes.append(Nodes.of(part.x, weight, site, self.reach, _LEVELS, own))
@@ -1149,7 +1150,7 @@ class ExactInference(Inference):
         field: ExactPosterior = posterior.distribution
         inverse, start = cholesky_inverse(field.factor), 0
         for part, labels, means in zip(
-            self.data.observations, self._sites, self._means[0], strict=True
+            self.data.observations, self.sites, self._means[0], strict=True
         ):
             # N₀ is without the changes within sites, as they belong to the field.
             noise = means.noise(posterior.noises[means.key])

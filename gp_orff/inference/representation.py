@@ -333,8 +333,9 @@ class Representation:
 
     def may_be_exact(self, most: float) -> bool:
         """Whether the exact kernel may need at most `most` values, with merged positions."""
-        few = self.data.survey.num_points <= MANY
-        return few and may_suffice(self.kernel, self._noises, self.data, most)
+        if self.data.survey.num_points > MANY:
+            return False
+        return may_suffice(self.kernel, self._noises, self.data, most)
 
     def _grid_suffices(self, size: float) -> bool:
         """Whether a grid with few features, or with fewer than `size`, truncates little."""

@@ -505,8 +505,8 @@ def _suits_lapack(a: Tensor) -> bool:
     """Whether SciPy should factorise a, which is one matrix or a few, without derivatives."""
     if _is_recorded(a) or a.dtype != torch.float64 or a.device.type != "cpu":
         return False
-    few = 0 < a.shape[:-2].numel() <= a.shape[-1]  # torch has less overhead for many small ones
-    return few and mkl_is_slow()
+    number = a.shape[:-2].numel()
+    return 0 < number <= a.shape[-1] and mkl_is_slow()  # torch is faster for many small matrices
 
 
 @cache

@@ -201,10 +201,10 @@ def test_a_lattice_that_truncates_much_may_not_lead_away_from_better_evidence(ex
     search = own.new_search()
     origin = search.coordinates.get()
     search.coordinates.set(origin + 0.01)
-    assert not plan._misleads(search, origin)
+    assert not plan.misleads(search, origin)
     assert search.coordinates.get() == pytest.approx(origin + 0.01)
     search.coordinates.set(origin + 1.0)
-    assert plan._misleads(search, origin)
+    assert plan.misleads(search, origin)
     assert search.coordinates.get() == pytest.approx(origin)
     assert "subset lost" in journal.notes[-1]
     plan.search(search, 1e12)  # 60 features: the lattice prefers longer lengthscales

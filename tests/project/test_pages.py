@@ -343,5 +343,5 @@ def test_the_page_of_versions_tells_those_of_the_constraints():
     rows = re.findall(r"^\| ([\w-]+)[^|]*\|[^|]*\| ([\d.]+) \|$", page, flags=re.M)
     text = (ROOT / "constraints.txt").read_text()
     pins = dict(re.findall(r"^([\w-]+)==([\d.]+)", text, flags=re.M))
-    assert len(rows) == 19
+    assert len(rows) == 20
     assert all(pins[name.lower()] == version for name, version in rows if name != "Python")
