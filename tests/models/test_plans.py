@@ -159,7 +159,8 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     state = model.state
     parts = model.kernel, state.likelihoods, None, state.data.survey, Journal(Progress())
     learner = Trainer(*parts)
-    rule = gp_orff.Grid(domain=state.data.box)
+    # no other plan replaces a lattice with a given number of features
+    rule = gp_orff.Grid(domain=state.data.box, max_features=features)
     grid = Representation(model.kernel, state.likelihoods, rule, state.data, rule)
     level = partial(Representation.fine, most=features)
     plan = plans.OnLattice(learner, "grid", grid, level, 1.2, state.data.num_values)
