@@ -352,10 +352,9 @@ class OnLattice(ByFeatures):
         trainer, end = self.trainer, search.coordinates.get()
         if self.given or self.refreshes or trainer.tracks:
             return False
-        subset = trainer.inference(trainer.subset(SUBSETS[1]))
-        gain = trainer.value(subset)
+        gain = trainer.value(self._subset)
         search.coordinates.set(origin)
-        gain -= trainer.value(subset)
+        gain -= trainer.value(self._subset)
         if gain >= -len(end):
             search.coordinates.set(end)
             return False
@@ -364,6 +363,11 @@ class OnLattice(ByFeatures):
             f"lost {-gain:.2g} nats of log evidence"
         )
         return True
+
+    @cached_property
+    def _subset(self) -> Inference:
+        """The subset that `misleads` compares, under the exact kernel if it is available."""
+        return self.trainer.inference(self.trainer.subset(SUBSETS[1]))
 
     def _on(self, inference: FeatureInference, search: Search, evaluations: int) -> None:
         """Search on one lattice."""

@@ -149,6 +149,16 @@ def exact_fit():
     return model.fit(*readings(400, noise=0.05), progress=False)
 
 
+def lattice_of(model, features, **options):
+    """A search of all data of a model on lattices with at most so many features."""
+    kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
+    rule = gp_orff.Grid(domain=data.box, **options)
+    grid = Representation(kernel, likelihoods, rule, data, rule)
+    own = Trainer(kernel, likelihoods, None, data.survey, Journal(Progress()))
+    level = partial(Representation.fine, most=features)
+    return plans.OnLattice(own, "grid", grid, level, 1.2, data.num_values)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("features", [120, 180, 240])
 def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
@@ -156,15 +166,9 @@ def test_the_loss_of_a_grid_is_that_of_its_optimum(features, exact_fit):
     nat; of less it says at most three. By gradient within a factor of three."""
     model = copy.deepcopy(exact_fit)
     best = model.log_marginal_likelihood().item()
-    state = model.state
-    parts = model.kernel, state.likelihoods, None, state.data.survey, Journal(Progress())
-    learner = Trainer(*parts)
     # no other plan replaces a lattice with a given number of features
-    rule = gp_orff.Grid(domain=state.data.box, max_features=features)
-    grid = Representation(model.kernel, state.likelihoods, rule, state.data, rule)
-    level = partial(Representation.fine, most=features)
-    plan = plans.OnLattice(learner, "grid", grid, level, 1.2, state.data.num_values)
-    plan.search(learner.new_search(), 1e12)
+    plan = lattice_of(model, features, max_features=features)
+    plan.search(plan.trainer.new_search(), 1e12)
     missing = best - model.log_marginal_likelihood().item()
     assert plan.loss > 0.1 * missing if missing > 1 else plan.loss < 3
     assert missing / 3 < plans.loss_by_gradient(plan) < 3 * missing
@@ -176,29 +180,19 @@ def test_each_lattice_of_a_search_is_paid_for():
     model = model_of().condition(x, y)
     (rbf,) = (part for part in model.kernel.modules() if isinstance(part, RBFKernel))
     rbf.lengthscale = 5.0
-    kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
-    rule, journal = gp_orff.Grid(domain=data.box), Journal(Progress())
-    grid = Representation(kernel, likelihoods, rule, data, rule)
-    own = Trainer(kernel, likelihoods, None, data.survey, journal)
-    level = partial(Representation.fine, most=2000)
-    plan = plans.OnLattice(own, "grid", grid, level, 1.2, data.num_values)
-    left = plan.search(own.new_search(), 1e12)
-    prices = [stage.operations for stage in journal.stages]
+    plan = lattice_of(model, 2000)
+    left, stages = plan.search(plan.trainer.new_search(), 1e12), plan.trainer.journal.stages
+    prices = [stage.operations for stage in stages]
     assert len(set(prices)) > 2
     assert sorted(prices)[-1] > 2 * sorted(prices)[0]
-    paid = sum(stage.evaluations * stage.operations for stage in journal.stages)
+    paid = sum(stage.evaluations * stage.operations for stage in stages)
     assert left == pytest.approx(1e12 - paid, rel=1e-12)
 
 
 def test_a_lattice_that_truncates_much_may_not_lead_away_from_better_evidence(exact_fit):
     """A subset judges under the exact kernel, and changes of few nats are chance."""
-    model = copy.deepcopy(exact_fit)
-    kernel, likelihoods, data = model.kernel, model.state.likelihoods, model.state.data
-    rule, journal = gp_orff.Grid(domain=data.box), Journal(Progress())
-    grid = Representation(kernel, likelihoods, rule, data, rule)
-    own = Trainer(kernel, likelihoods, None, data.survey, journal)
-    level = partial(Representation.fine, most=60)
-    plan = plans.OnLattice(own, "grid", grid, level, 1.2, data.num_values)
+    plan = lattice_of(copy.deepcopy(exact_fit), 60)
+    own = plan.trainer
     search = own.new_search()
     origin = search.coordinates.get()
     search.coordinates.set(origin + 0.01)
@@ -207,9 +201,9 @@ def test_a_lattice_that_truncates_much_may_not_lead_away_from_better_evidence(ex
     search.coordinates.set(origin + 1.0)
     assert plan.misleads(search, origin)
     assert search.coordinates.get() == pytest.approx(origin)
-    assert "subset lost" in journal.notes[-1]
+    assert "subset lost" in own.journal.notes[-1]
     plan.search(search, 1e12)  # 60 features: the lattice prefers longer lengthscales
-    exact = own.inference(data)
+    exact = own.inference(plan.data)
     after = own.value(exact)
     search.coordinates.set(origin)
     assert after > own.value(exact) - 2 * len(origin)
