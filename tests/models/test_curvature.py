@@ -11,6 +11,7 @@ from gp_orff.fitting.coordinates import Coordinates
 from gp_orff.fitting.curvature import average, observed
 from gp_orff.fitting.scoring import log_prior_of_noise
 from gp_orff.fitting.search import Search
+from gp_orff.inference import exact
 from tests.support.fields import draw, uniform
 
 
@@ -120,6 +121,18 @@ def test_the_average_information_is_that_of_dense_algebra(name, mean):
     actual = average(inference, kernel, likelihoods, coordinates, fixed)
     assert np.allclose(actual, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
     assert np.array_equal(coordinates.get(), u)
+
+
+def test_the_change_of_a_covariance_of_several_tiles(monkeypatch):
+    """Its product with a vector, compared with that of whole matrices."""
+    monkeypatch.setattr(exact, "_TILE", 8)
+    monkeypatch.setattr(exact, "_FEW", 1)
+    inference, kernel, _, coordinates = parts(conditioned("helmholtz", points=40))
+    before, a = inference.prior(kernel), draw(79, seed=1)
+    assert not before.triu(40).any()  # several tiles, of which those above the diagonal are zero
+    coordinates.set(coordinates.get() + 0.1)
+    expected = (symmetric(inference.prior(kernel)) - symmetric(before)) @ a
+    torch.testing.assert_close(inference.change_of_prior(kernel, before, a), expected)
 
 
 def test_the_observed_curvature_is_that_of_a_polynomial():
